@@ -1,0 +1,252 @@
+"""The run's configuration: frozen, no unknown keys, every default one we vouch for, every value declared once.
+
+`deploy/launch.py` reads it from YAML plus `a.b=c` overrides; everyone else is handed the section it needs.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.plugins import Plugin
+
+
+class Section(BaseModel):
+    """A part of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    path: str
+    """A Hugging Face folder, or a hub name."""
+    revision: str | None = None
+    """Hub revision; None is the default branch. Pin it for runs that must repeat."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Compute type of learner, reference and engine; master weights are float32 either way."""
+    max_context: PositiveInt | None = None
+    """Prompt and completion together, in tokens; None takes the model's own limit."""
+    chat_template: str | None = None
+    """Jinja text that replaces the tokenizer's; None uses the tokenizer's, or plain text where it has none."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    trust_remote_code: bool = False
+    """Runs code from the model's repository. Off unless you name it."""
+
+
+class SamplingConfig(Section):
+    max_tokens: PositiveInt = 1024
+    """Completion tokens at most."""
+    temperature: PositiveFloat = 1.0
+    """The learner divides logits by it too, so that log-probs mean the same on both sides."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegativeInt = 0
+    """0 means all tokens. Truncated sampling (top_k, top_p) biases ratios: the learner's log-probs are of the full softmax."""
+    stop: tuple[str, ...] = ()
+
+
+class RewardConfig(Section):
+    judge: Plugin = Plugin(name="exact_match")
+    """A name below actors.rewards, or a function of yours as 'my_package.module:name'."""
+    timeout_s: PositiveFloat = 30.0
+    """Deadline of one trajectory's reward; beyond it the status is `timeout`."""
+    max_concurrency: PositiveInt = 64
+    """Rewards judged at the same time."""
+
+
+class BufferConfig(Section):
+    groups_per_step: PositiveInt = 64
+    """Groups in one optimizer step."""
+    trajectories_per_group: PositiveInt = 8
+    max_off_policy_steps: NonNegativeInt = 0
+    """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
+    max_size_bytes: PositiveInt = 2 * 1024**3
+    """Trajectories that wait in the object store; sampling pauses beyond it."""
+    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """A group with a larger share of failed rewards is dropped and another one sampled; below it, its other trajectories train."""
+
+
+class OptimizerConfig(Section):
+    learning_rate: PositiveFloat = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; linear and cosine end at `min_learning_rate_share` at the last step."""
+    warmup_steps: NonNegativeInt = 0
+    min_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Global L2 norm; None does not clip."""
+
+
+class LoraConfig(Section):
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    publish: Literal["merged", "adapter"] = "merged"
+    """What workers receive: whole merged weights, or the adapter alone (small, and the engine multiplies it in)."""
+
+
+class LearnerConfig(Section):
+    num_ranks: PositiveInt = 1
+    """Data-parallel ranks, sharded by FSDP2 when more than one."""
+    cpus_per_rank: PositiveFloat = 1.0
+    gpus_per_rank: NonNegativeFloat = 0.0
+    num_threads: PositiveInt | None = None
+    """Torch threads of a rank; None is its CPUs, rounded up."""
+    max_tokens_per_micro_batch: PositiveInt = 16384
+    """Prompt and completion tokens in one forward pass, padding included."""
+    packing: Literal["auto", "packed", "padded"] = "auto"
+    """auto packs sequences into one row where the attention implementation keeps them apart, else pads buckets of like length."""
+    head_chunk_tokens: PositiveInt = 1024
+    """Completion positions whose logits exist at one time."""
+    activation_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    max_non_finite_steps: NonNegativeInt = 3
+    """Skipped steps in a row (loss or gradient not finite) after which the run stops."""
+    timeout_s: PositiveFloat = 1800.0
+    """Deadline of one update."""
+
+
+class RolloutConfig(Section):
+    num_workers: PositiveInt = 1
+    cpus_per_worker: PositiveFloat = 1.0
+    gpus_per_worker: NonNegativeFloat = 0.0
+    num_threads: PositiveInt | None = None
+    """OpenMP threads of a worker's engine; None is its CPUs, rounded up."""
+    tensor_parallel_size: PositiveInt = 1
+    max_concurrent_sequences: PositiveInt = 256
+    """Sequences in one engine step."""
+    kv_cache_bytes: PositiveInt | None = None
+    """Key-value cache of a CPU engine; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    enforce_eager: bool = True
+    """True starts in seconds; False compiles first and samples faster on long runs."""
+    prefix_caching: bool = True
+    on_update: Literal["continue", "finish", "abort_and_resume"] = "continue"
+    """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as partial rollouts."""
+    timeout_s: PositiveFloat = 600.0
+    """Deadline of one group, and of an engine without progress."""
+
+
+class ReferenceConfig(Section):
+    cpus: PositiveFloat = 0.5
+    gpus: NonNegativeFloat = 0.0
+    num_threads: PositiveInt | None = None
+    path: str | None = None
+    """Model that the KL pulls towards; None is the model the run starts from."""
+    max_tokens_per_micro_batch: PositiveInt = 16384
+    timeout_s: PositiveFloat = 600.0
+
+
+class WeightsConfig(Section):
+    transport: Plugin = Plugin(name="object_store")
+    bucket_bytes: PositiveInt = 256 * 1024**2
+    """Weights travel in buckets of at most this size (one tensor at least)."""
+    canary_tokens: Annotated[int, Field(ge=2)] = 64
+    """Length of the fixed probe whose log-probs engine and learner must agree on."""
+    canary_tolerance: PositiveFloat | None = None
+    """Largest mean absolute difference, in nats; None is 1e-3 for float32 and 0.1 for bfloat16."""
+    repair_tied_head: bool = True
+    """vLLM on CPU keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch it."""
+    timeout_s: PositiveFloat = 600.0
+
+
+class EvaluationConfig(Section):
+    prompts: Plugin | None = None
+    """Held-out prompt source; None does not evaluate."""
+    num_prompts: PositiveInt = 256
+    every_steps: PositiveInt | None = None
+    """None evaluates before the first and after the last step only."""
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+    num_samples: PositiveInt = 1
+
+
+class CheckpointConfig(Section):
+    every_steps: PositiveInt | None = None
+    """None saves after the last step only."""
+    keep_last: PositiveInt = 2
+    keep_best: bool = True
+    """Also keeps the one with the best evaluation (or reward, without evaluation)."""
+    asynchronous: bool = True
+    """Copies state, then writes beside the training."""
+
+
+class SupervisionConfig(Section):
+    max_restarts: NonNegativeInt = 8
+    """Restarts of one actor kind within `window_s`, beyond which the run stops."""
+    window_s: PositiveFloat = 600.0
+    backoff_s: NonNegativeFloat = 1.0
+    """Doubles with each restart in the window."""
+    heartbeat_s: PositiveFloat = 5.0
+    """How often actors are asked what they do."""
+    hang_s: PositiveFloat = 60.0
+    """An actor that has not answered or moved for so long is killed and replaced."""
+    start_s: PositiveFloat = 300.0
+    """Deadline for an actor to come up, model loading included."""
+    max_prompt_failures: PositiveInt = 3
+    """A prompt whose groups failed so often is quarantined by id."""
+
+
+class MismatchConfig(Section):
+    """Limits on |learner log-prob - rollout log-prob|, averaged over the tokens of a step that the current weights sampled."""
+
+    alarm_nats: PositiveFloat = 0.5
+    stop_nats: PositiveFloat | None = None
+    """None never stops; beyond it the run stops and the offending trajectories are saved."""
+
+
+class ElasticConfig(Section):
+    min_workers: PositiveInt = 1
+    max_workers: PositiveInt | None = None
+    """None does not scale by itself."""
+    scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """More workers while the learner waits for a larger share of its time."""
+    scale_down_full_steps: PositiveInt = 10
+    """One worker less after so many steps in a row with a full buffer."""
+
+
+class MetricsConfig(Section):
+    sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
+    log_trajectories: bool = True
+    """Writes trajectories/*.arrow; replay and exact recovery need them."""
+
+
+class RunConfig(Section):
+    """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
+
+    run_dir: str = "runs/run"
+    """Local path, or an s3:// or gs:// URL."""
+    seed: NonNegativeInt = 0
+    num_steps: PositiveInt = 100
+    deterministic: bool = False
+    """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
+    model: ModelConfig
+    prompts: Plugin
+    """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters."""
+    sampling: SamplingConfig = SamplingConfig()
+    reward: RewardConfig = RewardConfig()
+    buffer: BufferConfig = BufferConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    weights: WeightsConfig = WeightsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    mismatch: MismatchConfig = MismatchConfig()
+    elastic: ElasticConfig = ElasticConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    @model_validator(mode="after")
+    def _ranks_have_work(self) -> "RunConfig":
+        batch = self.buffer.groups_per_step * self.buffer.trajectories_per_group
+        if batch < self.learner.num_ranks:
+            raise ValueError(
+                f"learner.num_ranks={self.learner.num_ranks} is more than the {batch} trajectories of a step; "
+                "use fewer ranks, or raise buffer.groups_per_step or buffer.trajectories_per_group"
+            )
+        return self

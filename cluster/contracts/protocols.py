@@ -1,0 +1,121 @@
+"""What the packages expect of each other, one to five methods each. Nobody depends on a concrete neighbour.
+
+Synchronous methods may block: the pool runs them in the actor's own thread. Asynchronous ones share the actor's event loop.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from cluster.contracts.types import Attestation, Completion, FinishReason, Progress, Prompt, Reward, SamplingParams, StepStats, Ticket
+
+
+class PromptSource(Protocol):
+    """Prompts by index, so that a run can resume anywhere without reading what came before."""
+
+    def __len__(self) -> int:
+        """How many prompts an epoch has."""
+        ...
+
+    def __getitem__(self, index: int) -> Prompt:
+        """Prompt `index` of [0, len). The order of an epoch is the caller's (a seeded permutation)."""
+        ...
+
+
+class Judge(Protocol):
+    """A reward: one finished trajectory in, its value out. May be async. A float, or a dict of components with `reward`."""
+
+    def __call__(self, *, prompt: str, completion: str, columns: Mapping[str, Any]) -> float | Reward: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One completion wanted of an engine."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    kept: Completion | None = None
+    """Tokens sampled before an interruption: the engine goes on after them and does not return them again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutput:
+    """New tokens of one request since the last step."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason | None
+    """None while the request goes on."""
+
+
+class Engine(Protocol):
+    """Continuous batching behind two verbs. Not thread-safe: one thread calls it."""
+
+    def add(self, request: EngineRequest) -> None: ...
+
+    def step(self) -> list[EngineOutput]:
+        """One forward pass over all running requests. Empty when nothing runs."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """New weights by checkpoint name, as torch CPU tensors, between two steps; running requests go on. Resets prefix caches."""
+        ...
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-prob of each token after the first under the weights that serve now, temperature 1 (the canary)."""
+        ...
+
+
+class RolloutWorker(Protocol):
+    async def generate(self, tickets: Sequence[Ticket]) -> Any:
+        """An async iterator of one validated Arrow batch per ticket, in the order they finish."""
+        ...
+
+    async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
+        """Takes the weights of a version and proves it. Raises WeightsError and serves nothing until a load succeeds."""
+        ...
+
+    def progress(self) -> Progress: ...
+
+
+class BatchScorer(Protocol):
+    """Reward service and reference scorer: a batch in, the same batch with one more column out."""
+
+    async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
+
+    def progress(self) -> Progress: ...
+
+
+class LogprobModel(Protocol):
+    """A frozen model that scores tokens; the reference scorer hosts one, deploy/ supplies it from learner/."""
+
+    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Per completion token, natural log, after the run's temperature."""
+        ...
+
+
+class Learner(Protocol):
+    """One rank of the learner. All ranks get every call, in the same order."""
+
+    def update(self, *groups: pa.RecordBatch) -> StepStats:
+        """One optimizer step over the groups, in the order given."""
+        ...
+
+    def publish(self) -> Any:
+        """(manifest, bucket, bucket, ...) of the current weights: rank 0; the others return None."""
+        ...
+
+    def save(self, directory: str, extra: Mapping[str, Any]) -> None: ...
+
+    def restore(self, directory: str) -> Mapping[str, Any]:
+        """What `save` was given as `extra`."""
+        ...
+
+    def progress(self) -> Progress: ...

@@ -1,0 +1,188 @@
+"""The one Arrow schema of a trajectory: engine to learner to disk. One row a trajectory; no pickle anywhere.
+
+`validate` stands at every boundary: whoever takes a batch from another actor or from disk calls it before using it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.types import FinishReason, GroupSummary, RewardStatus
+
+SCHEMA_VERSION = "1"
+
+_TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
+_FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("ticket_index", pa.int64(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt_token_ids", _TOKENS, nullable=False),
+        pa.field("completion_token_ids", _TOKENS, nullable=False),
+        # False where a tool or the environment wrote the token: no loss there.
+        pa.field("loss_mask", pa.list_(pa.field("item", pa.bool_(), nullable=False)), nullable=False),
+        # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false.
+        pa.field("rollout_logprobs", _FLOATS, nullable=False),
+        pa.field("policy_versions", _TOKENS, nullable=False),
+        pa.field("reference_logprobs", _FLOATS),
+        pa.field("reward", pa.float64()),
+        pa.field("reward_status", pa.string()),
+        pa.field("reward_components", pa.map_(pa.string(), pa.float64()), nullable=False),
+        # Per completion token, for episodes that earn along the way; null when the reward is for the whole.
+        pa.field("token_rewards", _FLOATS),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("prompt_text", pa.string(), nullable=False),
+        pa.field("completion_text", pa.string(), nullable=False),
+        # JSON: the prompt's other columns, and whatever the environment reports.
+        pa.field("info", pa.string(), nullable=False),
+        pa.field("reward_message", pa.string()),
+        pa.field("worker", pa.string(), nullable=False),
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("finished_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+    ],
+    metadata={"treadwheel.schema_version": SCHEMA_VERSION},
+)
+
+RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "started_at", "finished_at")
+"""Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
+
+_PER_TOKEN = ("loss_mask", "rollout_logprobs", "policy_versions")
+_PER_TOKEN_NULLABLE = ("reference_logprobs", "token_rewards")
+
+
+def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    """Rows as a validated batch. Missing nullable fields become null; raises DataError naming row and field."""
+    arrays: list[pa.Array] = []
+    for field in SCHEMA:
+        values = [row.get(field.name) for row in rows]
+        try:
+            arrays.append(pa.array(values, type=field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            row = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
+            raise DataError(f"row {row}, field {field.name!r}: {error}") from error
+    return validate(pa.record_batch(arrays, schema=SCHEMA))
+
+
+def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch itself, if it is what the schema says. Raises DataError naming the row and the field."""
+    _check_types(batch)
+    lengths = pc.list_value_length(batch["completion_token_ids"])
+    _refuse(batch, "completion_token_ids", pc.equal(lengths, 0), "is empty: a completion has at least one token")
+    _refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
+    for name in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE):
+        differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
+        _refuse(batch, name, differs, "has another length than completion_token_ids")
+    for name in ("rollout_logprobs", "reference_logprobs", "token_rewards"):
+        _check_finite(batch, name)
+    _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
+    _check_reward_status(batch)
+    _refuse(
+        batch,
+        "finish_reason",
+        pc.invert(pc.is_in(batch["finish_reason"], value_set=pa.array([str(r) for r in FinishReason]))),
+        f"is none of {', '.join(FinishReason)}",
+    )
+    return batch
+
+
+def summarize(batch: pa.RecordBatch, *, sampling_seconds: float = 0.0) -> GroupSummary:
+    """What the controller may know of a group: counts, versions and rewards, no tokens."""
+    versions = pc.list_flatten(batch["policy_versions"])
+    trained = pc.filter(versions, pc.list_flatten(batch["loss_mask"]))
+    extremes = pc.min_max(trained if len(trained) else versions)
+    statuses = batch["reward_status"].to_pylist()
+    return GroupSummary(
+        group_id=batch["group_id"][0].as_py(),
+        prompt_id=batch["prompt_id"][0].as_py(),
+        num_trajectories=batch.num_rows,
+        num_tokens=len(versions),
+        size_bytes=batch.nbytes,
+        min_policy_version=extremes["min"].as_py(),
+        max_policy_version=extremes["max"].as_py(),
+        rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
+        num_reward_errors=statuses.count(RewardStatus.ERROR),
+        num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
+        num_truncated=batch["finish_reason"].to_pylist().count(FinishReason.LENGTH),
+        worker=batch["worker"][0].as_py(),
+        sampling_seconds=sampling_seconds,
+    )
+
+
+def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
+    """The batch with columns replaced, validated again: how reward service and reference scorer add theirs."""
+    for name, values in columns.items():
+        index = SCHEMA.get_field_index(name)
+        if index < 0:
+            raise DataError(f"field {name!r} is not in the trajectory schema")
+        batch = batch.set_column(index, SCHEMA.field(index), pa.array(values, type=SCHEMA.field(index).type))
+    return validate(batch)
+
+
+def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """The row's `info`, decoded."""
+    return json.loads(batch["info"][row].as_py())
+
+
+def _check_types(batch: pa.RecordBatch) -> None:
+    if batch.schema.names != SCHEMA.names:
+        missing = set(SCHEMA.names) - set(batch.schema.names)
+        foreign = set(batch.schema.names) - set(SCHEMA.names)
+        raise DataError(f"fields differ from the trajectory schema: missing {sorted(missing)}, foreign {sorted(foreign)}")
+    version = (batch.schema.metadata or {}).get(b"treadwheel.schema_version", b"none").decode()
+    if version != SCHEMA_VERSION:
+        raise DataError(f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}")
+    for field in SCHEMA:
+        column = batch[field.name]
+        if column.type != field.type:
+            raise DataError(f"field {field.name!r} has type {column.type}, the trajectory schema says {field.type}")
+        if not field.nullable and column.null_count:
+            _refuse(batch, field.name, pc.is_null(column), "is null")
+    if batch.num_rows == 0:
+        raise DataError("a trajectory batch has no rows")
+
+
+def _check_finite(batch: pa.RecordBatch, name: str) -> None:
+    values = pc.list_flatten(batch[name])
+    bad = _not_finite(values)
+    if pc.any(bad).as_py():
+        row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
+        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
+
+
+def _check_reward_status(batch: pa.RecordBatch) -> None:
+    status = batch["reward_status"]
+    known = pc.is_in(status, value_set=pa.array([*map(str, RewardStatus)]))
+    _refuse(batch, "reward_status", pc.and_(pc.is_valid(status), pc.invert(known)), f"is none of {', '.join(RewardStatus)}")
+    is_ok = pc.fill_null(pc.equal(status, str(RewardStatus.OK)), False)
+    _refuse(batch, "reward", pc.not_equal(is_ok, pc.is_valid(batch["reward"])), "must be given exactly when its status is 'ok'")
+
+
+def _not_finite(values: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.invert(pc.is_finite(values)), False)
+
+
+def _refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array, why: str) -> None:
+    row = pc.index(is_bad, True).as_py()
+    if row >= 0:
+        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
+
+
+def _name_of(batch: pa.RecordBatch, row: int) -> str:
+    return f"group {batch['group_id'][row]}, sample {batch['sample_index'][row]}"
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""The nouns. Frozen, keyword-only, stdlib only; whatever travels between actors is one of these or an Arrow batch."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """An end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """The token limit: the completion is truncated."""
+    ABORTED = "aborted"
+    """Given up, never trained on."""
+
+
+class RewardStatus(StrEnum):
+    OK = "ok"
+    ERROR = "error"
+    """The reward raised. Not a zero: counted, quarantined, never trained on."""
+    TIMEOUT = "timeout"
+    """The reward overran its deadline. Not a zero either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One task for the policy, as a prompt source yields it."""
+
+    prompt_id: str
+    """Stable across runs and machines: the source's name and the row's index or seed."""
+    messages: list[dict[str, Any]] | None = None
+    """Chat messages; None when `text` is given."""
+    text: str | None = None
+    """Plain text; None when `messages` are given."""
+    columns: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Everything else the source knows (answer, metadata), JSON-able; handed to the reward untouched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one completion."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all tokens."""
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """The right to start one group, handed out in order. Results are taken in this order, never as they finish."""
+
+    index: int
+    """Place in the run's start order, from 0; never used twice."""
+    prompt: Prompt
+    num_trajectories: int
+    seed: int
+    """Seed of the group; sample i uses `sample_seed(seed, i)`, so nothing depends on which worker samples."""
+    policy_version: int
+    """Newest attested version when the ticket was issued."""
+    sampling: SamplingParams
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.index:08d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine sampled for one request."""
+
+    token_ids: list[int]
+    rollout_logprobs: list[float]
+    """Natural log, one per token, under the weights that sampled it and after temperature; never recomputed."""
+    policy_versions: list[int]
+    """One per token: an in-flight update can change the version inside a completion."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """One trajectory's judgement. `value` is None unless `status` is ok."""
+
+    value: float | None
+    status: RewardStatus = RewardStatus.OK
+    components: dict[str, float] = field(default_factory=dict[str, float])
+    message: str | None = None
+    """Why it failed, for events and the quarantine; None when ok."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """What the controller knows of a group whose trajectories stay in the object store."""
+
+    group_id: str
+    prompt_id: str
+    num_trajectories: int
+    num_tokens: int
+    """Completion tokens sampled."""
+    size_bytes: int
+    min_policy_version: int
+    """Oldest version of any token: what the staleness bound is measured against."""
+    max_policy_version: int
+    rewards: tuple[float | None, ...] = ()
+    """One per trajectory once scored; None where the reward failed."""
+    num_reward_errors: int = 0
+    num_reward_timeouts: int = 0
+    num_truncated: int = 0
+    worker: str = ""
+    sampling_seconds: float = 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        known = [value for value in self.rewards if value is not None]
+        return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one optimizer step did."""
+
+    policy_version: int
+    """Version after the step."""
+    metrics: dict[str, float]
+    """Stable names; see docs/metrics.md."""
+    num_trajectories: int
+    num_trained_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """A worker's proof that it serves a version: the digest it loaded and how far its canary was off."""
+
+    worker: str
+    policy_version: int
+    digest: str
+    canary_max_error: float
+    """Largest absolute difference, in nats, between engine and learner over the probe's tokens."""
+    seconds: float
+    pause_seconds: float
+    """How long sampling stood still for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What an actor is doing now, for deadlines and `treadwheel info`."""
+
+    actor: str
+    phase: str
+    policy_version: int
+    since: float
+    """Unix seconds when the phase began."""
+    last_progress: float
+    """Unix seconds when the actor last moved forward (an engine step, a micro-batch)."""
+    pid: int
+    detail: str = ""
+
+
+def sample_seed(group_seed: int, sample_index: int) -> int:
+    """Seed of one sample, 31 bits: a function of the group's seed and the sample's place alone."""
+    mixed = (group_seed * 0x9E3779B97F4A7C15 + (sample_index + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed ^= mixed >> 31
+    mixed = (mixed * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 29)) & 0x7FFFFFFF
