@@ -44,5 +44,9 @@ class CheckpointError(TreadwheelError):
     """A checkpoint is torn, altered or foreign; the message names it and the one before it."""
 
 
+class StorageError(TreadwheelError):
+    """The run directory cannot be read or written (disk full, no permission, in use); the message names the file."""
+
+
 class LedgerError(TreadwheelError):
     """The record of consumed groups contradicts itself or the trajectories on disk."""
