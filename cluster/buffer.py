@@ -1,0 +1,167 @@
+"""Staleness-bounded buffer. Groups leave in the order they started, never as they finish.
+
+The pool asks which groups may start, and adds what comes back; the controller takes whole steps and advances the version.
+
+Why the bound is exact. Let g be the groups per step and n the bound. At attested version s, only the first (s + n + 1) * g
+groups that were not dropped may have started. A group's place among them never grows, and groups are taken in that order, so
+the group that starts at version s is consumed by the step that begins at version s + n at the latest. Slots are freed by
+`advance`, which the controller calls after the workers have loaded the version, not when the learner has made it.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.contracts.types import GroupSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A finished group: where its trajectories are, and what the controller may know of them."""
+
+    reference: Any
+    """Opaque: an object reference in a cluster. The buffer never looks inside."""
+    summary: GroupSummary
+
+
+class Buffer:
+    """Groups between workers and learner, bounded in groups by the staleness bound and in bytes by `max_size_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        groups_per_step: int,
+        max_off_policy_steps: int = 0,
+        num_steps: int = 2**62,
+        max_size_bytes: int = 2**62,
+        in_waves: bool = False,
+        version: int = 0,
+        next_index: int = 0,
+    ) -> None:
+        """Nothing starts that no step up to `num_steps` would consume. `in_waves` starts replacements of dropped groups only when nothing is under way, so that which groups are sampled
+        together does not depend on timing. `version` and `next_index` are where a resumed run goes on."""
+        self._groups_per_step = groups_per_step
+        self._bound = max_off_policy_steps
+        self._num_steps = num_steps
+        self._max_size_bytes = max_size_bytes
+        self._in_waves = in_waves
+        self._version = version
+        self._next_index = next_index
+        self._num_taken = version * groups_per_step
+        self._live: OrderedDict[int, Group | None] = OrderedDict()  # start order; None while under way
+        self._finished_at: dict[int, float] = {}
+        self._num_dropped = 0
+        self._wait_seconds = 0.0
+        self._head_of_line_seconds = 0.0
+        self._error: BaseException | None = None
+        self._changed = asyncio.Condition()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def next_index(self) -> int:
+        """Index of the next group to start: with the version, all that a resumed run must know."""
+        return self._next_index
+
+    def num_startable(self) -> int:
+        """How many groups may start now."""
+        under_way = sum(group is None for group in self._live.values())
+        if self._in_waves and under_way:
+            return 0
+        last_step = min(self._version + self._bound + 1, self._num_steps)
+        free = last_step * self._groups_per_step - self._num_taken - len(self._live)
+        # The next step must always be able to fill, or a bound below one step's bytes would stop the run.
+        if self.size_bytes >= self._max_size_bytes:
+            free = min(free, self._groups_per_step - len(self._live))
+        return max(free, 0)
+
+    async def start(self, limit: int | None = None) -> range:
+        """Indices of groups that start now, at least one and at most `limit`; waits until the bound allows one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._error or self.num_startable() > 0)
+            self._raise_if_closed()
+            count = min(self.num_startable(), limit or self._groups_per_step * (self._bound + 1))
+            started = range(self._next_index, self._next_index + count)
+            self._next_index += count
+            self._live.update((index, None) for index in started)
+            return started
+
+    async def add(self, index: int, group: Group) -> None:
+        """The group that started as `index` is finished. Raises KeyError if it never started, was dropped or was added before."""
+        async with self._changed:
+            if self._live[index] is not None:
+                raise KeyError(f"group {index} was added before")
+            self._live[index] = group
+            self._finished_at[index] = time.monotonic()
+            self._changed.notify_all()
+
+    async def drop(self, index: int) -> None:
+        """The group leaves without being trained on, and another one may start in its place."""
+        async with self._changed:
+            del self._live[index]
+            self._finished_at.pop(index, None)
+            self._num_dropped += 1
+            self._changed.notify_all()
+
+    async def take(self, count: int) -> list[tuple[int, Group]]:
+        """The first `count` groups in start order with their indices, once all of them are finished."""
+        began = time.monotonic()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._error or self._num_ready() >= count)
+            self._raise_if_closed()
+            now = time.monotonic()
+            self._wait_seconds = now - began
+            taken: list[tuple[int, Group]] = []
+            while len(taken) < count:
+                index, group = self._live.popitem(last=False)
+                assert group is not None
+                taken.append((index, group))
+            # What finished groups behind the slowest one of this step waited: head-of-line time.
+            finished = [self._finished_at.pop(index) for index, _ in taken]
+            self._head_of_line_seconds = sum(max(finished) - at for at in finished) / len(finished)
+            self._num_taken += count
+            return taken
+
+    async def advance(self, version: int) -> None:
+        """Workers have loaded `version`: further groups may start."""
+        async with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    async def close(self, error: BaseException) -> None:
+        """Whoever waits, or comes to wait, gets `error`: a dead producer must not leave the learner waiting."""
+        async with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(group.summary.size_bytes for group in self._live.values() if group is not None)
+
+    def stats(self) -> dict[str, float]:
+        """Metrics since the last take: waits in seconds, levels in groups and bytes."""
+        num_ready = sum(group is not None for group in self._live.values())
+        return {
+            "buffer/learner_wait_s": self._wait_seconds,
+            "buffer/head_of_line_s": self._head_of_line_seconds,
+            "buffer/num_ready": float(num_ready),
+            "buffer/num_under_way": float(len(self._live) - num_ready),
+            "buffer/num_dropped": float(self._num_dropped),
+            "buffer/size_bytes": float(self.size_bytes),
+        }
+
+    def _num_ready(self) -> int:
+        ready = 0
+        for group in self._live.values():
+            if group is None:
+                break
+            ready += 1
+        return ready
+
+    def _raise_if_closed(self) -> None:
+        if self._error is not None:
+            raise self._error

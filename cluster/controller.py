@@ -1,0 +1,152 @@
+"""The loop. It reads like the sentence it is: workers sample, the learner learns, the weights go back. References only."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cluster.broadcast import Weights
+from cluster.buffer import Buffer, Group
+from cluster.contracts.config import EvaluationConfig, RunConfig
+from cluster.contracts.errors import MismatchError, StalenessError
+from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import GroupSummary, SamplingParams, StepStats
+from cluster.learner_group import LearnerGroup
+from cluster.pool import Pool
+from cluster.tickets import TicketOffice, evaluation_tickets
+
+
+class Log(Protocol):
+    """Where metrics and events go."""
+
+    def step(self, version: int, metrics: dict[str, float]) -> None: ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Samples held-out prompts under the weights that serve now."""
+
+    config: EvaluationConfig
+    source: PromptSource
+    sampling: SamplingParams
+    seed: int
+
+    async def run(self, pool: Pool, *, version: int) -> dict[str, float]:
+        """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
+        tickets = evaluation_tickets(
+            self.source,
+            num_prompts=self.config.num_prompts,
+            num_samples=self.config.num_samples,
+            seed=self.seed,
+            sampling=self.sampling,
+            policy_version=version,
+        )
+        began = time.monotonic()
+        summaries = await pool.evaluate(tickets)
+        rewards = [value for summary in summaries for value in summary.rewards if value is not None]
+        num_trajectories = sum(summary.num_trajectories for summary in summaries)
+        return {
+            "eval/reward": sum(rewards) / len(rewards) if rewards else float("nan"),
+            "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
+            "eval/num_failed": float(num_trajectories - len(rewards)),
+            "eval/num_prompts": float(len(summaries)),
+            "time/eval_s": time.monotonic() - began,
+        }
+
+
+async def train(
+    config: RunConfig,
+    *,
+    pool: Pool,
+    office: TicketOffice,
+    learner: LearnerGroup,
+    buffer: Buffer,
+    weights: Weights,
+    log: Log,
+    evaluator: Evaluator | None = None,
+) -> None:
+    """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
+    version = learner.version
+    metric = await _evaluate(evaluator, pool, version=version, log=log) if version == 0 else None
+    async with pool.generating(into=buffer, office=office):  # a dead producer raises in take
+        while version < config.num_steps:
+            began = time.monotonic()
+            groups = await buffer.take(config.buffer.groups_per_step)  # start order, inside the staleness bound
+            _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
+            stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
+            version = stats.policy_version
+            await weights.broadcast(pool)
+            await buffer.advance(version)  # only now may further rollouts start
+            log.step(version, _metrics(groups, stats, buffer, weights, pool, seconds=time.monotonic() - began))
+            _check_mismatch(stats, config, log)
+            if _is_due(config.evaluation.every_steps, version, config.num_steps):
+                metric = await _evaluate(evaluator, pool, version=version, log=log)
+            if _is_due(config.checkpoint.every_steps, version, config.num_steps):
+                await learner.save(metric if evaluator else _mean_reward([group.summary for _, group in groups]))
+
+
+async def _evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
+    if evaluator is None:
+        return None
+    metrics = await evaluator.run(pool, version=version)
+    log.step(version, metrics)
+    return metrics["eval/reward"]
+
+
+def _is_due(every_steps: int | None, version: int, num_steps: int) -> bool:
+    return version == num_steps or (every_steps is not None and version % every_steps == 0)
+
+
+def _check_staleness(groups: Sequence[tuple[int, Group]], *, version: int, bound: int) -> None:
+    """The bound, measured on the trajectories themselves."""
+    for index, group in groups:
+        if version - group.summary.min_policy_version > bound:
+            raise StalenessError(
+                f"group {index} has a token of policy version {group.summary.min_policy_version}, the learner is at "
+                f"{version}, buffer.max_off_policy_steps={bound}: a bug in treadwheel; the run stops before it trains on it"
+            )
+
+
+def _check_mismatch(stats: StepStats, config: RunConfig, log: Log) -> None:
+    mismatch = stats.metrics.get("mismatch/mean_abs_nats", 0.0)
+    if mismatch > config.mismatch.alarm_nats:
+        log.event("mismatch_alarm", policy_version=stats.policy_version, mean_abs_nats=mismatch)
+    if config.mismatch.stop_nats is not None and mismatch > config.mismatch.stop_nats:
+        raise MismatchError(
+            f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
+            f"mismatch.stop_nats={config.mismatch.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
+        )
+
+
+def _metrics(
+    groups: Sequence[tuple[int, Group]], stats: StepStats, buffer: Buffer, weights: Weights, pool: Pool, *, seconds: float
+) -> dict[str, float]:
+    summaries = [group.summary for _, group in groups]
+    num_sampled = sum(summary.num_tokens for summary in summaries)
+    version = stats.policy_version - 1  # what the learner was when it took them
+    staleness = [version - summary.min_policy_version for summary in summaries]
+    return {
+        "reward/mean": _mean_reward(summaries),
+        "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
+        "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
+        "tokens/sampled": float(num_sampled),
+        "tokens/trained": float(stats.num_trained_tokens),
+        "tokens/per_completion": num_sampled / sum(summary.num_trajectories for summary in summaries),
+        "completions/truncated_share": sum(s.num_truncated for s in summaries) / sum(s.num_trajectories for s in summaries),
+        "staleness/mean": sum(staleness) / len(staleness),
+        "staleness/max": float(max(staleness)),
+        "time/step_s": seconds,
+        "time/learning_s": stats.seconds,
+        "speed/learning_tokens_per_s": stats.num_trained_tokens / stats.seconds if stats.seconds else 0.0,
+        **pool.stats(),
+        **buffer.stats(),
+        **weights.stats(),
+        **stats.metrics,
+    }
+
+
+def _mean_reward(summaries: Sequence[GroupSummary]) -> float:
+    rewards = [value for summary in summaries for value in summary.rewards if value is not None]
+    return sum(rewards) / len(rewards) if rewards else float("nan")

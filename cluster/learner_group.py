@@ -1,0 +1,160 @@
+"""The learner's ranks as one learner. Every rank gets every call, in the same order; one death restarts them all.
+
+Nothing is lost by a death: the ranks go back to their last checkpoint and are fed the recorded trajectories of the steps since.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cluster.buffer import Group
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import CheckpointError, DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.types import StepStats
+from cluster.ledger import Ledger, Record
+from cluster.remote import ActorSpec, RemoteActor
+from cluster.supervised import SupervisedActor, Supervisor
+
+
+class Spawn(Protocol):
+    async def __call__(self, spec: ActorSpec) -> RemoteActor: ...
+
+
+class LearnerGroup:
+    """All ranks of the learner, restarted together."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        ranks: Sequence[ActorSpec],
+        spawn: Spawn,
+        supervisor: Supervisor,
+        recorder: SupervisedActor,
+        ledger: Ledger,
+        checkpoints: str,
+    ) -> None:
+        """`checkpoints` is the directory that every rank saves to and restores from."""
+        self._config = config
+        self._specs = ranks
+        self._spawn = spawn
+        self._supervisor = supervisor
+        self._recorder = recorder
+        self._ledger = ledger
+        self._checkpoints = checkpoints
+        self._ranks: list[RemoteActor] = []
+        self.version = 0
+        """Policy version of the ranks: completed optimizer steps."""
+
+    async def start(self) -> None:
+        """All ranks built, on the initial weights."""
+        config = self._supervisor.config
+        self._ranks = list(await asyncio.gather(*(self._spawn(spec) for spec in self._specs)))
+        address = await self._ranks[0].free_address()
+        await asyncio.gather(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
+        self.version = 0
+
+    async def restore(self) -> list[StepStats]:
+        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns those steps' statistics."""
+        extra = await self._all("restore_latest", self._checkpoints)
+        self.version = int(extra["policy_version"]) if extra else 0
+        stats: list[StepStats] = []
+        for record in self._ledger.after(self.version):
+            stats.append(await self._learn_again(record))
+        return stats
+
+    async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
+        """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made."""
+        step = self._ledger.version + 1
+        references = [group.reference for _, group in groups]
+        name, digest = await self._recorder.call("record", step, *references, deadline_s=self._config.learner.timeout_s)
+        record = self._ledger.append(groups=[index for index, _ in groups], trajectories=name, trajectories_digest=digest)
+        try:
+            stats = await self._learn(references)
+        except (WorkerError, DeadlineError) as error:
+            stats = (await self._recover(error))[-1]
+        assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
+        return stats
+
+    async def publish(self) -> list[Any]:
+        """References to the manifest and the buckets of the current weights."""
+        while True:
+            try:
+                gathered = await asyncio.gather(
+                    *(rank.call_for_references("publish", deadline_s=self._config.weights.timeout_s) for rank in self._ranks)
+                )
+                return gathered[0]
+            except (WorkerError, DeadlineError) as error:
+                await self._recover(error)
+
+    async def save(self, metric: float | None) -> None:
+        """A checkpoint of the current version. A save that fails leaves the last good one; the run goes on, loudly."""
+        extra = {"policy_version": self.version, "next_index": self._ledger.next_index, "metric": metric}
+        directory = f"{self._checkpoints}/step-{self.version:06d}"
+        try:
+            await self._all("save", directory, extra)
+        except CheckpointError as error:
+            self._supervisor.events.event("checkpoint_failed", policy_version=self.version, reason=str(error))
+        except (WorkerError, DeadlineError) as error:
+            await self._recover(error)
+
+    async def export(self, directory: str) -> None:
+        """The current weights as a Hugging Face folder."""
+        await self._all("export", directory)
+
+    def actors(self) -> list[RemoteActor]:
+        return list(self._ranks)
+
+    async def stop(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        await asyncio.gather(*(rank.kill() for rank in ranks))
+
+    async def _learn(self, references: Sequence[Any]) -> StepStats:
+        stats: StepStats = await self._all("update", *references)
+        self.version = stats.policy_version
+        return stats
+
+    async def _learn_again(self, record: Record) -> StepStats:
+        references = await self._recorder.call_for_references(
+            "read", record.trajectories, record.trajectories_digest, deadline_s=self._config.learner.timeout_s
+        )
+        return await self._learn(references)
+
+    async def _recover(self, error: TreadwheelError) -> list[StepStats]:
+        """New ranks at the ledger's version. Raises when the restart budget is spent."""
+        while True:
+            began, lost = time.monotonic(), self.version
+            failed = next((rank for rank in self._ranks if rank.name in str(error)), self._ranks[0])
+            await asyncio.gather(*(rank.kill() for rank in self._ranks))
+            await self._supervisor.handle(failed, error)
+            try:
+                await self.start()
+                stats = await self.restore()
+            except (WorkerError, DeadlineError) as again:
+                error = again
+                continue
+            self._supervisor.events.event(
+                "recovery",
+                actor=failed.name,
+                actor_kind=str(failed.spec.kind),
+                actor_pid=self._ranks[0].pid,
+                seconds=time.monotonic() - began,
+                rolled_back_to=self.version - len(stats),
+                steps_learned_again=len(stats),
+                policy_version=self.version,
+                version_at_failure=lost,
+                driver_pid=os.getpid(),
+            )
+            return stats
+
+    async def _all(self, method: str, *args: Any) -> Any:
+        """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
+        deadline_s = self._config.learner.timeout_s
+        calls = [asyncio.create_task(rank.call(method, *args, deadline_s=deadline_s)) for rank in self._ranks]
+        try:
+            return (await asyncio.gather(*calls))[0]
+        finally:
+            for call in calls:
+                call.cancel()

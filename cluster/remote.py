@@ -1,0 +1,220 @@
+"""Ray's edge, driver side: start, call, kill one hosted actor. Every wait has a deadline; every error says who, what, how far.
+
+Failures come out as one of three: a deliberate error of ours (raised as it was), `WorkerError` (death or a bug in the actor),
+`DeadlineError`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.types import Progress
+from cluster.host import Host
+from cluster.supervision import ActorKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSpec:
+    """How to build an actor, now or again after its death."""
+
+    name: str
+    kind: ActorKind
+    factory: str
+    """Import path of a function that returns the plain object to host."""
+    arguments: Mapping[str, Any]
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    bundle: int | None = None
+    """Index in the placement group; None leaves the place to Ray."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class RemoteActor:
+    """One actor. After its death this object is of no use: the pool makes another from the same spec."""
+
+    def __init__(self, spec: ActorSpec, handle: Any, pid: int, node_id: str) -> None:
+        self.spec = spec
+        self.pid = pid
+        self.node_id = node_id
+        self._handle = handle
+        self.is_hung = False
+        """Killed for silence: its callers' errors mean a hang, not a death."""
+        self.last_seen = time.monotonic()
+        self.last_progress: Progress | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @classmethod
+    async def start(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
+        """A running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
+        actor = await cls.spawn(spec, placement_group=placement_group, deadline_s=deadline_s)
+        try:
+            await actor.build(deadline_s=deadline_s)
+        except BaseException:
+            await actor.kill()
+            raise
+        return actor
+
+    @classmethod
+    async def spawn(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
+        """A process with nothing in it yet: for groups whose members must know each other's address to be built."""
+        options: dict[str, Any] = {"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus, "max_restarts": 0, "max_task_retries": 0}
+        if spec.env:
+            options["runtime_env"] = {"env_vars": dict(spec.env)}
+        if placement_group is not None and spec.bundle is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group, placement_group_bundle_index=spec.bundle
+            )
+        handle = ray.remote(Host).options(**options).remote(spec.name)
+        try:
+            pid, node_id = await _wait(handle.identify.remote(), who=spec.name, phase="start", deadline_s=deadline_s)
+        except BaseException:
+            ray.kill(handle)
+            raise
+        return cls(spec, handle, pid, node_id)
+
+    async def build(self, *, deadline_s: float, **more: Any) -> None:
+        """Makes the hosted object from the spec's arguments and `more`."""
+        arguments = {**self.spec.arguments, **more}
+        await self._wait(self._handle.build.remote(self.spec.factory, arguments), phase="build", deadline_s=deadline_s)
+
+    async def free_address(self) -> str:
+        """host:port on the actor's node that was free a moment ago: where a process group can meet."""
+        return await _wait(self._handle.free_address.remote(), who=self.name, phase="free_address", deadline_s=10.0)
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """What the hosted method returns. Object references among `args` arrive resolved."""
+        return await self._wait(self._handle.call.remote(method, *args), phase=method, deadline_s=deadline_s)
+
+    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+        """(summary, reference to the batch): the batch itself never comes to the driver."""
+        summary, batch = self._handle.call_for_batch.options(num_returns=2).remote(method, *args)
+        return await self._wait(summary, phase=method, deadline_s=deadline_s), batch
+
+    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        """References to the items that the method returns, none of which comes to the driver."""
+        generator = self._handle.stream.options(num_returns="streaming").remote(method, *args)
+        references: list[Any] = []
+        with _translated(self.name, method):
+            async with asyncio.timeout(deadline_s) as limit:
+                try:
+                    references = [reference async for reference in generator]
+                    if references:  # a failed item is a reference to its error: look at the last one
+                        await _ready(references[-1])
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+                    raise await self._deadline(method, deadline_s) from None
+        return references
+
+    async def stream_batches(self, method: str, *args: Any, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
+        """(summary, reference) of each batch as it comes; `deadline_s` is the longest wait for the next one."""
+        generator = aiter(self._handle.stream_batches.options(num_returns="streaming").remote(method, *args))
+        while True:
+            with _translated(self.name, method):
+                try:
+                    async with asyncio.timeout(deadline_s):
+                        summary = await (await anext(generator))
+                        reference = await anext(generator)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise await self._deadline(method, deadline_s) from None
+            yield summary, reference
+
+    async def progress(self, *, deadline_s: float) -> Progress:
+        """Asks the actor what it does; remembers the answer and when it came."""
+        progress = await _wait(self._handle.progress.remote(), who=self.name, phase="progress", deadline_s=deadline_s)
+        self.last_seen = time.monotonic()
+        self.last_progress = progress
+        return progress
+
+    async def kill(self) -> None:
+        """Ends the process, even one that is stopped or deaf: SIGKILL by pid on its node."""
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self._handle)
+        with contextlib.suppress(RayError, TreadwheelError):
+            await _kill_on_node(self.pid, self.node_id)
+
+    async def _wait(self, reference: Any, *, phase: str, deadline_s: float) -> Any:
+        try:
+            return await _wait(reference, who=self.name, phase=phase, deadline_s=deadline_s)
+        except DeadlineError:
+            raise await self._deadline(phase, deadline_s) from None
+
+    async def _deadline(self, phase: str, deadline_s: float) -> DeadlineError:
+        try:
+            progress = await self.progress(deadline_s=1.0)
+        except TreadwheelError:
+            progress = self.last_progress
+        return DeadlineError(f"{self.name} did not finish {phase!r} within {deadline_s:g} s; {_describe(progress)}")
+
+
+def _describe(progress: Progress | None) -> str:
+    if progress is None:
+        return "it never reported progress"
+    ago = time.time() - progress.last_progress
+    return (
+        f"it is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
+        f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
+    )
+
+
+async def _ready(reference: Any) -> None:
+    """Waits until the object exists without bringing it here; raises its error if it is one."""
+    ready, _ = await asyncio.to_thread(ray.wait, [reference], num_returns=1, timeout=None, fetch_local=False)
+    assert ready
+
+
+async def _wait(reference: Any, *, who: str, phase: str, deadline_s: float) -> Any:
+    with _translated(who, phase):
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await reference
+        except (TimeoutError, GetTimeoutError):
+            raise DeadlineError(f"{who} did not finish {phase!r} within {deadline_s:g} s") from None
+
+
+@contextlib.contextmanager
+def _translated(who: str, phase: str) -> Any:
+    """Ray's errors as ours: one message, the cause kept."""
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, TreadwheelError):
+            raise cause from None
+        raise WorkerError(f"{who} failed in {phase!r}: {type(cause).__name__}: {cause}\n{error}") from error
+    except RayActorError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, TreadwheelError):
+            raise cause from None
+        raise WorkerError(f"{who} died in {phase!r}: {' '.join(str(error).split())}") from error
+    except RayError as error:
+        raise WorkerError(f"{who} failed in {phase!r}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+async def _kill_on_node(pid: int, node_id: str) -> None:
+    if node_id == ray.get_runtime_context().get_node_id():
+        _kill_process(pid)
+        return
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+    await _wait(task.remote(pid), who=f"node {node_id[:8]}", phase="kill", deadline_s=10.0)
+
+
+def _kill_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

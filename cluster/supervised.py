@@ -1,0 +1,187 @@
+"""Actors that are replaced when they die. The one place that executes what `supervision.decide` decides."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from cluster.contracts.config import SupervisionConfig
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.remote import ActorSpec, RemoteActor
+from cluster.supervision import Abort, Drain, Failure, FailureKind, History, decide
+
+Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
+
+
+class Events(Protocol):
+    """Where failures and recoveries are written down (events.jsonl)."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+
+class Supervisor:
+    """The run's failures and what was done about them."""
+
+    def __init__(self, config: SupervisionConfig, events: Events) -> None:
+        self.config = config
+        self.history = History()
+        self.events = events
+
+    async def handle(self, actor: RemoteActor, error: TreadwheelError) -> bool:
+        """Records the failure of `actor` and waits out the back-off; False means let it go. Raises `error` when the run must stop."""
+        failure = Failure(
+            actor=actor.name,
+            actor_kind=actor.spec.kind,
+            kind=FailureKind.HANG if actor.is_hung else kind_of(error),
+            reason=str(error).splitlines()[0],
+            at=time.monotonic(),
+        )
+        decision = decide(failure, self.history, self.config)
+        self.history.add(failure)
+        self.events.event(
+            "failure",
+            actor=actor.name,
+            actor_kind=str(failure.actor_kind),
+            failure=str(failure.kind),
+            reason=failure.reason,
+            actor_pid=actor.pid,
+            policy_version=actor.last_progress.policy_version if actor.last_progress else None,
+            decision=type(decision).__name__.lower(),
+        )
+        match decision:
+            case Abort(reason=reason):
+                if failure.kind is FailureKind.REFUSAL:
+                    raise error
+                raise WorkerError(reason) from error
+            case Drain():
+                return False
+            case _:
+                await asyncio.sleep(decision.delay_s)
+                return True
+
+
+def kind_of(error: TreadwheelError) -> FailureKind:
+    """What an actor's error means for its supervision."""
+    if isinstance(error, DeadlineError):
+        return FailureKind.HANG
+    if isinstance(error, WorkerError):
+        return FailureKind.DEATH if " died in " in str(error) else FailureKind.ERROR
+    return FailureKind.REFUSAL
+
+
+class SupervisedActor:
+    """One place in the cluster: whichever actor fills it now. Callers see a pause instead of a death."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        *,
+        start: Start,
+        supervisor: Supervisor,
+        on_start: Callable[[RemoteActor], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_start` prepares a new actor before anyone may call it, for example by loading weights."""
+        self.spec = spec
+        self.actor: RemoteActor | None = None
+        self._start = start
+        self._on_start = on_start
+        self._supervisor = supervisor
+        self._healing = asyncio.Lock()
+
+    async def ready(self) -> RemoteActor:
+        """The actor, started or replaced if need be."""
+        async with self._healing:
+            while self.actor is None:
+                await self._begin()
+            return self.actor
+
+    async def replace(self, actor: RemoteActor, error: TreadwheelError) -> None:
+        """`actor` failed with `error`. Does nothing if somebody else replaced it already. Raises when the run must stop."""
+        async with self._healing:
+            if self.actor is not actor:
+                return
+            self.actor = None
+            began = time.monotonic()
+            await actor.kill()
+            await self._supervisor.handle(actor, error)
+            while self.actor is None:
+                await self._begin()
+            self._supervisor.events.event(
+                "recovery",
+                actor=self.spec.name,
+                actor_kind=str(self.spec.kind),
+                actor_pid=self.actor.pid,
+                seconds=time.monotonic() - began,
+            )
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """As RemoteActor.call, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call(method, *args, deadline_s=deadline_s))
+
+    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+        """As RemoteActor.call_for_batch, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call_for_batch(method, *args, deadline_s=deadline_s))
+
+    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        """As RemoteActor.call_for_references, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call_for_references(method, *args, deadline_s=deadline_s))
+
+    async def stop(self) -> None:
+        if self.actor is not None:
+            actor, self.actor = self.actor, None
+            await actor.kill()
+
+    async def _retry(self, attempt: Callable[[RemoteActor], Awaitable[Any]]) -> Any:
+        while True:
+            actor = await self.ready()
+            try:
+                return await attempt(actor)
+            except (WorkerError, DeadlineError) as error:
+                await self.replace(actor, error)
+
+    async def _begin(self) -> None:
+        actor = await self._start(self.spec)
+        try:
+            if self._on_start is not None:
+                await self._on_start(actor)
+        except (WorkerError, DeadlineError) as error:  # it died while getting ready: that is one more failure
+            await actor.kill()
+            await self._supervisor.handle(actor, error)
+            return
+        except BaseException:
+            await actor.kill()
+            raise
+        self.actor = actor
+
+
+@contextlib.asynccontextmanager
+async def heartbeats(actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor) -> AsyncIterator[None]:
+    """Asks all actors what they do; kills one that stays silent for `hang_s`, so that its callers get an error and replace it."""
+    task = asyncio.create_task(_beat(actors, supervisor))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _beat(actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor) -> None:
+    config = supervisor.config
+    while True:
+        await asyncio.sleep(config.heartbeat_s)
+        await asyncio.gather(*(_check(actor, supervisor) for actor in actors()))
+
+
+async def _check(actor: RemoteActor, supervisor: Supervisor) -> None:
+    config = supervisor.config
+    try:
+        await actor.progress(deadline_s=config.heartbeat_s)
+    except TreadwheelError:
+        silent_s = time.monotonic() - actor.last_seen
+        if silent_s > config.hang_s and not actor.is_hung:
+            supervisor.events.event("hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid())
+            actor.is_hung = True
+            await actor.kill()

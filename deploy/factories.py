@@ -1,0 +1,37 @@
+"""Builds the plain object that each actor hosts. The only place that knows both sides; imported inside the actors."""
+
+from typing import Any
+
+from cluster.contracts.config import RunConfig
+
+
+def rollout_worker(*, config: RunConfig, name: str, run_id: str) -> Any:
+    from actors.rollout_worker import RolloutWorker
+
+    return RolloutWorker(config=config, name=name, run_id=run_id)
+
+
+def reward_service(*, config: RunConfig) -> Any:
+    from actors.reward_service import RewardService
+
+    return RewardService(config.reward)
+
+
+def reference_scorer(*, config: RunConfig) -> Any:
+    from actors.reference_scorer import ReferenceScorer
+    from learner.model import ReferenceModel
+
+    return ReferenceScorer(ReferenceModel(config))
+
+
+def learner_rank(*, config: RunConfig, rank: int, run_dir: str, rendezvous: str) -> Any:
+    from learner.learner import Learner
+
+    return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir)
+
+
+def recorder(*, run_dir: str) -> Any:
+    from cluster.recorder import Recorder
+    from cluster.run_directory import RunDirectory
+
+    return Recorder(RunDirectory(run_dir))
