@@ -1,0 +1,87 @@
+"""What a run computes: the algorithm section of the configuration. Mathematics lives in `learner/algorithms`, named here.
+
+Every part is a variant by name with its own parameters; `docs/algorithms.md` lists them. Presets (`preset: dapo`) are expanded to
+this ordinary form by `learner.algorithms.presets.expand` before validation, so a validated section never mentions one.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from cluster.contracts.plugins import Plugin
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class AdaptiveKlConfig(_Section):
+    """Ziegler et al. (arXiv:1909.08593): the coefficient follows the measured KL towards a target."""
+
+    target: PositiveFloat = 6.0
+    """Mean KL per trajectory, in nats, that the coefficient steers to."""
+    horizon: PositiveInt = 10_000
+    """Trajectories over which a full correction takes effect; smaller reacts faster."""
+
+
+class KlConfig(_Section):
+    """Pull towards the reference model, and towards the rollout policy."""
+
+    estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
+    """k1 = log π − log π_ref; k2 = k1²/2; k3 = exp(−k1) + k1 − 1; unbiased = sg(ρ)·k3."""
+    coefficient: NonNegativeFloat = 0.0
+    """β of the KL to the reference; 0 needs no reference log-probs."""
+    place: Literal["loss", "reward"] = "loss"
+    """`loss` adds β·KL per token; `reward` subtracts it from the reward per token (its sum, for advantages of a trajectory)."""
+    to_rollout_coefficient: NonNegativeFloat = 0.0
+    """β of the KL to the policy that sampled, in the loss; 0 leaves it out."""
+    log_ratio_clamp: PositiveFloat | None = None
+    """Clamp of the log-ratio inside the estimators; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
+    adaptive: AdaptiveKlConfig | None = None
+    """None keeps the coefficient fixed."""
+
+
+class ValueConfig(_Section):
+    """A critic: it predicts returns, for advantages that need values (`gae`)."""
+
+    backbone: Literal["own", "shared"] = "own"
+    """`own` is a second model, initialised from the policy's weights; `shared` is a head on the policy's hidden states."""
+    loss: Plugin = Plugin(name="value_clip")
+    """A name below learner.algorithms.values."""
+    coefficient: NonNegativeFloat = 0.1
+    """Weight of the value loss beside the policy loss (0.1 as in torchtune)."""
+    aggregation: Plugin = Plugin(name="token_mean")
+    """How value losses of tokens become one number; a name below learner.algorithms.aggregation."""
+    learning_rate: PositiveFloat = 1e-5
+    """Of an own backbone, or of a shared backbone's head."""
+    whiten_returns: bool = False
+    """True whitens the value targets over the batch; values then live on that scale, which moves with the batch."""
+
+
+class AlgorithmConfig(_Section):
+    """The resolved mathematics of a run; the passport writes it down."""
+
+    advantage: Plugin = Plugin(name="grpo")
+    """A name below learner.algorithms.advantages, or a function of yours as 'my_package.module:name'."""
+    policy_loss: Plugin = Plugin(name="ppo_clip")
+    """A name below learner.algorithms.losses."""
+    aggregation: Plugin = Plugin(name="token_mean")
+    """How the losses of all tokens of a step become one number; a name below learner.algorithms.aggregation."""
+    kl: KlConfig = KlConfig()
+    entropy_coefficient: float = 0.0
+    """The loss gets −coefficient · entropy; 0 needs no entropies."""
+    reward_shaping: tuple[Plugin, ...] = ()
+    """Applied to the rewards of trajectories in this order, before advantages; names below learner.algorithms.shaping."""
+    reward_placement: Literal["last_token", "every_token"] = "last_token"
+    """Where a trajectory's reward lands for advantages over time (`gae`); torchrl and TapeAgents use every token."""
+    advantage_shaping: tuple[Plugin, ...] = ()
+    """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.shaping."""
+    filters: tuple[Plugin, ...] = ()
+    """What does not train: trajectories leave the batch and its denominators, tokens only lose their gradient."""
+    corrections: tuple[Plugin, ...] = ()
+    """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.ratios."""
+    proximal: Literal["rollout", "policy", "recompute", "approximate"] = "rollout"
+    """What stands for π_old: the rollout's own log-probs; the learner's present ones, detached (ratio 1: one update per batch);
+    the learner's at the start of the step, from an extra forward pass; or log μ + (1 − 1/lag)(log π − log μ) by version lag."""
+    value: ValueConfig | None = None
+    """None trains no critic."""

@@ -1,0 +1,174 @@
+"""What the objective takes and hands on: the batch of a step as padded tensors, and the same with everything fixed that needs all of it.
+
+Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTensors:
+    """The whole batch of a step. Where the loss mask is false, the content of per-token tensors does not matter."""
+
+    loss_mask_NT: Tensor
+    """bool; true for tokens that the policy sampled and that train. The only thing that says which tokens count."""
+    rollout_logprobs_NT: Tensor
+    """Natural log, under the weights that sampled (μ)."""
+    policy_versions_NT: Tensor
+    """int64; the policy version that sampled each token."""
+    rewards_N: Tensor
+    """float32 or float64; one per trajectory. Advantages are computed in its dtype."""
+    group_index_N: Tensor
+    """int64; trajectories of one prompt share it."""
+    truncated_N: Tensor
+    """bool; the completion was cut at the length limit."""
+    completion_lengths_N: Tensor
+    """int64; completion tokens, masked ones included."""
+    trajectory_ids: list[str]
+    group_ids: list[str]
+    """One per trajectory, like trajectory_ids; for messages."""
+    current_version: int
+    """The learner's policy version at the start of the step."""
+    reference_logprobs_NT: Tensor | None = None
+    """None: no reference was asked."""
+    proximal_logprobs_NT: Tensor | None = None
+    """Under the policy at the start of the step (π_old); None: no extra forward pass."""
+    entropies_NT: Tensor | None = None
+    """From that same pass; None: not needed."""
+    values_NT: Tensor | None = None
+    """The critic's, at the start of the step; None: no critic."""
+    token_rewards_NT: Tensor | None = None
+    """Rewards per step or turn, on the token that earned them; None: `rewards_N` alone, placed as configured."""
+    reward_components_NK: Tensor | None = None
+    """None: the reward has no components."""
+    reward_component_names: tuple[str, ...] = ()
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})
+
+    def validate(self) -> None:
+        """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
+        num_trajectories, width = self.loss_mask_NT.shape
+        for name, tensor in _tensors(self).items():
+            expected = (num_trajectories, width) if name.endswith("_NT") else (num_trajectories,)
+            if tuple(tensor.shape[: len(expected)]) != expected:
+                raise DataError(
+                    f"{name} has shape {list(tensor.shape)}, but the loss mask makes it {list(expected)}: lengths do not match"
+                )
+        if len(self.trajectory_ids) != num_trajectories or len(self.group_ids) != num_trajectories:
+            raise DataError(
+                f"{len(self.trajectory_ids)} trajectory_ids and {len(self.group_ids)} group_ids for {num_trajectories} trajectories"
+            )
+        if self.loss_mask_NT.dtype != torch.bool:
+            raise DataError(f"loss_mask_NT is {self.loss_mask_NT.dtype}; it must be bool")
+        self._refuse("completion_lengths", self.completion_lengths_N < 1, "is zero: there is nothing to learn from")
+        self._refuse("loss_mask", ~self.loss_mask_NT.any(1), "is false for every token: there is nothing to learn from")
+        self._refuse("reward", ~torch.isfinite(self.rewards_N), "is not finite", self.rewards_N)
+        if self.reward_components_NK is not None:
+            self._refuse("reward_components", ~torch.isfinite(self.reward_components_NK).all(1), "are not all finite")
+        for name in (
+            "rollout_logprobs",
+            "reference_logprobs",
+            "proximal_logprobs",
+            "entropies",
+            "values",
+            "token_rewards",
+        ):
+            tensor_NT = getattr(self, f"{name}_NT")
+            if tensor_NT is not None:
+                bad_NT = ~torch.isfinite(tensor_NT) & self.loss_mask_NT
+                self._refuse(name, bad_NT.any(1), "is not finite at an unmasked token")
+
+    def name(self, row: int) -> str:
+        """How messages call a trajectory."""
+        return f"trajectory {self.trajectory_ids[row]} of group {self.group_ids[row]}"
+
+    def _refuse(self, field: str, is_bad_N: Tensor, problem: str, values_N: Tensor | None = None) -> None:
+        if not bool(is_bad_N.any()):
+            return
+        row = int(is_bad_N.nonzero()[0])
+        value = "" if values_N is None else f" ({values_N[row].item()})"
+        more = int(is_bad_N.sum()) - 1
+        raise DataError(f"{self.name(row)}: {field}{value} {problem}" + (f"; {more} more like it" if more else ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A batch ready for micro-batching: whatever depends on the whole of it is fixed. `rows` cuts micro-batches out of it."""
+
+    loss_mask_NT: Tensor
+    """Without the trajectories that filters took out."""
+    gradient_mask_NT: Tensor
+    """Tokens that the policy loss trains: the loss mask less tokens that filters took out."""
+    weights_NT: Tensor
+    """Of the aggregation over the whole batch: the loss is Σ w·l."""
+    advantages_NT: Tensor
+    rollout_logprobs_NT: Tensor
+    lags_NT: Tensor
+    """Off-policy steps of each token."""
+    correction_weights_NT: Tensor
+    """Product of the corrections that need no present policy; 1 without any."""
+    proximal_logprobs_NT: Tensor | None
+    reference_logprobs_NT: Tensor | None
+    values_NT: Tensor | None
+    returns_NT: Tensor | None
+    value_weights_NT: Tensor | None
+    covariances_NT: Tensor | None
+    batch_covariances_M: Tensor | None
+    """Not cut by `rows`: of the whole batch."""
+    sampled_mask_NT: Tensor
+    """The batch's loss mask, filtered trajectories included: for counting."""
+    rewards_N: Tensor
+    shaped_rewards_N: Tensor
+    is_kept_N: Tensor
+    zero_variance_N: Tensor
+    """bool; its group's shaped rewards are all equal."""
+    group_share_N: Tensor
+    """1 / size of its group, so that groups can be counted over any split."""
+    completion_lengths_N: Tensor
+    truncated_N: Tensor
+    kl_coefficient: float
+    """β of this step: the adaptive controller changes it between steps."""
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.rewards_N)
+
+    @property
+    def num_active_tokens(self) -> int:
+        """Tokens that train; 0 means that filters took everything and there is no step to make."""
+        return int(self.gradient_mask_NT.sum())
+
+    def rows(self, index: slice | list[int] | Tensor) -> "Prepared":
+        """The same for some trajectories, in the given order."""
+        chosen = (
+            torch.as_tensor(index, dtype=torch.long, device=self.rewards_N.device) if isinstance(index, list) else index
+        )
+        cut = {name: tensor[chosen] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
+        return replace(self, **cut)
+
+    def columns(self, width: int) -> "Prepared":
+        """The first `width` tokens of each trajectory. Raises DataError if unmasked tokens would be lost."""
+        if width == self.loss_mask_NT.shape[1]:
+            return self
+        if width > self.loss_mask_NT.shape[1] or bool(self.sampled_mask_NT[:, width:].any()):
+            raise DataError(
+                f"policy_logprobs have {width} tokens, but the loss mask reaches to {self.loss_mask_NT.shape[1]}"
+            )
+        return replace(
+            self, **{name: tensor[:, :width] for name, tensor in _tensors(self).items() if name.endswith("_NT")}
+        )
+
+    def to(self, device: torch.device | str) -> "Prepared":
+        return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})
+
+
+def _tensors(item: BatchTensors | Prepared) -> dict[str, Tensor]:
+    found = {field.name: getattr(item, field.name) for field in fields(item)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}

@@ -1,0 +1,45 @@
+"""Contradictions between parts of a configuration, found before anything starts."""
+
+from typing import TYPE_CHECKING
+
+from cluster.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from learner.algorithms.objective import Parts
+
+
+def refuse_contradictions(parts: "Parts") -> None:
+    """Raises ConfigError that names field, value and way out."""
+    config = parts.config
+    for field, variant in (("aggregation", parts.aggregation), ("value.aggregation", parts.value_aggregation)):
+        if variant is not None and variant.plugin.name == "none":
+            raise ConfigError(
+                f"{field}='none' leaves one loss per token, and an optimizer step needs one number; use 'sum' or 'token_mean'"
+            )
+    if config.value is None:
+        for variant in parts.all():
+            if {"values_NT", "values_BT", "old_values_BT", "returns_BT"} & set(variant.asks):
+                raise ConfigError(
+                    f"{variant.field}={variant.plugin.name!r} needs values, but no critic is configured; "
+                    "add a `value:` section, or use an advantage without a critic such as 'grpo'"
+                )
+    if config.proximal == "rollout":
+        for variant in parts.corrections:
+            if "proximal_logprobs_BT" in variant.asks or "proximal_logprobs_NT" in variant.asks:
+                raise ConfigError(
+                    f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
+                    "for the same; set proximal to 'recompute', 'policy' or 'approximate'"
+                )
+    if config.kl.adaptive is not None and config.kl.coefficient <= 0:
+        raise ConfigError(
+            "kl.adaptive is set but kl.coefficient=0.0, which it multiplies; start from a positive coefficient such as 0.05"
+        )
+    if config.kl.place == "reward" and config.kl.estimator == "unbiased":
+        raise ConfigError(
+            "kl.estimator='unbiased' weighs by the present ratio, which kl.place='reward' does not have; use 'k1' or 'k3'"
+        )
+    for variant in parts.filters:
+        if any(name.endswith("_BT") for name in variant.asks):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
+            )

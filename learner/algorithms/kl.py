@@ -1,0 +1,120 @@
+"""KL estimators from samples of the policy, per token. Shapes: B rows, T tokens.
+
+All take the policy's log-probs and those of the other model (reference, rollout policy); masked entries give 0. The estimate is of
+KL(π ‖ other) when tokens were sampled from π. A clamp, where given, cuts the log-ratio; none by default.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.masks import log_ratio
+
+
+def k1(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """Plain log-ratio: unbiased, high variance, may be negative.
+
+    Formula: log π − log π_ref
+    Source: Schulman, "Approximating KL divergence" (2020)
+    Degenerate: as a loss its expected gradient is 0; use it in the reward
+    Peers: torchrl KLRewardTransform, LightRFT and OpenRLHF `k1`, verl `kl`
+    """
+    return log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+
+
+def k2(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """Half the squared log-ratio: biased value, right gradient.
+
+    Formula: ½(log π − log π_ref)²
+    Source: Schulman (2020)
+    Degenerate: none
+    Peers: verl `mse`, OpenRLHF `k2`
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return 0.5 * ratio_BT.square()
+
+
+def k3(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """Never negative, unbiased, low variance.
+
+    Formula: exp(−k1) + k1 − 1, as expm1(−k1) + k1
+    Source: Schulman (2020); GRPO, arXiv:2402.03300
+    Degenerate: overflows where π_ref/π does, unless clamped
+    Peers: torchrl `kl_to_ref`, TapeAgents, TRL, verl `low_var_kl` (log-ratio clamped at 20, result at 10), LightRFT, OpenRLHF (clamp 10)
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return torch.expm1(-ratio_BT) + ratio_BT
+
+
+def absolute(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """Absolute log-ratio.
+
+    Formula: |log π − log π_ref|
+    Source: verl
+    Degenerate: biased; for reading, not for training
+    Peers: verl `abs`
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return ratio_BT.abs()
+
+
+def unbiased(
+    policy_logprobs_BT: Tensor,
+    *,
+    other_logprobs_BT: Tensor,
+    proximal_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    log_ratio_clamp: float | None = None,
+    ratio_gradient: bool = False,
+) -> Tensor:
+    """k3 weighted by the ratio, for samples that come from π_old rather than π.
+
+    Formula: sg(ρ)·k3; with `ratio_gradient` ρ·k3
+    Source: DeepSeek-V3.2, arXiv:2512.02556
+    Degenerate: equals k3 at ρ = 1
+    Peers: TRL `use_bias_correction_kl` (ratio_gradient)
+    """
+    estimate_BT = k3(
+        policy_logprobs_BT,
+        other_logprobs_BT=other_logprobs_BT,
+        loss_mask_BT=loss_mask_BT,
+        log_ratio_clamp=log_ratio_clamp,
+    )
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT).exp()
+    return (ratio_BT if ratio_gradient else ratio_BT.detach()) * estimate_BT
+
+
+def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
+    """The value of one estimator with the gradient of another (verl `k3+`, OpenRLHF `unbiased_gradient`: k2's gradient)."""
+    return value_BT.detach() + gradient_BT - gradient_BT.detach()
+
+
+def drift(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """Policy drift of CPGD: k3 taken from the old policy's side.
+
+    Formula: exp(log π − log π_old) − (log π − log π_old) − 1
+    Source: CPGD, arXiv:2505.12504
+    Degenerate: overflows where π/π_old does, unless clamped
+    Peers: none
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return torch.expm1(ratio_BT) - ratio_BT

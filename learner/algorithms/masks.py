@@ -1,0 +1,84 @@
+"""Masked arithmetic. Masked entries give no value and no gradient, whatever is in them: they are replaced before the maths.
+
+Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forward and backward.
+Shapes: B rows, T tokens. `dim=None` is over everything.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """bfloat16 and float16 become float32; float32 and float64 stay as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
+
+
+def masked(x_BT: Tensor, *, loss_mask_BT: Tensor, fill: float = 0.0) -> Tensor:
+    """x where the mask is true, `fill` elsewhere, in float32 or better."""
+    x_BT = at_least_float32(x_BT)
+    return torch.where(loss_mask_BT, x_BT, torch.full((), fill, dtype=x_BT.dtype, device=x_BT.device))
+
+
+def log_ratio(
+    numerator_BT: Tensor, *, denominator_BT: Tensor, loss_mask_BT: Tensor, clamp: float | None = None
+) -> Tensor:
+    """Difference of two log-probs, 0 where masked. A clamp cuts value and gradient outside ±clamp; None does not clamp."""
+    difference_BT = masked(numerator_BT, loss_mask_BT=loss_mask_BT) - masked(denominator_BT, loss_mask_BT=loss_mask_BT)
+    return difference_BT if clamp is None else difference_BT.clamp(-clamp, clamp)
+
+
+def masked_sum(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None) -> Tensor:
+    """Σ m·x."""
+    kept_BT = masked(x_BT, loss_mask_BT=loss_mask_BT)
+    return kept_BT.sum() if dim is None else kept_BT.sum(dim)
+
+
+def masked_mean(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None) -> Tensor:
+    """Σ m·x / Σ m; exactly 0 where nothing is unmasked (verl and LightRFT give NaN there)."""
+    count = loss_mask_BT.sum() if dim is None else loss_mask_BT.sum(dim)
+    return masked_sum(x_BT, loss_mask_BT=loss_mask_BT, dim=dim) / count.clamp(min=1)
+
+
+def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:
+    """Σ m·(x − mean)² / (Σ m − ddof) over everything; 0 where that leaves no degree of freedom (verl raises)."""
+    centred_BT = masked(x_BT, loss_mask_BT=loss_mask_BT) - masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
+    count = loss_mask_BT.sum()
+    squares = masked_sum(centred_BT.square(), loss_mask_BT=loss_mask_BT)
+    return torch.where(count > ddof, squares / (count - ddof).clamp(min=1), torch.zeros_like(squares))
+
+
+def is_constant(x_BT: Tensor, *, loss_mask_BT: Tensor) -> Tensor:
+    """True when the unmasked entries are all equal (or there are none): max == min, since rounding of the mean hides it from a variance."""
+    x_BT = at_least_float32(x_BT)
+    largest = torch.where(loss_mask_BT, x_BT, -torch.inf).max() if x_BT.numel() else x_BT.new_zeros(())
+    smallest = torch.where(loss_mask_BT, x_BT, torch.inf).min() if x_BT.numel() else x_BT.new_zeros(())
+    return largest <= smallest
+
+
+def whiten(
+    x_BT: Tensor,
+    *,
+    loss_mask_BT: Tensor,
+    center: bool = True,
+    scale: bool = True,
+    ddof: int = 1,
+    epsilon: float = 1e-8,
+    zero_variance: Literal["zero", "rounding"] = "zero",
+) -> Tensor:
+    """(x − mean) / √(var + ε) over all unmasked entries, 0 where masked.
+
+    `center=False` adds the mean back after scaling, as torchtune's `whiten(shift_mean=True)` does; `scale=False` only centres.
+    Entries that are all equal become exactly 0 (`center`) or stay (`center=False`); `zero_variance="rounding"` skips that test and
+    leaves the rounding noise of the mean, divided by √ε, as the peers do.
+    """
+    kept_BT = masked(x_BT, loss_mask_BT=loss_mask_BT)
+    mean = masked_mean(kept_BT, loss_mask_BT=loss_mask_BT)
+    variance = masked_var(kept_BT, loss_mask_BT=loss_mask_BT, ddof=ddof)
+    result_BT = kept_BT - mean
+    if scale:
+        result_BT = result_BT * torch.rsqrt(variance + epsilon)
+    if zero_variance == "zero":
+        result_BT = torch.where(is_constant(kept_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
+    return masked(result_BT if center else result_BT + mean, loss_mask_BT=loss_mask_BT)

@@ -1,0 +1,129 @@
+"""Policy losses with one ratio per trajectory (GSPO, GMPO), per token before aggregation. Config names them as `losses` does.
+
+A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as their papers do. Shapes: B rows, T tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.masks import log_ratio, masked, masked_mean
+from learner.algorithms.surrogates import TokenLosses, clipped_surrogate
+
+
+def gspo(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_low: float = 3e-4,
+    epsilon_high: float = 4e-4,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+    log_ratio_max: float | None = None,
+) -> TokenLosses:
+    """PPO's surrogate with the length-normalised ratio of the whole trajectory.
+
+    Formula: s = exp(mean_t log ρ_t); −min(sA, clip(s, 1−ε_low, 1+ε_high)·A)
+    Source: GSPO, arXiv:2507.18071
+    Degenerate: a row with nothing unmasked has s = 1 and no loss
+    Peers: TRL `importance_sampling_level="sequence"`, OpenRLHF `gspo`
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+    return _sequence_surrogate(
+        ratio_BT,
+        advantages_BT,
+        loss_mask_BT,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        dual_clip=dual_clip,
+        delta=delta,
+        log_ratio_max=log_ratio_max,
+    )
+
+
+def gspo_token(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_low: float = 3e-4,
+    epsilon_high: float = 4e-4,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+    log_ratio_max: float | None = None,
+) -> TokenLosses:
+    """GSPO whose gradient goes through each token's own log-prob, for advantages that differ within a trajectory.
+
+    Formula: s_t = sg(s)·π_t/sg(π_t), s = exp(mean_t log ρ_t); −min(s_t A_t, clip(s_t, 1−ε_low, 1+ε_high)·A_t)
+    Source: GSPO, arXiv:2507.18071 section 4.3
+    Degenerate: equals `gspo`, value and gradient, under `sequence_mean` when A is constant in the trajectory
+    Peers: verl `gspo` (log_ratio_max 10)
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    policy_BT = masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    sequence_B1 = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].detach()
+    return _sequence_surrogate(
+        sequence_B1 + policy_BT - policy_BT.detach(),
+        advantages_BT,
+        loss_mask_BT,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        dual_clip=dual_clip,
+        delta=delta,
+        log_ratio_max=log_ratio_max,
+    )
+
+
+def gmpo(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    log_clip_low: float = 0.4,
+    log_clip_high: float = 0.4,
+) -> TokenLosses:
+    """Geometric mean over the trajectory of ratios that are clipped in log space, PPO's way round.
+
+    Formula: −mean_t(A)·exp(mean_t c_t), c_t = sgn(A)·min(sgn(A)·log ρ_t, sgn(A)·clip(log ρ_t, −low, high)); every token carries its
+        trajectory's loss
+    Source: GMPO, arXiv:2507.20673
+    Degenerate: A = 0 gives 0
+    Peers: verl `geo_mean` (its clip_ratio_low/high are the log-space bounds)
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
+    bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=log_clip_high), ratio_BT.clamp(min=-log_clip_low))
+    bounded_BT = torch.where(is_positive_BT | is_negative_BT, bounded_BT, torch.zeros_like(bounded_BT))
+    ratio_B = masked_mean(bounded_BT, loss_mask_BT=loss_mask_BT, dim=1).exp()
+    losses_B = -masked_mean(advantages_BT, loss_mask_BT=loss_mask_BT, dim=1) * ratio_B
+    return TokenLosses(
+        masked(losses_B[:, None].expand_as(ratio_BT), loss_mask_BT=loss_mask_BT),
+        clipped_low_BT=is_negative_BT & (ratio_BT < -log_clip_low),
+        clipped_high_BT=is_positive_BT & (ratio_BT > log_clip_high),
+    )
+
+
+def _sequence_surrogate(
+    ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    epsilon_low: float,
+    epsilon_high: float,
+    dual_clip: float | None,
+    delta: float | None,
+    log_ratio_max: float | None,
+) -> TokenLosses:
+    return clipped_surrogate(
+        ratio_BT if log_ratio_max is None else ratio_BT.clamp(max=log_ratio_max),
+        advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT),
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        dual_clip=dual_clip,
+        delta=delta,
+    )

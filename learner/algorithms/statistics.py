@@ -1,0 +1,195 @@
+"""Statistics of a step, mergeable over micro-batches and ranks without a trace of the layout.
+
+Each quantity keeps count, sum, sum of squares, minimum and maximum in float64; `compute()` makes the reported numbers of the merged ones.
+Nothing is read back from a device before `compute()`. Names are stable: `QUANTITIES` documents them all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "loss": (("total",), "The number whose gradient is taken: all the following losses together."),
+    "policy_loss": (("total",), "Policy loss after corrections and aggregation."),
+    "kl_loss": (("total",), "Coefficient times KL to the reference, aggregated (0 when KL is in the reward)."),
+    "kl_rollout_loss": (("total",), "Coefficient times KL to the rollout policy, aggregated."),
+    "entropy_loss": (("total",), "Minus coefficient times entropy, aggregated."),
+    "value_loss": (("total",), "Coefficient times value loss, aggregated."),
+    "clip_fraction": (
+        ("share",),
+        "Share of tokens whose loss a bound changed; not those out of range that PPO's minimum leaves alone.",
+    ),
+    "clip_fraction_low": (("share",), "The part held by the lower bound (A < 0)."),
+    "clip_fraction_high": (("share",), "The part held by the upper bound (A > 0)."),
+    "clip_fraction_dual": (("share",), "Share of tokens held by dual_clip, delta or a cap on weights."),
+    "ratio_outside": (
+        ("share",),
+        "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, whatever their advantage.",
+    ),
+    "ratio": (("mean", "min", "max"), "π/π_old."),
+    "kl_old_k1": (("mean", "min", "max"), "log π_old − log π."),
+    "kl_old_k3": (("mean", "min", "max"), "ρ − 1 − log ρ with ρ = π/π_old: KL(π_old ‖ π)."),
+    "kl_rollout_k1": (("mean", "min", "max"), "log μ − log π."),
+    "kl_rollout_k3": (("mean", "min", "max"), "π/μ − 1 − log π/μ: KL(μ ‖ π)."),
+    "kl_reference_k1": (("mean", "min", "max"), "log π − log π_ref."),
+    "kl_reference_k3": (("mean", "min", "max"), "π_ref/π − 1 − log π_ref/π: KL(π ‖ π_ref)."),
+    "kl_reference_per_trajectory": (
+        ("mean",),
+        "Sum over a trajectory of log π − log π_ref: what the adaptive controller steers.",
+    ),
+    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over tokens that the current weights sampled."),
+    "importance_weight": (
+        ("mean", "min", "max", "ess"),
+        "π/μ; `ess` is the effective sample size as a share, (Σw)²/(n·Σw²).",
+    ),
+    "correction_weight": (("mean", "min", "max"), "Product of the configured corrections."),
+    "correction_dropped": (("share",), "Share of tokens that a correction dropped."),
+    "filtered_tokens": (("share",), "Share of tokens without policy gradient by a filter."),
+    "entropy": (("mean", "min", "max"), "Entropy of the policy per token, in nats."),
+    "policy_logprob": (("mean",), "log π of the sampled tokens."),
+    "policy_logprob_positive": (("mean",), "The same, over tokens with A > 0."),
+    "policy_logprob_negative": (("mean",), "The same, over tokens with A < 0."),
+    "rollout_logprob": (("mean",), "log μ of the sampled tokens."),
+    "reference_logprob": (("mean",), "log π_ref of the sampled tokens."),
+    "reward": (("mean", "std", "min", "max"), "Reward per trajectory as judged, before shaping."),
+    "shaped_reward": (("mean", "std", "min", "max"), "Reward per trajectory after shaping."),
+    "advantage": (("mean", "std", "min", "max"), "Advantage per token."),
+    "return": (("mean", "std"), "Return per token."),
+    "value": (("mean", "min", "max"), "Value per token."),
+    "value_clip_fraction": (("share",), "Share of tokens whose value was held near its old one."),
+    "value_error": (("mean", "std"), "Return minus old value; with `return` it gives `explained_variance`."),
+    "completion_length": (("mean", "min", "max"), "Completion tokens per trajectory, masked ones included."),
+    "truncated": (("share",), "Share of trajectories cut at the length limit."),
+    "off_policy_steps": (("mean", "max"), "Learner version minus the version that sampled the token."),
+    "groups": (("total",), "Groups of the step."),
+    "groups_without_variance": (("total",), "Groups whose shaped rewards are all equal."),
+    "trajectories": (("total",), "Trajectories of the step."),
+    "trajectories_filtered": (("total",), "Trajectories that filters took out."),
+    "tokens": (("total",), "Unmasked completion tokens of the step, filtered ones included."),
+}
+"""Quantity: what is reported of it, and what it is. A total or share goes by the quantity's own name, others add theirs: `reward_std`."""
+
+DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
+OF_THE_LEARNER = {
+    "gradient_norm": "Global L2 norm before clipping; added by the learner.",
+    "learning_rate": "Of the step; added by the learner.",
+    "kl_coefficient": "β in force; added by the learner from Objective.kl_coefficient.",
+}
+_ROW = {name: row for row, name in enumerate(QUANTITIES)}
+_EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """All quantities of some rows. `merge` adds disjoint rows up; order and split do not matter beyond float64 rounding."""
+
+    moments_Q5: Tensor
+    """float64; columns are count, sum, sum of squares, minimum, maximum. Gather it across ranks, and merge."""
+
+    @classmethod
+    def empty(cls, device: torch.device | str = "cpu") -> Self:
+        return cls(torch.tensor([_EMPTY] * len(QUANTITIES), dtype=torch.float64, device=device))
+
+    @classmethod
+    def merge(cls, parts: "Sequence[Statistics]") -> "Statistics":
+        if not parts:
+            return cls.empty()
+        stacked = torch.stack([part.moments_Q5 for part in parts])
+        sums, least, most = stacked[..., :3].sum(0), stacked[..., 3:4].amin(0), stacked[..., 4:5].amax(0)
+        return cls(torch.cat([sums, least, most], 1))
+
+    def to_tensor(self) -> Tensor:
+        """[Q, 5] float64, for all_gather; `from_tensor` reads it back."""
+        return self.moments_Q5
+
+    @classmethod
+    def from_tensor(cls, moments_Q5: Tensor) -> Self:
+        return cls(moments_Q5.to(torch.float64))
+
+    def to_flat(self) -> dict[str, float]:
+        """Quantity and moment to number, for JSON; `from_flat` reads it back."""
+        rows = self.moments_Q5.tolist()
+        return {
+            f"{name}/{moment}": rows[q][m]
+            for name, q in _ROW.items()
+            if rows[q][0]
+            for m, moment in enumerate(_MOMENTS)
+        }
+
+    @classmethod
+    def from_flat(cls, flat: dict[str, float]) -> Self:
+        rows = [[flat.get(f"{name}/{moment}", _EMPTY[m]) for m, moment in enumerate(_MOMENTS)] for name in QUANTITIES]
+        return cls(torch.tensor(rows, dtype=torch.float64))
+
+    def compute(self) -> dict[str, float]:
+        """The reported numbers. A quantity that nothing was recorded of is absent."""
+        rows = self.moments_Q5.tolist()
+        report: dict[str, float] = {}
+        for name, (outputs, _) in QUANTITIES.items():
+            if rows[_ROW[name]][0]:
+                report.update({_key(name, output): _output(rows[_ROW[name]], output) for output in outputs})
+        returns, errors = rows[_ROW["return"]], rows[_ROW["value_error"]]
+        if errors[0] and _variance(returns) > 0:
+            report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
+        return report
+
+
+class Recorder:
+    """Collects the quantities of one micro-batch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._moments = list(Statistics.empty(device).moments_Q5.unbind(0))
+
+    def record(self, name: str, x: Tensor, where: Tensor | None = None) -> None:
+        """All entries of x, or those where the mask is true."""
+        x = x.detach().double()
+        where = torch.ones_like(x, dtype=torch.bool) if where is None else where
+        if not x.numel():
+            return
+        kept = torch.where(where, x, torch.zeros_like(x))
+        least, most = torch.where(where, x, torch.inf).amin(), torch.where(where, x, -torch.inf).amax()
+        self._moments[_ROW[name]] = torch.stack([where.sum().double(), kept.sum(), kept.square().sum(), least, most])
+
+    def total(self, name: str, value: Tensor) -> None:
+        """One number that adds up over micro-batches."""
+        self.record(name, value.detach().reshape(1))
+
+    def statistics(self) -> Statistics:
+        return Statistics(torch.stack(self._moments))
+
+
+_MOMENTS = ("count", "sum", "squares", "min", "max")
+
+
+def _key(name: str, output: str) -> str:
+    return name if output in ("total", "share") else f"{name}_{output}"
+
+
+def _output(row: list[float], output: str) -> float:
+    count, total, squares, least, most = row
+    if output == "ess":
+        return total * total / (count * squares) if squares else 0.0
+    values = {
+        "total": total,
+        "share": total / count,
+        "mean": total / count,
+        "std": _variance(row) ** 0.5,
+        "min": least,
+        "max": most,
+    }
+    return values[output]
+
+
+def _variance(row: list[float]) -> float:
+    """Over the batch as a population (ddof 0)."""
+    count, total, squares, _, _ = row
+    return max(squares / count - (total / count) ** 2, 0.0) if count else 0.0
+
+
+def reported_names() -> dict[str, str]:
+    """Every name that `compute` may report, with what it means."""
+    names = {_key(name, output): text for name, (outputs, text) in QUANTITIES.items() for output in outputs}
+    return names | DERIVED | OF_THE_LEARNER

@@ -1,0 +1,60 @@
+"""The clipped surrogate that the PPO family shares, and the form in which losses say what they clipped. Shapes: B rows, T tokens."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenLosses(NamedTuple):
+    """Losses per token, and which tokens lost their gradient to which bound (None: the loss has no such bound).
+
+    Clipped means: the bound changed this token's loss. Ratios out of range that PPO's minimum leaves alone are not counted.
+    """
+
+    losses_BT: Tensor
+    clipped_low_BT: Tensor | None = None
+    """Held by the lower bound (for PPO: ρ < 1 − ε_low and A < 0)."""
+    clipped_high_BT: Tensor | None = None
+    """Held by the upper bound (for PPO: ρ > 1 + ε_high and A > 0)."""
+    clipped_dual_BT: Tensor | None = None
+    """Held by the bound on ρ for A < 0 (`dual_clip`, `delta`), or a cap on a weight."""
+
+    @property
+    def clipped_BT(self) -> Tensor:
+        """Held by the lower or the upper bound."""
+        nothing_BT = torch.zeros_like(self.losses_BT, dtype=torch.bool)
+        low_BT = nothing_BT if self.clipped_low_BT is None else self.clipped_low_BT
+        high_BT = nothing_BT if self.clipped_high_BT is None else self.clipped_high_BT
+        return low_BT | high_BT
+
+
+def clipped_surrogate(
+    log_ratio_BT: Tensor,
+    *,
+    advantages_BT: Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+) -> TokenLosses:
+    """−min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A) from log ρ.
+
+    min() means: ρ is bounded above where A ≥ 0 and below where A < 0. Bounding log ρ says the same without computing an overflowing
+    ρ, whose branch would be dropped forward but turn into 0·inf = NaN backward.
+    """
+    low = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf
+    delta_bound = math.inf if delta is None else math.log(delta)
+    dual_bound = min(math.inf if dual_clip is None else math.log(dual_clip), delta_bound)
+    high = min(math.log1p(epsilon_high), delta_bound)
+    is_negative_BT = advantages_BT < 0
+    bounded_BT = torch.where(
+        is_negative_BT, log_ratio_BT.clamp(low, max(dual_bound, low)), log_ratio_BT.clamp(max=high)
+    )
+    return TokenLosses(
+        -advantages_BT * bounded_BT.exp(),
+        clipped_low_BT=is_negative_BT & (log_ratio_BT < low),
+        clipped_high_BT=(advantages_BT > 0) & (log_ratio_BT > high),
+        clipped_dual_BT=is_negative_BT & (log_ratio_BT > dual_bound),
+    )
