@@ -36,7 +36,16 @@ MAY_CHANGE = (
     "learner.num_ranks",
 )
 """Settings, or sections, that a resumed run may have otherwise; besides these, timeouts and how many CPUs, GPUs and threads."""
-_MAY_CHANGE_ENDINGS = ("timeout_s", "num_threads", "cpus", "gpus", "cpus_per_rank", "gpus_per_rank", "cpus_per_worker", "gpus_per_worker")
+_MAY_CHANGE_ENDINGS = (
+    "timeout_s",
+    "num_threads",
+    "cpus",
+    "gpus",
+    "cpus_per_rank",
+    "gpus_per_rank",
+    "cpus_per_worker",
+    "gpus_per_worker",
+)
 
 _REMOTE_FLUSH_S = 20.0
 """Object stores cannot append: lines that need not be durable at once are written together, at most this late."""
@@ -84,7 +93,11 @@ class RunDirectory:
         self.check(run_yaml)
         with _naming(self.url):
             self._files.create_dir(self._root, recursive=True)
-        self._claim = claim_local(self._at("driver.lock")) if self.is_local else claim_remote(self._files, self._at("driver.lock"))
+        self._claim = (
+            claim_local(self._at("driver.lock"))
+            if self.is_local
+            else claim_remote(self._files, self._at("driver.lock"))
+        )
         is_resumed = self.exists(RUN_YAML)
         for name in (METRICS, EVENTS):
             self._cut_torn_line(name)
@@ -262,7 +275,9 @@ def _filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
     try:
         return pafs.FileSystem.from_uri(url)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path") from error
+        raise ConfigError(
+            f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path"
+        ) from error
 
 
 def _sync_folder(path: str) -> None:
@@ -279,4 +294,6 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; free space or fix its permissions, then start the same command again") from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}; free space or fix its permissions, then start the same command again"
+        ) from error

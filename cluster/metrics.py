@@ -1,0 +1,130 @@
+"""Numbers and events of a run, to every sink at once. The controller logs steps; supervision and launch log events.
+
+`METRICS` is the registry that docs/metrics.md is made from. A name that it lacks is logged all the same: nothing is lost.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cluster.contracts.config import MetricsConfig
+from cluster.contracts.errors import StorageError
+from cluster.contracts.plugins import resolve
+from cluster.run_directory import EVENTS, RunDirectory
+
+METRICS: dict[str, str] = {
+    "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
+    "reward/std": "Standard deviation of those rewards over the whole step.",
+    "reward/num_errors": "Trajectories whose reward raised; they do not train.",
+    "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
+    "eval/accuracy": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
+    "tokens/sampled": "Completion tokens sampled for the step, dropped groups included.",
+    "tokens/trained": "Completion tokens that the step's gradient saw.",
+    "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
+    "tokens/truncated_share": "Share of trajectories cut at `sampling.max_tokens`.",
+    "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
+    "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks.",
+    "time/step_s": "Wall-clock seconds from one step's end to the next one's.",
+    "time/sampling_s": "Seconds of the step in which at least one group was under way.",
+    "time/learning_s": "Seconds of the learner's update.",
+    "time/broadcast_s": "Seconds from publishing weights to the last worker's attestation.",
+    "time/wait_s": "Seconds that the learner waited for groups.",
+    "time/evaluation_s": "Seconds of a held-out evaluation.",
+    "time/checkpoint_s": "Seconds that the loop waited for a checkpoint.",
+    "staleness/mean": "Learner version minus the version that sampled the token, mean over the step's tokens.",
+    "staleness/max": "The same, maximum; never above `buffer.max_off_policy_steps`.",
+    "buffer/learner_wait_s": "Seconds that the learner waited for a full step of groups.",
+    "buffer/head_of_line_s": "Seconds that finished groups waited for one that started before them.",
+    "buffer/num_ready": "Groups that are finished and not yet taken.",
+    "buffer/num_under_way": "Groups that are being sampled or scored.",
+    "buffer/num_dropped": "Groups dropped since the last step (failed rewards, filters), each replaced by another prompt.",
+    "buffer/size_bytes": "Bytes of trajectories that wait in the object store.",
+    "weights/size_bytes": "Bytes of one broadcast.",
+    "weights/bytes_per_s": "Those bytes per second of broadcast.",
+    "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
+    "weights/canary_error": "Difference between engine and learner on the probe, in nats, the worst of the workers.",
+    "workers/num_serving": "Rollout workers that serve attested weights.",
+}
+"""Name and meaning. The part before the slash is the group that a dashboard shows together."""
+
+
+class Sink(Protocol):
+    """Where numbers go: a file or package below cluster.sinks, or yours by full path. Called from one thread."""
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of the step that made policy `version`; version 0 is before the first step (evaluation)."""
+        ...
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """Something happened; `record` has `kind`, `time`, `pid`, and fields of its kind."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MetricLog:
+    """One log for the run. Events always go to events.jsonl as well, sinks or not."""
+
+    def __init__(
+        self, sinks: Sequence[Sink], *, directory: RunDirectory | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._sinks = list(sinks)
+        self._directory = directory
+        self._now = now
+        self._version = 0
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
+        self._version = version
+        numbers = {name: float(value) for name, value in metrics.items()}
+        for sink in [*self._sinks]:
+            self._guarded(sink, lambda sink=sink: sink.step(version, numbers))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Logs one event. A `message` among the fields is for people: the console shows it."""
+        record = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
+        if self._directory:
+            self._directory.append_json(EVENTS, record)
+        for sink in [*self._sinks]:
+            self._guarded(sink, lambda sink=sink: sink.event(record))
+
+    def close(self) -> None:
+        while self._sinks:
+            sink = self._sinks.pop()
+            self._guarded(sink, sink.close)
+
+    def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
+        """A sink that cannot write is loud and left out: numbers are not worth a run."""
+        try:
+            call()
+        except (OSError, StorageError) as error:
+            print(
+                f"treadwheel: metrics sink {type(sink).__name__} failed and is left out from now on: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+
+
+def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:
+    """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
+    sinks = [
+        resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
+    ]
+    return MetricLog(sinks, directory=directory)
+
+
+def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:
+    """The sink's factory with its parameters bound; it takes `directory` and `num_steps`."""
+    return resolve(
+        config.sinks[index], home="cluster.sinks", field=f"metrics.sinks[{index}]", given=("directory", "num_steps")
+    )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """For JSON, which knows no NaN and no infinity: None stands for them."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
