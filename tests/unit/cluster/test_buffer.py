@@ -1,0 +1,160 @@
+"""The staleness bound and the start order, under any timing."""
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.buffer import Buffer, Group
+from cluster.contracts.types import GroupSummary
+
+
+def group(version: int = 0, size_bytes: int = 1) -> Group:
+    return Group(
+        reference=None,
+        summary=GroupSummary(
+            group_id="0",
+            prompt_id="p",
+            num_trajectories=1,
+            num_tokens=1,
+            size_bytes=size_bytes,
+            min_policy_version=version,
+            max_policy_version=version,
+        ),
+    )
+
+
+async def test_a_slow_group_is_not_overtaken():
+    buffer = Buffer(groups_per_step=2)
+    slow, fast = await buffer.start()
+    await buffer.add(fast, group())
+    taking = asyncio.create_task(buffer.take(2))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    await buffer.add(slow, group())
+    assert [index for index, _ in await taking] == [slow, fast]
+
+
+async def test_on_policy_starts_one_step_and_waits_for_the_next_version():
+    buffer = Buffer(groups_per_step=3)
+    assert await buffer.start() == range(3)
+    assert buffer.num_startable() == 0
+    for index in range(3):
+        await buffer.add(index, group())
+    await buffer.take(3)
+    assert buffer.num_startable() == 0, "taken, but the workers still have the old weights"
+    await buffer.advance(1)
+    assert await buffer.start() == range(3, 6)
+
+
+async def test_a_bound_of_two_starts_three_steps():
+    assert len(await Buffer(groups_per_step=4, max_off_policy_steps=2).start()) == 12
+
+
+async def test_a_dropped_group_frees_its_place():
+    buffer = Buffer(groups_per_step=2)
+    await buffer.start()
+    await buffer.drop(0)
+    assert await buffer.start() == range(2, 3)
+    await buffer.add(2, group())
+    await buffer.add(1, group())
+    assert [index for index, _ in await buffer.take(2)] == [1, 2]
+
+
+async def test_in_waves_a_replacement_waits_until_nothing_is_under_way():
+    buffer = Buffer(groups_per_step=2, in_waves=True)
+    await buffer.start()
+    await buffer.drop(0)
+    assert buffer.num_startable() == 0
+    await buffer.add(1, group())
+    assert buffer.num_startable() == 1
+
+
+async def test_nothing_starts_that_no_step_would_consume():
+    assert len(await Buffer(groups_per_step=2, max_off_policy_steps=5, num_steps=3).start()) == 6
+
+
+async def test_full_bytes_pause_starting_but_never_the_next_step():
+    buffer = Buffer(groups_per_step=2, max_off_policy_steps=3, max_size_bytes=10)
+    assert await buffer.start(limit=1) == range(1)
+    await buffer.add(0, group(size_bytes=100))
+    assert buffer.num_startable() == 1
+
+
+async def test_a_dead_producer_ends_the_wait():
+    buffer = Buffer(groups_per_step=1)
+    taking = asyncio.create_task(buffer.take(1))
+    await asyncio.sleep(0)
+    await buffer.close(RuntimeError("engine"))
+    with pytest.raises(RuntimeError, match="engine"):
+        await taking
+
+
+async def test_a_group_is_added_once():
+    buffer = Buffer(groups_per_step=1)
+    await buffer.start()
+    await buffer.add(0, group())
+    with pytest.raises(KeyError):
+        await buffer.add(0, group())
+
+
+async def test_a_cancelled_start_loses_no_place():
+    buffer = Buffer(groups_per_step=1)
+    await buffer.start()
+    waiting = asyncio.create_task(buffer.start())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await buffer.add(0, group())
+    await buffer.take(1)
+    await buffer.advance(1)
+    assert await buffer.start() == range(1, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_workers=st.integers(1, 20),
+    bound=st.integers(0, 4),
+    groups_per_step=st.integers(1, 5),
+    drop_share=st.sampled_from([0.0, 0.3]),
+)
+def test_the_bound_holds_for_every_token_under_any_timing(seed, num_workers, bound, groups_per_step, drop_share):
+    """Workers of random speed; a token is as old as the weights that its worker had when the group started."""
+    clock = random.Random(seed)
+
+    async def run() -> None:
+        num_steps = 8
+        buffer = Buffer(groups_per_step=groups_per_step, max_off_policy_steps=bound, num_steps=num_steps)
+        loaded = 0  # version that all workers serve
+
+        async def pause() -> None:
+            for _ in range(clock.choice([0, 1, 2, 5, 30])):
+                await asyncio.sleep(0)
+
+        async def worker() -> None:
+            while True:
+                for index in await buffer.start(limit=clock.randint(1, 3)):
+                    version = loaded
+                    await pause()
+                    if clock.random() < drop_share:
+                        await buffer.drop(index)
+                    else:
+                        await buffer.add(index, group(version))
+
+        workers = [asyncio.create_task(worker()) for _ in range(num_workers)]
+        order: list[int] = []
+        for version in range(num_steps):
+            taken = await buffer.take(groups_per_step)
+            assert all(0 <= version - each.summary.min_policy_version <= bound for _, each in taken)
+            order += [index for index, _ in taken]
+            await pause()  # learning
+            await pause()  # broadcast
+            loaded = version + 1
+            await buffer.advance(loaded)
+        for task in workers:
+            task.cancel()
+        assert order == sorted(set(order))
+
+    asyncio.run(asyncio.wait_for(run(), 20))
