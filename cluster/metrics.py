@@ -8,9 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from cluster.contracts.config import MetricsConfig
+from cluster.contracts.config import MetricsConfig, RunConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import resolve
 from cluster.run_directory import EVENTS, RunDirectory
@@ -20,11 +20,14 @@ METRICS: dict[str, str] = {
     "reward/std": "Standard deviation of those rewards over the whole step.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
-    "eval/accuracy": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
+    "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
+    "eval/accuracy": "Share of the held-out completions with a reward of 1 or more.",
+    "eval/num_failed": "Held-out completions whose reward raised or overran its deadline; they count nowhere else.",
+    "eval/num_prompts": "Held-out prompts evaluated.",
     "tokens/sampled": "Completion tokens sampled for the step, dropped groups included.",
     "tokens/trained": "Completion tokens that the step's gradient saw.",
-    "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
-    "tokens/truncated_share": "Share of trajectories cut at `sampling.max_tokens`.",
+    "tokens/per_completion": "Mean completion length of the step's trajectories, in tokens.",
+    "completions/truncated_share": "Share of trajectories cut at `sampling.max_tokens`.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks.",
     "time/step_s": "Wall-clock seconds from one step's end to the next one's.",
@@ -32,7 +35,7 @@ METRICS: dict[str, str] = {
     "time/learning_s": "Seconds of the learner's update.",
     "time/broadcast_s": "Seconds from publishing weights to the last worker's attestation.",
     "time/wait_s": "Seconds that the learner waited for groups.",
-    "time/evaluation_s": "Seconds of a held-out evaluation.",
+    "time/eval_s": "Seconds of a held-out evaluation.",
     "time/checkpoint_s": "Seconds that the loop waited for a checkpoint.",
     "staleness/mean": "Learner version minus the version that sampled the token, mean over the step's tokens.",
     "staleness/max": "The same, maximum; never above `buffer.max_off_policy_steps`.",
@@ -66,7 +69,7 @@ class Sink(Protocol):
 
 
 class MetricLog:
-    """One log for the run. Events always go to events.jsonl as well, sinks or not."""
+    """One log for the run; a context manager that closes its sinks. Events always go to events.jsonl as well, sinks or not."""
 
     def __init__(
         self, sinks: Sequence[Sink], *, directory: RunDirectory | None = None, now: Callable[[], float] = time.time
@@ -75,6 +78,19 @@ class MetricLog:
         self._directory = directory
         self._now = now
         self._version = 0
+
+    @classmethod
+    def open(cls, config: RunConfig, directory: RunDirectory) -> Self:
+        """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
+        indices = range(len(config.metrics.sinks))
+        sinks = [resolve_sink(config.metrics, i)(directory=directory, num_steps=config.num_steps) for i in indices]
+        return cls(sinks, directory=directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
@@ -108,14 +124,6 @@ class MetricLog:
             )
             if sink in self._sinks:
                 self._sinks.remove(sink)
-
-
-def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:
-    """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
-    sinks = [
-        resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
-    ]
-    return MetricLog(sinks, directory=directory)
 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:
