@@ -5,26 +5,26 @@ from typing import Any
 from cluster.contracts.config import RunConfig
 
 
-def rollout_worker(*, config: RunConfig, name: str, run_id: str) -> Any:
+def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
     from actors.rollout_worker import RolloutWorker
 
-    return RolloutWorker(config=config, name=name, run_id=run_id)
+    return RolloutWorker(config=config, num_threads=num_threads, name=name, run_id=run_id)
 
 
-def reward_service(*, config: RunConfig) -> Any:
+def reward_service(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reward_service import RewardService
 
     return RewardService(config.reward)
 
 
-def reference_scorer(*, config: RunConfig) -> Any:
+def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model import ReferenceModel
 
     return ReferenceScorer(ReferenceModel(config))
 
 
-def learner_rank(*, config: RunConfig, rank: int, run_dir: str, rendezvous: str) -> Any:
+def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str, rendezvous: str) -> Any:
     from learner.learner import Learner
 
     return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir)

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -22,8 +23,8 @@ from cluster.contracts.types import GroupSummary, SamplingParams
 from cluster.controller import Evaluator, train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.ledger import Ledger
-from cluster.metrics import MetricLog
-from cluster.placement import ClusterResources, PlacementPlan, plan
+from cluster.metrics import MetricLog, open_log
+from cluster.placement import Bundle, ClusterResources, Node, PlacementPlan, plan
 from cluster.pool import Pool
 from cluster.remote import ActorSpec, RemoteActor
 from cluster.run_directory import RunDirectory
@@ -49,13 +50,14 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
 
     Raises our own errors; KeyboardInterrupt and SIGTERM end it cleanly, and the same call goes on later.
     """
-    began = time.time()
     run_dir = RunDirectory(config.run_dir)
     run_dir.claim(resolved_yaml(config))
     try:
-        with MetricLog.open(config, run_dir) as log:
+        log = open_log(config.metrics, directory=run_dir, num_steps=config.num_steps)
+        with contextlib.closing(log):
+            log.event("launched", started_at=psutil.Process().create_time())
             asyncio.run(_until_interrupted(_train(config, run_dir, log, address=address)))
-            return summarize(config, run_dir, began=began)
+        return summarize(run_dir)
     finally:
         run_dir.release()
 
@@ -160,50 +162,57 @@ class ActorSpecs:
 
     def learner_ranks(self) -> list[ActorSpec]:
         return [
-            self._spec(
-                f"learner-{rank}",
-                ActorKind.LEARNER,
-                "learner_rank",
-                {"config": self._config, "rank": rank, "run_dir": self._run_dir.path()},
-                place=f"learner-{rank}",
-            )
-            for rank in range(self._config.learner.num_ranks)
+            self._seated(bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path())
+            for bundle in self._placement.of(ActorKind.LEARNER)
         ]
 
     def rollout_workers(self) -> list[ActorSpec]:
-        return [self.rollout_worker(number) for number in range(self._config.rollout.num_workers)]
-
-    def rollout_worker(self, number: int) -> ActorSpec:
-        name = f"rollout-{number}"
-        arguments = {"config": self._config, "name": name, "run_id": os.path.basename(self._config.run_dir.rstrip("/"))}
-        return self._spec(name, ActorKind.ROLLOUT_WORKER, "rollout_worker", arguments, place=name)
+        return [self._rollout_worker(bundle) for bundle in self._placement.of(ActorKind.ROLLOUT_WORKER)]
 
     def reward_service(self) -> ActorSpec:
-        return self._spec(
-            "reward", ActorKind.REWARD_SERVICE, "reward_service", {"config": self._config}, place="reward"
-        )
+        return self._seated(self._placement.of(ActorKind.REWARD_SERVICE)[0], "reward", "reward_service")
 
     def reference_scorer(self) -> ActorSpec | None:
-        if not self._placement.has("reference"):
-            return None
-        arguments = {"config": self._config}
-        return self._spec("reference", ActorKind.REFERENCE_SCORER, "reference_scorer", arguments, place="reference")
+        """None when nothing in the mathematics needs reference log-probs."""
+        bundles = self._placement.of(ActorKind.REFERENCE_SCORER)
+        return self._seated(bundles[0], "reference", "reference_scorer") if bundles else None
 
     def recorder(self) -> ActorSpec:
-        arguments = {"run_dir": self._run_dir.path()}
-        return self._spec("recorder", ActorKind.RECORDER, "recorder", arguments, place="recorder")
-
-    def _spec(self, name: str, kind: ActorKind, factory: str, arguments: dict[str, Any], *, place: str) -> ActorSpec:
-        seat = self._placement.seat(place)
         return ActorSpec(
-            name=name,
-            kind=kind,
+            name="recorder",
+            kind=ActorKind.RECORDER,
+            factory="deploy.factories:recorder",
+            arguments={"run_dir": self._run_dir.path()},
+        )
+
+    def joining_worker(self, number: int) -> ActorSpec:
+        """A worker beyond the plan: Ray finds its place, or its autoscaler a node."""
+        config = self._config.rollout
+        num_threads = config.num_threads or math.ceil(config.cpus_per_worker)
+        bundle = Bundle(
+            kind=ActorKind.ROLLOUT_WORKER,
+            index=number,
+            cpus=config.cpus_per_worker,
+            gpus=config.gpus_per_worker,
+            num_threads=num_threads,
+        )
+        return replace(self._rollout_worker(bundle), bundle=None)
+
+    def _rollout_worker(self, bundle: Bundle) -> ActorSpec:
+        name = f"rollout-{bundle.index}"
+        return self._seated(bundle, name, "rollout_worker", name=name, run_id=os.path.basename(self._run_dir.path()))
+
+    def _seated(self, bundle: Bundle, actor_name: str, factory: str, **arguments: Any) -> ActorSpec:
+        seats = self._placement.bundles
+        return ActorSpec(
+            name=actor_name,
+            kind=bundle.kind,
             factory=f"deploy.factories:{factory}",
-            arguments=arguments,
-            num_cpus=seat.num_cpus,
-            num_gpus=seat.num_gpus,
-            bundle=seat.bundle,
-            env={"OMP_NUM_THREADS": str(seat.num_threads)},
+            arguments={"config": self._config, "num_threads": bundle.num_threads, **arguments},
+            num_cpus=bundle.cpus,
+            num_gpus=bundle.gpus,
+            bundle=seats.index(bundle) if bundle in seats else None,
+            env={"OMP_NUM_THREADS": str(bundle.num_threads)},
         )
 
 
@@ -261,16 +270,17 @@ async def connected(address: str | None) -> AsyncIterator[None]:
 
 
 def _available() -> ClusterResources:
-    return ClusterResources.of(ray.nodes())
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return ClusterResources(nodes=tuple(Node(cpus=each.get("CPU", 0.0), gpus=each.get("GPU", 0.0)) for each in nodes))
 
 
 async def _reserve(placement: PlacementPlan, *, deadline_s: float) -> Any:
-    group = placement_group(placement.bundles, strategy=placement.strategy)
+    group = placement_group(placement.resources(), strategy=placement.strategy)
     ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=deadline_s)
     if not ready:
         remove_placement_group(group)
         raise WorkerError(
-            f"the cluster did not free {placement.bundles} within {deadline_s:g} s; others hold its resources: wait, or ask for less"
+            f"the cluster did not free {placement.resources()} within {deadline_s:g} s; others hold its resources: wait, or ask for less"
         )
     return group
 
