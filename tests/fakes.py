@@ -1,0 +1,112 @@
+"""Small scripted stand-ins for unit tests. They prove logic; no claim of the README rests on them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from cluster.contracts.errors import WorkerError
+from cluster.contracts.types import GroupSummary, Prompt, Ticket
+from cluster.remote import ActorSpec
+from cluster.supervision import ActorKind
+
+
+class ListedEvents:
+    """Events and metrics as lists."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.steps: list[tuple[int, dict[str, float]]] = []
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, **fields})
+
+    def step(self, version: int, metrics: dict[str, float]) -> None:
+        self.steps.append((version, metrics))
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events]
+
+
+class NumberedPrompts:
+    def __init__(self, size: int = 1000) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(prompt_id=f"p{index}", text=str(index))
+
+
+def actor_spec(name: str, kind: ActorKind = ActorKind.ROLLOUT_WORKER) -> ActorSpec:
+    return ActorSpec(name=name, kind=kind, factory="none:none", arguments={})
+
+
+def group_summary(index: int, *, version: int = 0, rewards: tuple[float | None, ...] = (), **fields: Any) -> GroupSummary:
+    values: dict[str, Any] = {
+        "group_id": f"{index:08d}",
+        "prompt_id": f"p{index}",
+        "num_trajectories": 2,
+        "num_tokens": 10,
+        "size_bytes": 100,
+        "min_policy_version": version,
+        "max_policy_version": version,
+        "rewards": rewards,
+    }
+    return GroupSummary(**{**values, **fields})
+
+
+class ScriptedWorker:
+    """A rollout worker that does what `script(ticket)` says: None finishes the group, an exception is raised in its place."""
+
+    def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | None]) -> None:
+        self.spec = spec
+        self.pid = 1
+        self.is_hung = False
+        self.is_dead = False
+        self.last_progress = None
+        self.calls: list[list[int]] = []
+        self._script = script
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    async def stream_batches(
+        self, method: str, tickets: list[Ticket], *, deadline_s: float
+    ) -> AsyncIterator[tuple[GroupSummary, Any]]:
+        self.calls.append([ticket.index for ticket in tickets])
+        for ticket in tickets:
+            await asyncio.sleep(0)
+            if self.is_dead:
+                raise WorkerError(f"{self.name} died in 'generate'")
+            error = self._script(ticket)
+            if error:
+                raise error
+            yield group_summary(ticket.index, version=ticket.policy_version, prompt_id=ticket.prompt.prompt_id), ticket.index
+
+    async def kill(self) -> None:
+        self.is_dead = True
+
+
+class ScriptedScorer:
+    """A reward service or reference scorer; a reference stands for its group's index."""
+
+    def __init__(self, spec: ActorSpec, score: Callable[[int], GroupSummary]) -> None:
+        self.spec = spec
+        self.pid = 2
+        self.is_hung = False
+        self.last_progress = None
+        self.scored: list[int] = []
+        self._score = score
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    async def call_for_batch(self, method: str, reference: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
+        self.scored.append(reference)
+        await asyncio.sleep(0)
+        return self._score(reference), reference
+
+    async def kill(self) -> None: ...
