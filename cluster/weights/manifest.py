@@ -1,0 +1,201 @@
+"""Weights on the move: buckets of bytes, and the manifest that says what is in them and how a worker proves that it serves them.
+
+The learner calls `pack`; a rollout worker calls `verify`, loads what `unpack` yields, and checks its engine with `check_canary`.
+A digest that matches says that the bytes arrived; only the canary says that the engine computes with them.
+"""
+
+import hashlib
+import json
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from cluster.contracts.config import ModelConfig, WeightsConfig
+from cluster.contracts.errors import WeightsError
+
+_ALIGNMENT_BYTES = 64
+_TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TensorEntry(_Section):
+    """Where one tensor lies."""
+
+    name: str
+    """As in a Hugging Face checkpoint."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Torch's name without the prefix, such as `bfloat16`."""
+    bucket: int
+    offset_bytes: int
+    size_bytes: int
+
+
+class Canary(_Section):
+    """A fixed probe: whoever serves the weights must give its tokens these log-probs."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Natural log at temperature 1, computed by the learner; one per token after the first."""
+
+
+class Adapter(_Section):
+    """Says that the tensors are a LoRA adapter's and not a whole model's."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+
+
+class WeightManifest(_Section):
+    """What one version's buckets hold. Travels beside them as `model_dump()`."""
+
+    policy_version: int
+    tensors: tuple[TensorEntry, ...]
+    bucket_digests: tuple[str, ...]
+    """SHA-256 of each bucket, hexadecimal."""
+    digest: str
+    """SHA-256 of the tensor table and the bucket digests: equal weights have equal digests, whatever their version."""
+    total_bytes: int
+    """Of all tensors, without the padding between them."""
+    canary: Canary
+    adapter: Adapter | None = None
+    """None means the whole model."""
+
+
+def pack(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    policy_version: int,
+    bucket_bytes: int,
+    canary: Canary,
+    adapter: Adapter | None = None,
+) -> tuple[WeightManifest, list[np.ndarray]]:
+    """Copies tensors, from any device, into buckets of at most `bucket_bytes` (or one tensor, if that is larger), uint8 arrays.
+
+    Tensors that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers
+    shards as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
+    """
+    buckets: list[np.ndarray] = []
+    entries: list[TensorEntry] = []
+    seen: dict[int, weakref.ref[torch.Tensor]] = {}
+    buffer, used = np.empty(0, np.uint8), 0
+    for name, tensor in named_tensors:
+        if _is_packed_already(tensor, seen):
+            continue
+        seen[tensor.data_ptr()] = weakref.ref(tensor)
+        size = tensor.numel() * tensor.element_size()
+        offset = -(-used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if offset + size > len(buffer):
+            if used:
+                buckets.append(buffer[:used])
+            # Pages that are never written take no memory, so a small model does not pay for a large bucket.
+            buffer, used, offset = np.empty(max(bucket_bytes, size), np.uint8), 0, 0
+        place = torch.from_numpy(buffer[offset : offset + size])
+        place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        buffer[used:offset] = 0  # padding counts in the digest
+        entries.append(
+            TensorEntry(
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                bucket=len(buckets),
+                offset_bytes=offset,
+                size_bytes=size,
+            )
+        )
+        used = offset + size
+    if not entries:
+        raise WeightsError(f"policy version {policy_version}: no tensors to publish")
+    buckets.append(buffer[:used])
+    bucket_digests = tuple(_digest(bucket) for bucket in buckets)
+    manifest = WeightManifest(
+        policy_version=policy_version,
+        tensors=tuple(entries),
+        bucket_digests=bucket_digests,
+        digest=_digest_of_table(entries, bucket_digests),
+        total_bytes=sum(entry.size_bytes for entry in entries),
+        canary=canary,
+        adapter=adapter,
+    )
+    return manifest, buckets
+
+
+def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
+    """Hashes everything (about a second per gigabyte). Raises WeightsError naming the first bucket that differs."""
+    version = manifest.policy_version
+    if len(buckets) != len(manifest.bucket_digests):
+        raise WeightsError(
+            f"policy version {version}: {len(buckets)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
+            "publish the version again"
+        )
+    for index, (bucket, expected) in enumerate(zip(buckets, manifest.bucket_digests, strict=True)):
+        found = _digest(bucket)
+        if found != expected:
+            raise WeightsError(
+                f"policy version {version}: bucket {index} of {len(buckets)} ({bucket.nbytes} bytes) has digest {found[:16]}…, "
+                f"the manifest says {expected[:16]}…: it was altered on the way; publish the version again"
+            )
+    found = _digest_of_table(manifest.tensors, manifest.bucket_digests)
+    if found != manifest.digest:
+        raise WeightsError(
+            f"policy version {version}: the manifest's tensor table has digest {found[:16]}…, it says {manifest.digest[:16]}…: "
+            "it was altered on the way; publish the version again"
+        )
+
+
+def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and CPU tensors, without a copy: they live in the buckets' memory and must not be written to."""
+    with warnings.catch_warnings():
+        # Buckets from an object store are read-only, which torch cannot express.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        memory = [torch.from_numpy(bucket) for bucket in buckets]
+    for entry in manifest.tensors:
+        content = memory[entry.bucket][entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+        yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
+
+
+def canary_tolerance(weights: WeightsConfig, model: ModelConfig) -> float:
+    """Largest mean absolute canary error, in nats, at which weights count as attested."""
+    return weights.canary_tolerance or _TOLERANCE_NATS[model.dtype]
+
+
+def check_canary(manifest: WeightManifest, measured: Sequence[float], *, tolerance: float, worker: str) -> float:
+    """The largest absolute error, in nats. Raises WeightsError when the mean one is above `tolerance`, or not a number."""
+    expected = np.asarray(manifest.canary.logprobs, np.float64)
+    errors = np.abs(np.asarray(measured, np.float64) - expected)
+    mean, largest = float(errors.mean()), float(errors.max())
+    if mean <= tolerance:  # false for a NaN, as it must be
+        return largest
+    raise WeightsError(
+        f"{worker} does not compute policy version {manifest.policy_version} (digest {manifest.digest[:16]}…): over "
+        f"{len(expected)} canary tokens its log-probs are off by {mean:.3g} nats on average, at most {largest:.3g}; "
+        f"{tolerance:.3g} is allowed. The bytes arrived whole, so the engine still serves other weights in part, most likely an "
+        "old vocabulary head (tied embeddings need weights.repair_tied_head=true) or a layer that the learner did not publish. "
+        "Raise weights.canary_tolerance only if the engine computes in a lower precision than the learner"
+    )
+
+
+def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:
+    # An address says nothing once its tensor is gone: a generator's next tensor may get the same memory.
+    earlier = seen[tensor.data_ptr()]() if tensor.data_ptr() in seen else None
+    return (
+        earlier is not None and tensor.numel() > 0 and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype
+    )
+
+
+def _digest(bucket: np.ndarray) -> str:
+    return hashlib.sha256(memoryview(bucket)).hexdigest()
+
+
+def _digest_of_table(entries: Iterable[TensorEntry], bucket_digests: Sequence[str]) -> str:
+    table: list[Any] = [entry.model_dump(mode="json") for entry in entries]
+    return hashlib.sha256(json.dumps([table, list(bucket_digests)], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,121 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.contracts.config import ModelConfig, WeightsConfig
+from cluster.contracts.errors import WeightsError
+from cluster.weights.manifest import Canary, WeightManifest, canary_tolerance, check_canary, pack, unpack, verify
+
+CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
+
+
+def packed(tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1024, policy_version: int = 7):
+    return pack(tensors.items(), policy_version=policy_version, bucket_bytes=bucket_bytes, canary=CANARY)
+
+
+def test_what_is_packed_is_unpacked():
+    tensors = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).to(torch.bfloat16),
+        "scalar": torch.tensor(2.5),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "empty": torch.empty(0, 4),
+    }
+    manifest, buckets = packed(tensors)
+    found = dict(unpack(manifest, buckets))
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert manifest.total_bytes == 15 * 4 + 7 * 2 + 4 + 6 * 4
+
+
+def test_unpacked_tensors_live_in_the_buckets():
+    manifest, buckets = packed({"a": torch.zeros(4)})
+    (_, tensor), *_ = unpack(manifest, buckets)
+    buckets[0].view(np.float32)[2] = 5.0
+    assert tensor.tolist() == [0.0, 0.0, 5.0, 0.0]
+
+
+def test_buckets_keep_to_their_size_except_for_a_larger_tensor():
+    manifest, buckets = packed({"a": torch.zeros(16), "b": torch.zeros(16), "c": torch.zeros(64)}, bucket_bytes=128)
+    assert [bucket.nbytes for bucket in buckets] == [128, 256]
+    assert [(entry.bucket, entry.offset_bytes) for entry in manifest.tensors] == [(0, 0), (0, 64), (1, 0)]
+
+
+def test_tied_tensors_travel_once():
+    embedding = torch.randn(8, 2)
+    manifest, _ = packed({"embed_tokens.weight": embedding, "lm_head.weight": embedding})
+    assert [entry.name for entry in manifest.tensors] == ["embed_tokens.weight"]
+
+
+def test_tensors_that_are_gathered_one_after_the_other_are_not_taken_for_tied():
+    def gather():
+        for value in range(20):
+            yield f"t{value}", torch.full((1000,), float(value))
+
+    manifest, buckets = pack(gather(), policy_version=1, bucket_bytes=4096, canary=CANARY)
+    assert [tensor[0].item() for _, tensor in unpack(manifest, buckets)] == list(range(20))
+
+
+def test_equal_weights_have_equal_digests_whatever_their_version():
+    one, _ = packed({"a": torch.ones(3)}, policy_version=1)
+    two, _ = packed({"a": torch.ones(3)}, policy_version=2)
+    other, _ = packed({"a": torch.ones(3) + 1e-7}, policy_version=2)
+    assert one.digest == two.digest != other.digest
+
+
+def test_the_manifest_survives_its_journey_as_a_dict():
+    manifest, buckets = packed({"a": torch.ones(3)})
+    arrived = WeightManifest.model_validate(manifest.model_dump())
+    assert arrived == manifest
+    verify(arrived, buckets)
+
+
+def test_an_altered_bucket_is_named():
+    manifest, buckets = packed({"a": torch.zeros(16), "b": torch.zeros(64)}, bucket_bytes=64)
+    buckets[1][200] ^= 1
+    with pytest.raises(WeightsError, match="policy version 7: bucket 1 of 2"):
+        verify(manifest, buckets)
+
+
+def test_a_missing_bucket_and_an_altered_table_are_refused():
+    manifest, buckets = packed({"a": torch.zeros(16), "b": torch.zeros(16)}, bucket_bytes=64)
+    with pytest.raises(WeightsError, match="1 buckets arrived, the manifest lists 2"):
+        verify(manifest, buckets[:1])
+    swapped = manifest.model_copy(update={"tensors": manifest.tensors[::-1]})
+    with pytest.raises(WeightsError, match="tensor table"):
+        verify(swapped, buckets)
+
+
+def test_nothing_to_publish_is_an_error():
+    with pytest.raises(WeightsError, match="no tensors"):
+        packed({})
+
+
+def test_read_only_buckets_unpack_without_a_warning(recwarn):
+    manifest, buckets = packed({"a": torch.ones(3)})
+    buckets[0].flags.writeable = False
+    assert dict(unpack(manifest, buckets))["a"].tolist() == [1.0, 1.0, 1.0]
+    assert not recwarn.list
+
+
+def test_a_canary_within_tolerance_reports_its_largest_error():
+    manifest, _ = packed({"a": torch.ones(3)})
+    assert check_canary(manifest, [-1.0, -2.004], tolerance=0.01, worker="w0") == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize("measured", [[-1.0, -2.5], [-1.0, math.nan]])
+def test_a_canary_that_is_off_names_worker_version_and_error(measured):
+    manifest, _ = packed({"a": torch.ones(3)})
+    with pytest.raises(WeightsError, match="w0 does not compute policy version 7"):
+        check_canary(manifest, measured, tolerance=0.01, worker="w0")
+
+
+def test_the_tolerance_follows_the_dtype_unless_it_is_set():
+    model = ModelConfig(path="m", dtype="float32")
+    assert canary_tolerance(WeightsConfig(), model) == 1e-3
+    assert canary_tolerance(WeightsConfig(), ModelConfig(path="m", dtype="bfloat16")) == 0.1
+    assert canary_tolerance(WeightsConfig(canary_tolerance=0.5), model) == 0.5
