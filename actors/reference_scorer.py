@@ -1,0 +1,57 @@
+"""Reference scorer: a batch of trajectories in, the same batch with reference log-probs out. The controller calls it.
+
+The model is handed in (deploy/ builds it from the learner's): the reference then computes log-probs exactly as the learner does.
+"""
+
+import os
+import time
+
+import pyarrow as pa
+
+from cluster.contracts import schema
+from cluster.contracts.protocols import LogprobModel
+from cluster.contracts.types import Progress
+
+
+class ReferenceScorer:
+    """`BatchScorer` around one frozen model."""
+
+    def __init__(self, *, model: LogprobModel, name: str = "reference_scorer") -> None:
+        self._model = model
+        self._name = name
+        self._phase = "idle"
+        self._num_scored = 0
+        self._since = self._last_progress = time.time()
+
+    def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with a log-prob for each completion token; tokens of tools and environments get one too.
+
+        One call of the model per batch, so that what is computed together depends on the group alone, and a repeated run gives
+        the same bits. Raises DataError naming row and field when batch or model break the schema.
+        """
+        schema.validate(batch)
+        self._enter("scoring")
+        try:
+            logprobs = self._model.logprobs(
+                batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
+            )
+            scored = schema.with_columns(batch, reference_logprobs=logprobs)
+        finally:
+            self._enter("idle")
+        self._num_scored += batch.num_rows
+        return scored
+
+    def progress(self) -> Progress:
+        return Progress(
+            actor=self._name,
+            phase=self._phase,
+            policy_version=0,
+            since=self._since,
+            last_progress=self._last_progress,
+            pid=os.getpid(),
+            detail=f"{self._num_scored} trajectories scored",
+        )
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._since = self._last_progress = time.time()

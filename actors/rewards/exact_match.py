@@ -1,0 +1,23 @@
+"""Reward for saying exactly the answer: a baseline that needs no verifier."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import DataError
+
+
+def exact_match(
+    *, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer", ignore_case: bool = False
+) -> float:
+    """1 if the completion equals the prompt's `column` up to white space around it, else 0.
+
+    Numbers in the column are compared as written. Raises DataError when the prompt has no such column.
+    """
+    if column not in columns:
+        raise DataError(
+            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
+        )
+    said, wanted = completion.strip(), str(columns[column]).strip()
+    if ignore_case:
+        said, wanted = said.casefold(), wanted.casefold()
+    return float(said == wanted)

@@ -1,0 +1,45 @@
+"""Reward by reasoning_gym's own verifier of the task a prompt came from (`actors.prompts.reasoning_gym`)."""
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from reasoning_gym.utils import extract_answer
+
+from actors.prompts.reasoning_gym import make_task
+from cluster.contracts.errors import DataError
+
+_NEEDED = ("answer", "metadata", "task", "task_config")
+_TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
+"""Their verifiers compare with tuples, which JSON has turned into lists."""
+
+
+def reasoning_gym(*, prompt: str, completion: str, columns: Mapping[str, Any], answer_tag: str | None = None) -> float:
+    """The verifier's score, usually in [0, 1]; many tasks give part of it for a right answer amid other text.
+
+    Without `answer_tag` the whole completion is the answer, stripped. With `answer_tag: answer` it is what stands in the last
+    <answer>...</answer>; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
+    """
+    missing = [name for name in _NEEDED if name not in columns]
+    if missing:
+        raise DataError(
+            f"reward.judge=reasoning_gym needs the column {missing[0]!r}; use it with prompts: {{name: reasoning_gym, task: ...}}"
+        )
+    answer = completion.strip() if answer_tag is None else extract_answer(completion, tag_name=answer_tag)
+    metadata = _tuples(columns["metadata"]) if columns["task"] in _TUPLE_TASKS else columns["metadata"]
+    entry = {"answer": columns["answer"], "metadata": metadata}
+    return float(_task(columns["task"], json.dumps(columns["task_config"], sort_keys=True)).score_answer(answer, entry))
+
+
+@functools.lru_cache(maxsize=128)
+def _task(task: str, config: str) -> Any:
+    return make_task(task, size=1, seed=0, config=json.loads(config))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,38 @@
+"""Reward for what a pattern finds in the completion: a format on its own, or an answer inside a format."""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import ConfigError, DataError
+
+
+def regex(
+    *, prompt: str, completion: str, columns: Mapping[str, Any], pattern: str, column: str | None = None
+) -> float:
+    """Without `column`, 1 if the pattern matches somewhere in the completion. With it, 1 if the last match is the column's text.
+
+    A match's text is its first group, or all of it where the pattern has no group; `.` matches line ends too. Raises ConfigError
+    for a broken pattern and DataError for a missing column. A pattern that backtracks for ever ends at the service's deadline.
+    """
+    matches = list(_compiled(pattern).finditer(completion))
+    if column is None:
+        return float(bool(matches))
+    if column not in columns:
+        raise DataError(
+            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
+        )
+    if not matches:
+        return 0.0
+    last = matches[-1]
+    found = (last.group(1) if last.re.groups else last.group()) or ""
+    return float(found.strip() == str(columns[column]).strip())
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"reward.judge.pattern={pattern!r} is not a regular expression: {error}") from error
