@@ -72,12 +72,19 @@ class LeaseClaim:
 
 def claim_remote(files: pafs.FileSystem, path: str) -> LeaseClaim:
     """Raises ConfigError naming the owner, unless that one is dead (this machine) or silent for `LEASE_S` (another one)."""
-    if files.get_file_info(path).type != pafs.FileType.NotFound:
-        with files.open_input_stream(path) as stream:
-            owner = _parsed(stream.read())
-        if _is_alive(owner):
-            raise _in_use(os.path.dirname(path), owner)
+    owner = owner_of(files, path)
+    if owner and owner.get("pid") != os.getpid():
+        raise _in_use(os.path.dirname(path), owner)
     return LeaseClaim(files, path)
+
+
+def owner_of(files: pafs.FileSystem, path: str) -> dict[str, Any] | None:
+    """The living owner, None when there is none. One on another machine counts as living for `LEASE_S` after its last sign."""
+    if files.get_file_info(path).type == pafs.FileType.NotFound:
+        return None
+    with files.open_input_stream(path) as stream:
+        owner = _parsed(stream.read())
+    return owner if owner and _is_alive(owner) else None
 
 
 def _identity() -> dict[str, Any]:
@@ -90,7 +97,7 @@ def _is_alive(owner: dict[str, Any]) -> bool:
         return time.time() - owner.get("time", 0.0) < LEASE_S
     try:
         process = psutil.Process(owner.get("pid", -1))
-        return process.create_time() == owner.get("started") and process.pid != os.getpid()
+        return process.create_time() == owner.get("started")
     except (psutil.NoSuchProcess, ValueError):
         return False
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import yaml
 
-from cluster.claim import Claim, claim_local, claim_remote
+from cluster.claim import Claim, claim_local, claim_remote, owner_of
 from cluster.contracts.errors import ConfigError, StorageError
 
 RUN_YAML = "run.yaml"
@@ -110,6 +110,10 @@ class RunDirectory:
         if self._claim:
             self._claim.release()
             self._claim = None
+
+    def owner(self) -> dict[str, Any] | None:
+        """Host, pid and start of the living driver; None when there is none."""
+        return owner_of(self._files, self._at("driver.lock"))
 
     # Whole files
 

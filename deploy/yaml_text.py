@@ -45,4 +45,4 @@ def parse(text: str, *, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{source}{where} is not YAML: {problem}; quote the value if it is text") from error
+        raise ConfigError(f"{source}{where} cannot be read as YAML: {problem}; correct that line") from error
