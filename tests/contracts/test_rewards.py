@@ -1,0 +1,63 @@
+"""What every reward promises; a new file in actors/rewards joins by an example here."""
+
+import json
+import threading
+
+import pytest
+
+from actors.judgement import HOME, find_judge, is_async, judge_now
+from actors.prompts.reasoning_gym import ReasoningGymPrompts
+from cluster.contracts.plugins import Plugin, names
+from cluster.contracts.types import RewardStatus
+
+SUM = ReasoningGymPrompts(task="chain_sum", size=1)[0]
+EXAMPLES = {
+    # name: (parameters, columns, right completion, wrong completion)
+    "exact_match": ({}, {"answer": "42"}, " 42\n", "41"),
+    "math_verify": ({}, {"answer": "\\frac{1}{2}"}, "It is $0.5$.", "It is $0.6$."),
+    "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
+    "regex": ({"pattern": "<answer>(.*?)</answer>", "column": "answer"}, {"answer": "42"}, "<answer>42</answer>", "42"),
+}
+all_rewards = pytest.mark.parametrize("name", names(HOME))
+
+
+def judged(name, completion, columns=None):
+    params, own_columns, _, _ = EXAMPLES[name]
+    judge = find_judge(Plugin(name=name, params=params))
+    assert not is_async(judge), "give the asynchronous ones a loop here"
+    return judge_now(judge, prompt="?", completion=completion, columns=own_columns if columns is None else columns)
+
+
+@all_rewards
+def test_right_earns_one_and_wrong_nothing(name):
+    _, _, right, wrong = EXAMPLES[name]
+    assert judged(name, right).value == 1.0
+    assert judged(name, wrong).value == 0.0
+
+
+@all_rewards
+def test_an_empty_completion_is_wrong_and_no_error(name):
+    assert judged(name, "").value == 0.0
+
+
+@all_rewards
+def test_columns_may_come_from_disk(name):
+    _, columns, right, _ = EXAMPLES[name]
+    assert judged(name, right, json.loads(json.dumps(columns))).value == 1.0
+
+
+@all_rewards
+def test_a_prompt_without_the_needed_column_is_an_error_that_names_it(name):
+    reward = judged(name, "42", {})
+    assert reward.status is RewardStatus.ERROR
+    assert "DataError" in reward.message and "'answer'" in reward.message
+
+
+@all_rewards
+def test_it_works_away_from_the_main_thread(name):
+    """Where alarm signals do not exist, which some verifiers use for their deadlines."""
+    rewards = []
+    thread = threading.Thread(target=lambda: rewards.append(judged(name, EXAMPLES[name][2])))
+    thread.start()
+    thread.join()
+    assert rewards[0].value == 1.0

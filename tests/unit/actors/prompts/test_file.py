@@ -1,0 +1,140 @@
+import datetime
+import json
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from actors.prompts.file import FilePrompts
+from cluster.contracts.errors import ConfigError, DataError
+
+ROWS = [{"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "2 + 2 =", "answer": "4"}]
+MESSAGES = [{"role": "user", "content": "1 + 1"}]
+
+
+def written(folder, text, name="prompts.jsonl"):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def jsonl(folder, *rows):
+    return written(folder, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_parquet(folder, table):
+    pa.parquet.write_table(table, folder / "p.parquet")
+    return str(folder / "p.parquet")
+
+
+def as_feather(folder, table):
+    pa.feather.write_feather(table, folder / "p.feather")
+    return str(folder / "p.feather")
+
+
+def as_stream(folder, table):
+    with pa.ipc.new_stream(folder / "p.arrow", table.schema) as sink:
+        sink.write_table(table)
+    return str(folder / "p.arrow")
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
+def test_arrow_and_parquet_read_as_jsonl_does(tmp_path, write):
+    binary = FilePrompts(path=write(tmp_path, pa.Table.from_pylist(ROWS)))
+    lines = FilePrompts(path=jsonl(tmp_path, *ROWS))
+    assert [(p.text, p.columns) for p in binary] == [(p.text, p.columns) for p in lines]
+
+
+def test_the_other_columns_go_with_the_prompt(tmp_path):
+    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS))[1]
+    assert (prompt.prompt_id, prompt.text, prompt.columns) == ("file/prompts.jsonl/1", "2 + 2 =", {"answer": "4"})
+
+
+@pytest.mark.parametrize("column", ["messages", "prompt"])
+def test_messages_are_found_in_either_column(tmp_path, column):
+    prompt = FilePrompts(path=jsonl(tmp_path, {column: MESSAGES}))[0]
+    assert (prompt.messages, prompt.text) == (MESSAGES, None)
+
+
+def test_a_text_can_become_the_users_message(tmp_path):
+    source = FilePrompts(path=jsonl(tmp_path, *ROWS), text_as="user_message", system_prompt="Be brief.")
+    assert source[0].messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
+
+
+def test_a_column_of_another_name_can_be_the_prompt(tmp_path):
+    prompt = FilePrompts(path=jsonl(tmp_path, {"question": "why?", "prompt": "unused"}), column="question")[0]
+    assert (prompt.text, prompt.columns) == ("why?", {"prompt": "unused"})
+
+
+def test_dates_and_decimals_travel_as_text(tmp_path):
+    row = {"prompt": "x", "on": datetime.date(2024, 2, 29), "cost": Decimal("1.50")}
+    assert FilePrompts(path=as_parquet(tmp_path, pa.Table.from_pylist([row])))[0].columns == {
+        "on": "2024-02-29",
+        "cost": "1.50",
+    }
+
+
+def test_a_url_reads_as_a_path_does(tmp_path):
+    assert len(FilePrompts(path=f"file://{jsonl(tmp_path, *ROWS)}")) == 2
+
+
+def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
+    import fsspec
+
+    with fsspec.open("memory://prompts.jsonl", "w") as sink:
+        sink.write('{"prompt": "from memory"}\n')
+    assert FilePrompts(path="memory://prompts.jsonl")[0].text == "from memory"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            '{"prompt": "a"}\n{"question": "b"}\n',
+            r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*prompts.column",
+        ),
+        ('{"prompt": "a"}\nnot json\n', r"prompts.jsonl, line 2: not JSON"),
+        ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
+        ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
+        ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got '7'"),
+        ('{"messages": []}\n', r"row 0, column 'messages': must be"),
+        ('{"messages": [{"content": "hi"}]}\n', r"row 0, column 'messages': a message must have 'role' and 'content'"),
+    ],
+)
+def test_a_broken_row_is_named_when_the_file_is_opened(tmp_path, lines, message):
+    with pytest.raises(DataError, match=message):
+        FilePrompts(path=written(tmp_path, lines))
+
+
+def test_a_torn_parquet_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"p.parquet is not a whole \.parquet file"):
+        FilePrompts(path=written(tmp_path, "PAR1 and no more", "p.parquet"))
+
+
+def test_bytes_cannot_travel(tmp_path):
+    table = pa.Table.from_pylist([{"prompt": "what is this?", "image": b"\x00"}])
+    with pytest.raises(DataError, match="row 0, column 'image': bytes"):
+        FilePrompts(path=as_parquet(tmp_path, table))
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"prompts.path=.*has no rows"):
+        FilePrompts(path=written(tmp_path, ""))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"prompts.path=.*nowhere.jsonl.*cannot be read"):
+        FilePrompts(path=str(tmp_path / "nowhere.jsonl"))
+
+
+def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path):
+    with pytest.raises(ConfigError, match=r"suffix .csv; use one of .jsonl, .ndjson, .parquet"):
+        FilePrompts(path="prompts.csv")
+
+
+def test_a_system_prompt_without_messages_is_a_contradiction(tmp_path):
+    with pytest.raises(ConfigError, match="text_as: user_message"):
+        FilePrompts(path=jsonl(tmp_path, *ROWS), system_prompt="Be brief.")

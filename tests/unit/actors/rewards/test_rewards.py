@@ -1,0 +1,71 @@
+import pytest
+
+from actors.rewards.exact_match import exact_match
+from actors.rewards.math_verify import math_verify
+from actors.rewards.reasoning_gym import reasoning_gym
+from actors.rewards.regex import regex
+from cluster.contracts.errors import ConfigError, DataError
+
+SUM = {"answer": "17", "metadata": {}, "task": "chain_sum", "task_config": {}}
+
+
+def said(judge, completion, columns, **params):
+    return judge(prompt="?", completion=completion, columns=columns, **params)
+
+
+def test_exact_match_looks_at_case_unless_told_otherwise():
+    assert said(exact_match, "Paris", {"answer": "paris"}) == 0.0
+    assert said(exact_match, "Paris", {"answer": "paris"}, ignore_case=True) == 1.0
+
+
+def test_exact_match_takes_a_number_as_written():
+    assert said(exact_match, "42", {"answer": 42}) == 1.0
+
+
+def test_a_pattern_alone_rewards_the_format():
+    assert said(regex, "<think>\n</think>", {}, pattern="<think>.*</think>") == 1.0
+    assert said(regex, "<think>", {}, pattern="<think>.*</think>") == 0.0
+
+
+def test_a_pattern_with_a_column_judges_the_last_match():
+    pattern = r"#### (-?\d+)"
+    assert said(regex, "#### 7, no: #### 8", {"answer": "8"}, pattern=pattern, column="answer") == 1.0
+    assert said(regex, "#### 8, no: #### 7", {"answer": "8"}, pattern=pattern, column="answer") == 0.0
+
+
+def test_a_group_that_took_no_part_in_the_match_is_no_answer():
+    assert said(regex, "none", {"answer": "8"}, pattern=r"(\d)?none", column="answer") == 0.0
+
+
+def test_a_broken_pattern_is_a_config_error():
+    with pytest.raises(ConfigError, match=r"reward.judge.pattern='\(' is not a regular expression"):
+        said(regex, "x", {}, pattern="(")
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("so \\boxed{\\frac{1}{2}}", "0.5"),
+        ("the answer is 42", "42"),
+        ("$x^2 - 1$", "(x-1)(x+1)"),
+        ("-17", "-17"),
+        ("$\\frac12$", "$1/2$"),
+    ],
+)
+def test_math_verify_sees_through_notation(completion, answer):
+    assert said(math_verify, completion, {"answer": answer}) == 1.0
+
+
+def test_math_verify_blames_a_bad_answer_on_the_data():
+    with pytest.raises(DataError, match="no mathematical expression"):
+        said(math_verify, "1", {"answer": ""})
+
+
+def test_reasoning_gym_gives_part_of_the_reward_for_the_answer_amid_text():
+    assert said(reasoning_gym, "17", SUM) == 1.0
+    assert said(reasoning_gym, "it is 17", SUM) == pytest.approx(2 / 8)
+
+
+def test_reasoning_gym_judges_the_last_answer_tag_when_told_to():
+    assert said(reasoning_gym, "<answer>3</answer> <answer>17</answer>", SUM, answer_tag="answer") == 1.0
+    assert said(reasoning_gym, "17", SUM, answer_tag="answer") == 0.0

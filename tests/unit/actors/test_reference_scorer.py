@@ -1,0 +1,44 @@
+import pytest
+
+from actors.reference_scorer import ReferenceScorer
+from cluster.contracts.errors import DataError
+from tests.unit.actors.batches import batch_of
+
+
+class Halving:
+    """Log-prob of a token is minus its id, halved; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def logprobs(self, prompts, completions):
+        self.calls.append((prompts, completions))
+        return [[-token / 2 for token in completion] for completion in completions]
+
+
+class TooShort:
+    def logprobs(self, prompts, completions):
+        return [[-1.0] for _ in completions]
+
+
+def test_each_completion_token_gets_the_reference_models_logprob():
+    scored = ReferenceScorer(model=Halving()).score(batch_of(["a", "b"]))
+    assert scored["reference_logprobs"].to_pylist() == [[-1.5], [-2.0, -2.0]]
+
+
+def test_a_group_is_one_call_so_that_its_bits_depend_on_itself_alone():
+    model = Halving()
+    ReferenceScorer(model=model).score(batch_of(["a", "b"]))
+    assert model.calls == [([[1, 2], [1, 2]], [[3], [4, 4]])]
+
+
+def test_a_model_that_forgets_tokens_is_noticed():
+    with pytest.raises(DataError, match="row 1 .*'reference_logprobs'.*another length"):
+        ReferenceScorer(model=TooShort()).score(batch_of(["a", "b"]))
+
+
+def test_progress_returns_to_idle_after_a_failure():
+    scorer = ReferenceScorer(model=TooShort())
+    with pytest.raises(DataError):
+        scorer.score(batch_of(["a", "b"]))
+    assert scorer.progress().phase == "idle"
