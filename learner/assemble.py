@@ -1,0 +1,155 @@
+"""Arrow groups to what the learner computes with: token rows for the model, padded tensors for the objective. The learner calls it.
+
+The rule: a trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and is in no
+denominator and no baseline; the others of its group train as the group that they are. All failed is an error, not an empty step.
+
+Shapes: N trajectories that train, W longest completion, K reward components.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.schema import validate
+from cluster.contracts.types import FinishReason, RewardStatus
+from learner.algorithms.batch import BatchTensors
+from learner.packing import TokenRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One optimizer step's trajectories."""
+
+    rows: list[TokenRow]
+    tensors: BatchTensors
+    trajectories: pa.RecordBatch
+    """The trained rows as they came, for saving what went wrong."""
+    num_failed: int
+    """Trajectories left out because their reward failed."""
+    num_aborted: int
+
+
+def assemble(groups: Sequence[pa.RecordBatch], *, current_version: int, vocabulary_size: int) -> Batch:
+    """The groups in the order given. Raises DataError naming row and field for anything that cannot be trained on."""
+    if not groups:
+        raise DataError("an update was asked for without a group")
+    for group in groups:
+        validate(group)
+    everything = pa.Table.from_batches(groups).combine_chunks()
+    has_reward = pc.fill_null(pc.equal(everything["reward_status"], str(RewardStatus.OK)), False)
+    is_whole = pc.not_equal(everything["finish_reason"], str(FinishReason.ABORTED))
+    table = everything.filter(pc.and_(has_reward, is_whole)).combine_chunks()
+    num_failed = everything.num_rows - pc.sum(has_reward).as_py()
+    num_aborted = everything.num_rows - pc.sum(is_whole).as_py()
+    if table.num_rows == 0:
+        raise DataError(
+            f"none of {everything.num_rows} trajectories can train: {num_failed} rewards failed, {num_aborted} were aborted; "
+            "see reward_message in the run's trajectories"
+        )
+    trajectories = table.to_batches()[0]
+    prompts, completions = _Lists.of(trajectories, "prompt_token_ids"), _Lists.of(trajectories, "completion_token_ids")
+    _check_tokens(trajectories, prompts, vocabulary_size, name="prompt_token_ids")
+    _check_tokens(trajectories, completions, vocabulary_size, name="completion_token_ids")
+    masks = _Lists.of(trajectories, "loss_mask")
+    rows = [
+        TokenRow(prompt=p, completion=c, loss_mask=m)
+        for p, c, m in zip(prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), strict=True)
+    ]
+    tensors = _tensors(trajectories, completions, current_version=current_version)
+    return Batch(rows=rows, tensors=tensors, trajectories=trajectories, num_failed=num_failed, num_aborted=num_aborted)
+
+
+def _tensors(batch: pa.RecordBatch, completions: "_Lists", *, current_version: int) -> BatchTensors:
+    group_ids: list[str] = batch["group_id"].to_pylist()
+    places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
+    names, components_NK = _components(batch)
+    tensors = BatchTensors(
+        loss_mask_NT=_Lists.of(batch, "loss_mask").padded(np.bool_),
+        rollout_logprobs_NT=_Lists.of(batch, "rollout_logprobs").padded(np.float32),
+        policy_versions_NT=_Lists.of(batch, "policy_versions").padded(np.int64),
+        # float64: advantages lose nothing before they meet a loss.
+        rewards_N=torch.from_numpy(batch["reward"].to_numpy(zero_copy_only=False).astype(np.float64)),
+        group_index_N=torch.tensor([places[group_id] for group_id in group_ids]),
+        truncated_N=torch.tensor([reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()]),
+        completion_lengths_N=torch.from_numpy(np.diff(completions.offsets).astype(np.int64)),
+        trajectory_ids=[f"{g}/{s}" for g, s in zip(group_ids, batch["sample_index"].to_pylist(), strict=True)],
+        group_ids=group_ids,
+        current_version=current_version,
+        reference_logprobs_NT=_optional(batch, "reference_logprobs"),
+        token_rewards_NT=_optional(batch, "token_rewards"),
+        reward_components_NK=components_NK,
+        reward_component_names=names,
+    )
+    newest = int((tensors.policy_versions_NT * tensors.loss_mask_NT).max())
+    if newest > current_version:
+        raise DataError(
+            f"field 'policy_versions': a token of version {newest}, but the learner is at {current_version}"
+        )
+    tensors.validate()
+    return tensors
+
+
+def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
+    """The column padded; None when no row has it. Raises DataError when only some have."""
+    column = batch[name]
+    if column.null_count == batch.num_rows:
+        return None
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise DataError(
+            f"{_name_of(batch, row)}, field {name!r}: is null, while other trajectories of the step have it"
+        )
+    return _Lists.of(batch, name).padded(np.float32)
+
+
+def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | None]:
+    """Components that every row has, in order of name."""
+    rows = [dict(row) for row in batch["reward_components"].to_pylist()]
+    names = tuple(sorted(set.intersection(*(set(row) for row in rows))))
+    if not names:
+        return (), None
+    return names, torch.tensor([[row[name] for name in names] for row in rows], dtype=torch.float64)
+
+
+def _check_tokens(batch: pa.RecordBatch, lists: "_Lists", vocabulary_size: int, *, name: str) -> None:
+    bad = np.flatnonzero((lists.values < 0) | (lists.values >= vocabulary_size))
+    if len(bad):
+        row = int(np.searchsorted(lists.offsets, bad[0], side="right") - 1)
+        raise DataError(
+            f"{_name_of(batch, row)}, field {name!r}: token {lists.values[bad[0]]} is outside the learner's vocabulary of "
+            f"{vocabulary_size}; tokenizer, engine and learner must be of one model"
+        )
+
+
+def _name_of(batch: pa.RecordBatch, row: int) -> str:
+    return f"row {row} (group {batch['group_id'][row]}, sample {batch['sample_index'][row]})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """A list column as one flat array and the rows' bounds in it."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, name: str) -> "_Lists":
+        column = batch[name]
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return cls(column.flatten().to_numpy(zero_copy_only=False), offsets)
+
+    def split(self, dtype: type[np.generic]) -> list[np.ndarray]:
+        return np.split(self.values.astype(dtype), self.offsets[1:-1])
+
+    def padded(self, dtype: type[np.generic]) -> torch.Tensor:
+        """[N, W], 0 or false behind a row's end."""
+        lengths = np.diff(self.offsets)
+        result = np.zeros((len(lengths), lengths.max()), dtype=dtype)
+        result[np.arange(result.shape[1]) < lengths[:, None]] = self.values
+        return torch.from_numpy(result)

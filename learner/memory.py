@@ -1,0 +1,122 @@
+"""How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded. Preflight and the learner ask.
+
+An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations by formula.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from cluster.contracts.config import LearnerConfig, ModelConfig
+from cluster.contracts.errors import ConfigError
+from learner.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of one rank."""
+
+    num_parameters: int
+    """Of the whole policy, tied ones once."""
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    """Of one micro-batch."""
+    head_bytes: int
+    """Logits that exist at one time, and hidden states beside them."""
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.head_bytes
+        )
+
+
+def count_parameters(config: PretrainedConfig) -> int:
+    """By building the model without memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return sum(p.numel() for p in model.parameters())
+
+
+def estimate(
+    config: PretrainedConfig, *, model: ModelConfig, learner: LearnerConfig, has_own_critic: bool = False
+) -> MemoryEstimate:
+    """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts."""
+    text = config.get_text_config()
+    num_parameters = count_parameters(config)
+    num_models = 2 if has_own_critic else 1
+    per_rank = num_parameters * num_models // learner.num_ranks
+    item = 2 if model.dtype == "bfloat16" else 4
+    is_full = learner.lora is None
+    keeps_copy = item < 4 and learner.num_ranks == 1
+    weights = per_rank * ((4 if is_full else item) + (item if keeps_copy and is_full else 0))
+    tokens = learner.max_tokens_per_micro_batch
+    activations = (
+        int(tokens * item * _values_per_token(text, checkpointing=learner.activation_checkpointing)) * num_models
+    )
+    logits = 4 * learner.head_chunk_tokens * min(text.vocab_size, MAX_TILE_VOCABULARY)
+    logits = max(3 * logits, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
+    return MemoryEstimate(
+        num_parameters=num_parameters,
+        weights_bytes=weights,
+        gradients_bytes=4 * per_rank if is_full else 0,
+        optimizer_bytes=8 * per_rank if is_full else 0,
+        activations_bytes=activations,
+        head_bytes=logits + 8 * tokens * text.hidden_size,
+    )
+
+
+def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig) -> None:
+    """Raises ConfigError when more is needed than is free."""
+    if estimated.total_bytes <= free_bytes:
+        return
+    need, free = _gib(estimated.total_bytes), _gib(free_bytes)
+    raise ConfigError(
+        f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
+        f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, activations "
+        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}), {free} GiB are free; lower "
+        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks, "
+        "or take a smaller model"
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a new process can still take here: on a CPU the least of the machine's available memory and the control group's rest."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0] != "max":
+        found.append(max(int(limit[0]) - int(used[0]), 0))
+    return min(found)
+
+
+def _values_per_token(text: PretrainedConfig, *, checkpointing: bool) -> float:
+    """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
+    hidden = text.hidden_size
+    head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+    queries = text.num_attention_heads * head
+    keys = (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    layer = 8 * hidden + 5 * queries + 6 * keys + 4 * inner
+    return text.num_hidden_layers * hidden + layer if checkpointing else text.num_hidden_layers * layer
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**3:.1f}"

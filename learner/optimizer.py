@@ -1,0 +1,155 @@
+"""AdamW with schedule and clipping over float32 master weights. The learner steps it once per batch.
+
+Where the model computes in bfloat16 on one rank, each parameter has a float32 master: gradients of micro-batches are summed on it in
+float32, the step is taken on it, and the result is rounded into the model. Where the model is float32 (or sharded, whose shards are
+float32), the parameters are their own masters.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cluster.contracts.config import OptimizerConfig
+from cluster.contracts.errors import CheckpointError
+
+
+def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak: float | None = None) -> float:
+    """Rate of step 0, 1, ...: linear warm-up to the peak, then constant, or down to `min_learning_rate_share` at the last step."""
+    peak = config.learning_rate if peak is None else peak
+    if step < config.warmup_steps:
+        return peak * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    last = max(num_steps - 1, config.warmup_steps)
+    progress = min((step - config.warmup_steps) / max(last - config.warmup_steps, 1), 1.0)
+    decayed = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    share = config.min_learning_rate_share
+    return peak * (share + (1 - share) * decayed)
+
+
+class Optimizer:
+    """One step per batch: `zero`, backward of every micro-batch, `gradient_norm`, then `step` or nothing.
+
+    Weight decay is decoupled and spares vectors (norms and biases).
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        config: OptimizerConfig,
+        num_steps: int,
+        compute_dtype: torch.dtype = torch.float32,
+        learning_rates: Mapping[str, float] | None = None,
+    ) -> None:
+        """Takes float32 parameters, and leaves those of one rank in `compute_dtype`.
+
+        `learning_rates`: peaks of parameters by the prefix of their name, where they differ from the configured one.
+        """
+        self._config, self._num_steps = config, num_steps
+        parameters = dict(named_parameters)
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        self._masters = {name: _master(p, compute_dtype=compute_dtype) for name, p in self._parameters.items()}
+        for parameter in parameters.values():
+            if not parameter.requires_grad and not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.to(compute_dtype)
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, master in self._masters.items():
+            peak = next(
+                (rate for prefix, rate in (learning_rates or {}).items() if name.startswith(prefix)),
+                config.learning_rate,
+            )
+            groups.setdefault((peak, config.weight_decay if master.ndim > 1 else 0.0), []).append(master)
+        self._adam = torch.optim.AdamW(
+            [{"params": ps, "weight_decay": decay, "peak": peak, "lr": peak} for (peak, decay), ps in groups.items()],
+            betas=config.betas,
+            eps=config.epsilon,
+            fused=True,
+        )
+
+    def zero(self) -> None:
+        """Forgets gradients."""
+        for parameter in (*self._parameters.values(), *self._masters.values()):
+            parameter.grad = None
+
+    def gradient_norm(self) -> Tensor:
+        """Global L2 norm over all parameters and ranks, float32."""
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        if not gradients:
+            return torch.zeros(())
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def step(self, index: int, *, gradient_norm: Tensor) -> float:
+        """Clips by the norm given, takes step `index` (from 0), rounds masters into the model. Returns the learning rate."""
+        limit = self._config.max_grad_norm
+        if limit is not None and float(gradient_norm) > limit:
+            gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+            torch._foreach_mul_([_local(g) for g in gradients], limit / (float(gradient_norm) + 1e-6))
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate_at(index, config=self._config, num_steps=self._num_steps, peak=group["peak"])
+        self._adam.step()
+        self.copy_masters()
+        return learning_rate_at(index, config=self._config, num_steps=self._num_steps)
+
+    @torch.no_grad()
+    def copy_masters(self) -> None:
+        """Rounds masters into the model; nothing where the parameters are their own masters."""
+        for name, parameter in self._parameters.items():
+            if parameter is not self._masters[name]:
+                parameter.copy_(self._masters[name])
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """Float32 weights by parameter name."""
+        return self._masters
+
+    def state(self) -> dict[str, Tensor]:
+        """First and second moments and step counts by parameter name; local shards where sharded. Not copies."""
+        found: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            for key, value in self._adam.state.get(master, {}).items():
+                found[f"{key}/{name}"] = value
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `state` gave, of the same parameters. Raises CheckpointError naming the first that does not fit."""
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            kind, _, name = key.partition("/")
+            if name not in self._masters:
+                raise CheckpointError(f"optimizer state of {name!r}, which this model does not train")
+            if kind != "step" and value.shape != self._masters[name].shape:
+                raise CheckpointError(
+                    f"optimizer state of {name!r} has shape {list(value.shape)}, not {list(self._masters[name].shape)}"
+                )
+            by_parameter.setdefault(name, {})[kind] = value
+        missing = set(self._masters) - set(by_parameter)
+        if by_parameter and missing:
+            raise CheckpointError(f"no optimizer state of {min(missing)!r}")
+        self._adam.state.clear()
+        for name, values in by_parameter.items():
+            self._adam.state[self._masters[name]] = values
+
+
+def _master(parameter: nn.Parameter, *, compute_dtype: torch.dtype) -> nn.Parameter:
+    if parameter.dtype == compute_dtype or isinstance(parameter, DTensor):
+        return parameter
+    master = nn.Parameter(parameter.detach())
+    parameter.data = parameter.data.to(compute_dtype)
+
+    def add(computed: Tensor) -> None:
+        if computed.grad is not None:
+            # Sums of micro-batches in bfloat16 would depend on how the batch was cut.
+            gradient = computed.grad.float()
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            computed.grad = None
+
+    parameter.register_post_accumulate_grad_hook(add)
+    return master
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,245 @@
+"""Rows of a batch as micro-batches under a token budget: planned (pure), then laid out as tensors. The learner and scorers call it.
+
+Packed: sequences stand one after another in a single row, the prompt of a group once, and attention keeps them apart
+(`learner.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a
+completion is no input: nothing is predicted from it. Plans are deterministic, and cost every rank the same up to one unit.
+
+Shapes: N rows of the batch, W completion width of the batch, C completion positions with loss.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.attention import Segment, Segments, bucketed
+
+Layout = Literal["shared", "packed", "padded"]
+"""`shared` packs, and computes the prompt of a group once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One trajectory's tokens."""
+
+    prompt: np.ndarray
+    """int64, at least one."""
+    completion: np.ndarray
+    """int64, at least one."""
+    loss_mask: np.ndarray
+    """bool, as long as the completion; no head where false."""
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.prompt) + len(self.completion) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One forward pass."""
+
+    rows: tuple[int, ...]
+    """Places in the batch; the rows of [B, W] results, in this order."""
+    input_ids: Tensor
+    """[1, T] packed, [B, L] padded."""
+    position_ids: Tensor
+    segments: Segments | None
+    """None when padded."""
+    head_index_C: Tensor
+    """Place of the hidden state that predicts each target, in flattened input."""
+    targets_C: Tensor
+    result_index_C: Tensor
+    """Place of each target in flattened [B, W]."""
+    width: int
+    """W."""
+    num_tokens: int
+    """Prompt and completion tokens of its rows, shared prompts counted each time: the same for every layout."""
+
+    def scatter(self, values_C: Tensor) -> Tensor:
+        """Values per position as [B, W], 0 elsewhere; differentiable."""
+        flat = values_C.new_zeros(len(self.rows) * self.width)
+        return flat.index_copy(0, self.result_index_C, values_C).view(len(self.rows), self.width)
+
+
+def plan(
+    rows: Sequence[TokenRow], *, max_tokens: int, layout: Layout, num_ranks: int = 1
+) -> list[list[tuple[int, ...]]]:
+    """For every rank its micro-batches, each a tuple of row places; every rank has equally many. A row beyond the budget stands alone.
+
+    A rank may get empty tuples when there are fewer rows than ranks: it takes part in every collective operation.
+    """
+    bins = _pad_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks) if layout == "padded" else None
+    bins = bins or _pack_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks, shares=layout == "shared")
+    bins = sorted(bins, key=lambda b: (-_cost(rows, b, layout=layout), b))
+    bins += [()] * (-len(bins) % num_ranks)
+    ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
+    for index, rows_of_bin in enumerate(bins):
+        turn, place = divmod(index, num_ranks)
+        ranks[place if turn % 2 == 0 else num_ranks - 1 - place].append(rows_of_bin)
+    return ranks
+
+
+def lay_out(
+    rows: Sequence[TokenRow], chosen: Sequence[int], *, layout: Layout, width: int, device: torch.device | str = "cpu"
+) -> MicroBatch:
+    """The chosen rows as tensors of one forward pass; `width` is the batch's longest completion."""
+    if not chosen:
+        return _idle(layout=layout, width=width, device=device)
+    starts: list[tuple[int, int]] = []
+    """Of each chosen row: place of the token that predicts its first completion token, and of its first completion input."""
+    if layout == "padded":
+        input_ids, position_ids, segments = _padded([rows[i] for i in chosen], starts)
+    else:
+        input_ids, position_ids, segments = _packed([rows[i] for i in chosen], starts, shares=layout == "shared")
+    head_index, targets, results = [], [], []
+    for place, (index, (before, first)) in enumerate(zip(chosen, starts, strict=True)):
+        wanted = np.flatnonzero(rows[index].loss_mask)
+        head_index.append(np.where(wanted == 0, before, first + wanted - 1))
+        targets.append(rows[index].completion[wanted])
+        results.append(place * width + wanted)
+    head_index_C, targets_C, result_index_C = (
+        torch.from_numpy(np.concatenate(x)).to(device) for x in (head_index, targets, results)
+    )
+    return MicroBatch(
+        rows=tuple(chosen),
+        input_ids=torch.from_numpy(input_ids).to(device),
+        position_ids=torch.from_numpy(position_ids).to(device),
+        segments=None if segments is None else bucketed(segments, num_tokens=input_ids.shape[1], device=device),
+        head_index_C=head_index_C,
+        targets_C=targets_C,
+        result_index_C=result_index_C,
+        width=width,
+        num_tokens=sum(len(rows[i].prompt) + len(rows[i].completion) for i in chosen),
+    )
+
+
+def _packed(
+    rows: Sequence[TokenRow], starts: list[tuple[int, int]], *, shares: bool
+) -> tuple[np.ndarray, np.ndarray, list[Segment]]:
+    sharers: dict[bytes, int] = defaultdict(int)
+    for row in rows:
+        sharers[row.prompt.tobytes()] += 1
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    segments: list[Segment] = []
+    prompt_starts: dict[bytes, int] = {}
+    end = 0
+
+    def add(ids: np.ndarray, first_position: int) -> int:
+        nonlocal end
+        tokens.append(ids)
+        positions.append(np.arange(first_position, first_position + len(ids)))
+        end += len(ids)
+        return end - len(ids)
+
+    for row in rows:
+        key, size, inputs = row.prompt.tobytes(), len(row.prompt), row.completion[:-1]
+        if not shares or sharers[key] == 1:
+            start = add(np.concatenate([row.prompt, inputs]), 0)
+            segments.append(Segment(start=start, length=size + len(inputs)))
+            starts.append((start + size - 1, start + size))
+            continue
+        if key not in prompt_starts:
+            prompt_starts[key] = add(row.prompt, 0)
+            segments.append(Segment(start=prompt_starts[key], length=size))
+        before = prompt_starts[key] + size - 1
+        if len(inputs) == 0:
+            starts.append((before, before))
+            continue
+        start = add(inputs, size)
+        segments.append(Segment(start=start, length=len(inputs), prompt_start=prompt_starts[key], prompt_length=size))
+        starts.append((before, start))
+    return np.concatenate(tokens)[None], np.concatenate(positions)[None], segments
+
+
+def _padded(rows: Sequence[TokenRow], starts: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, None]:
+    width = max(row.num_inputs for row in rows)
+    input_ids = np.zeros((len(rows), width), dtype=np.int64)
+    for place, row in enumerate(rows):
+        input_ids[place, : row.num_inputs] = np.concatenate([row.prompt, row.completion[:-1]])
+        first = place * width + len(row.prompt)
+        starts.append((first - 1, first))
+    return input_ids, np.broadcast_to(np.arange(width), input_ids.shape).copy(), None
+
+
+def _idle(*, layout: Layout, width: int, device: torch.device | str) -> MicroBatch:
+    """A pass of one token without rows or loss, for a rank that only has to take part."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return MicroBatch(
+        rows=(),
+        input_ids=one,
+        position_ids=one,
+        segments=None if layout == "padded" else bucketed([Segment(start=0, length=1)], num_tokens=1, device=device),
+        head_index_C=none,
+        targets_C=none,
+        result_index_C=none,
+        width=width,
+        num_tokens=0,
+    )
+
+
+def _cost(rows: Sequence[TokenRow], chosen: Iterable[int], *, layout: Layout) -> int:
+    """Tokens that a forward pass computes."""
+    chosen = list(chosen)
+    if layout == "padded":
+        return len(chosen) * max((rows[i].num_inputs for i in chosen), default=0)
+    if layout == "packed":
+        return sum(rows[i].num_inputs for i in chosen)
+    prompts = {rows[i].prompt.tobytes(): len(rows[i].prompt) for i in chosen}
+    return sum(prompts.values()) + sum(len(rows[i].completion) - 1 for i in chosen)
+
+
+def _pad_bins(rows: Sequence[TokenRow], *, max_tokens: int, num_ranks: int) -> list[tuple[int, ...]]:
+    """Neighbours by length, at most `max_tokens` with padding, at least as many bins as ranks."""
+    order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_inputs, i))
+    max_rows = -(-len(rows) // num_ranks)
+    bins: list[tuple[int, ...]] = []
+    while order:
+        size = min(max(max_tokens // max(rows[order[0]].num_inputs, 1), 1), max_rows)
+        bins.append(tuple(sorted(order[:size])))
+        order = order[size:]
+    return bins
+
+
+def _pack_bins(rows: Sequence[TokenRow], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
+    """Longest unit first into the emptiest bin, as few bins as the budget allows, in multiples of the ranks."""
+    layout: Layout = "shared" if shares else "packed"
+    total = _cost(rows, range(len(rows)), layout=layout)
+    num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
+    while True:
+        limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
+        units = _units(rows, max_tokens=limit, shares=shares)
+        costs = [_cost(rows, unit, layout=layout) for unit in units]
+        loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
+        for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
+            lightest = loads.index(min(loads))
+            loads[lightest] += costs[index]
+            bins[lightest].extend(units[index])
+        fits = all(load <= max_tokens or len(chosen) == 1 for load, chosen in zip(loads, bins, strict=True))
+        if fits or num_bins >= len(rows):
+            return [tuple(sorted(chosen)) for chosen in bins if chosen]
+        num_bins += num_ranks
+
+
+def _units(rows: Sequence[TokenRow], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:
+    """Rows that stay together: those of one prompt, in pieces of at most `max_tokens`; single rows when nothing is shared."""
+    if not shares:
+        return [(i,) for i in range(len(rows))]
+    by_prompt: dict[bytes, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        by_prompt[row.prompt.tobytes()].append(i)
+    units: list[tuple[int, ...]] = []
+    for members in by_prompt.values():
+        piece: list[int] = []
+        for i in members:
+            if piece and _cost(rows, [*piece, i], layout="shared") > max_tokens:
+                units.append(tuple(piece))
+                piece = []
+            piece.append(i)
+        units.append(tuple(piece))
+    return units

@@ -1,0 +1,43 @@
+"""What leaves the learner: weights by checkpoint name, one whole tensor at a time, and the canary that proves them. The learner calls it.
+
+Shapes: C probe tokens after the first.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from cluster.weights.manifest import Canary
+from learner.group import whole
+from learner.model import PolicyModel, output_layer, score, token_row
+
+
+def probe_token_ids(vocabulary_size: int, *, num_tokens: int) -> list[int]:
+    """A fixed sequence spread over the vocabulary: the same for every version, so that only weights change its log-probs."""
+    return [(i * 2_654_435_761 + 12_345) % vocabulary_size for i in range(1, num_tokens + 1)]
+
+
+def canary_of(policy: PolicyModel, *, num_tokens: int, device: torch.device) -> Canary:
+    """The probe's log-probs at temperature 1 under the present weights; all ranks must call it."""
+    limit = getattr(policy.causal_lm.config.get_text_config(), "max_position_embeddings", None) or num_tokens
+    token_ids = probe_token_ids(output_layer(policy.causal_lm).weight.shape[0], num_tokens=min(num_tokens, limit))
+    at_run_temperature, policy.head = policy.head, dataclasses.replace(policy.head, temperature=1.0)
+    try:
+        logprobs_C = score(policy, [token_row(token_ids[:1], token_ids[1:])], max_tokens=num_tokens, device=device)[0]
+    finally:
+        policy.head = at_run_temperature
+    return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs_C.tolist()))
+
+
+@torch.no_grad()
+def exported(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks."""
+    converts = bool(getattr(causal_lm, "_weight_conversions", None))
+    for name, parameter in causal_lm.named_parameters():
+        tensor = whole(parameter.detach()).to(dtype)
+        # Some families are computed in another form than they are stored (fused experts).
+        yield from revert_weight_conversion(causal_lm, {name: tensor}).items() if converts else [(name, tensor)]

@@ -1,0 +1,56 @@
+"""Arrow groups for learner tests: tokens drawn from a seed, or sampled by the policy itself."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cluster.contracts.schema import to_batch
+
+VOCABULARY = 128
+
+
+def make_group(
+    index: int,
+    *,
+    rewards: Sequence[float | None] = (1.0, 0.0, 0.5),
+    seed: int = 0,
+    prompt_length: int = 5,
+    max_length: int = 9,
+    version: int = 0,
+    **columns: Sequence[Any],
+) -> pa.RecordBatch:
+    """One group with a trajectory per reward; None is a reward that failed. Lengths and tokens follow from seed and index."""
+    random = np.random.default_rng([seed, index])
+    prompt = random.integers(4, VOCABULARY, prompt_length).tolist()
+    rows: list[dict[str, Any]] = []
+    for sample, reward in enumerate(rewards):
+        length = int(random.integers(1, max_length + 1))
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        row = {
+            "run_id": "test",
+            "group_id": f"{index:08d}",
+            "ticket_index": index,
+            "sample_index": sample,
+            "prompt_id": f"prompt-{index}",
+            "prompt_token_ids": prompt,
+            "completion_token_ids": random.integers(4, VOCABULARY, length).tolist(),
+            "loss_mask": [True] * length,
+            "rollout_logprobs": random.normal(-4.0, 0.3, length).tolist(),
+            "policy_versions": [version] * length,
+            "reward": reward,
+            "reward_status": "error" if reward is None else "ok",
+            "reward_components": {},
+            "finish_reason": "stop",
+            "prompt_text": "",
+            "completion_text": "",
+            "info": "{}",
+            "worker": "test",
+            "started_at": now,
+            "finished_at": now,
+            "seed": sample,
+        }
+        rows.append(row | {name: values[sample] for name, values in columns.items()})
+    return to_batch(rows)
