@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from cluster.contracts.config import MetricsConfig, RunConfig
+from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import resolve
 from cluster.run_directory import EVENTS, RunDirectory
@@ -79,13 +79,6 @@ class MetricLog:
         self._now = now
         self._version = 0
 
-    @classmethod
-    def open(cls, config: RunConfig, directory: RunDirectory) -> Self:
-        """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
-        indices = range(len(config.metrics.sinks))
-        sinks = [resolve_sink(config.metrics, i)(directory=directory, num_steps=config.num_steps) for i in indices]
-        return cls(sinks, directory=directory)
-
     def __enter__(self) -> Self:
         return self
 
@@ -124,6 +117,14 @@ class MetricLog:
             )
             if sink in self._sinks:
                 self._sinks.remove(sink)
+
+
+def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:
+    """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
+    sinks = [
+        resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
+    ]
+    return MetricLog(sinks, directory=directory)
 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:

@@ -6,12 +6,12 @@ together (they place actors, they do not limit them); GPUs never are. The contro
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.supervision import ActorKind
 
 REWARD_SERVICE_CPUS = 0.25
 _SMALLEST_SHARE = 0.01
@@ -29,12 +29,6 @@ class Node:
 class ClusterResources:
     nodes: tuple[Node, ...]
 
-    @classmethod
-    def of(cls, nodes: Sequence[Mapping[str, Any]]) -> "ClusterResources":
-        """What `ray.nodes()` says of the living ones."""
-        living = [node["Resources"] for node in nodes if node["Alive"]]
-        return cls(nodes=tuple(Node(cpus=each.get("CPU", 0.0), gpus=each.get("GPU", 0.0)) for each in living))
-
     @property
     def cpus(self) -> float:
         return sum(node.cpus for node in self.nodes)
@@ -45,48 +39,41 @@ class ClusterResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Bundle:
     """One actor's place."""
 
-    name: str
-    """`learner-0` (rank), `rollout-0`, `reward`, `reference`, `recorder`."""
-    num_cpus: float
+    kind: ActorKind
+    index: int
+    """Learner rank, or number of the rollout worker; 0 for services."""
+    cpus: float
     """Reserved in Ray; at most what the configuration asks."""
-    num_gpus: float
+    gpus: float
     num_threads: int
     """Compute threads, whatever the reservation."""
-    bundle: int | None = None
-    """Index in Ray's placement group; None lets the actor wait outside of it for a node that joins."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """Seats, and the placement group that reserves them."""
+    """Bundles in the order of their indices in Ray's placement group."""
 
-    seats: tuple[Seat, ...]
-    """Those with a bundle, in the order of their bundles; then the others."""
+    bundles: tuple[Bundle, ...]
     strategy: str
     """Ray's name: PACK keeps ranks and small runs together; SPREAD gives each worker a node of its own as far as they go."""
     is_time_shared: bool
     """True when CPU shares were scaled down."""
+    num_missing_workers: int
+    """Rollout workers that find no room yet and join when nodes do (elastic runs only)."""
 
-    @property
-    def bundles(self) -> list[dict[str, float]]:
+    def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
+        return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
+
+    def resources(self) -> list[dict[str, float]]:
         """For Ray's placement group."""
-        reserved = [seat for seat in self.seats if seat.bundle is not None and seat.num_cpus + seat.num_gpus > 0]
-        return [{"CPU": seat.num_cpus, **({"GPU": seat.num_gpus} if seat.num_gpus else {})} for seat in reserved]
-
-    def has(self, name: str) -> bool:
-        return any(seat.name == name for seat in self.seats)
-
-    def seat(self, name: str) -> Seat:
-        """A rollout worker beyond the planned ones (`treadwheel scale`) gets another's share, outside of the group."""
-        found = next((seat for seat in self.seats if seat.name == name), None)
-        if found is None and name.startswith("rollout-"):
-            return replace(self.seat("rollout-0"), name=name, bundle=None)
-        if found is None:
-            raise KeyError(name)
-        return found
+        return [{"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})} for bundle in self.bundles]
 
 
 def needs_reference(config: RunConfig) -> bool:
@@ -103,37 +90,34 @@ def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
     while fitted is None and num_workers > _fewest_workers(config):
         num_workers -= 1
         fitted = _fit(_asked(config, num_workers=num_workers), available)
-    asked = _asked(config, num_workers=config.rollout.num_workers)
+    asked = _asked(config, num_workers=num_workers)
     if fitted is None:
         raise _no_room(asked, available)
-    reserved = tuple(replace(seat, bundle=index) for index, seat in enumerate(fitted))
-    names = {seat.name for seat in reserved}
-    # It lies down beside rank 0, whose checkpoints go to the same directory, and needs no share of its own.
-    recorder = Seat(name="recorder", num_cpus=0.0, num_gpus=0.0, num_threads=1, bundle=0)
     return PlacementPlan(
-        seats=(*reserved, recorder, *(seat for seat in asked if seat.name not in names)),
+        bundles=fitted,
         strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
-        is_time_shared=sum(seat.num_cpus for seat in reserved) < sum(s.num_cpus for s in asked if s.name in names),
+        is_time_shared=any(given.cpus < wanted.cpus for given, wanted in zip(fitted, asked, strict=True)),
+        num_missing_workers=config.rollout.num_workers - num_workers,
     )
 
 
-def _asked(config: RunConfig, *, num_workers: int) -> tuple[Seat, ...]:
+def _asked(config: RunConfig, *, num_workers: int) -> tuple[Bundle, ...]:
     learner, rollout, reference = config.learner, config.rollout, config.reference
 
-    def seat(name: str, num_cpus: float, num_gpus: float, num_threads: int | None) -> Seat:
-        return Seat(name=name, num_cpus=num_cpus, num_gpus=num_gpus, num_threads=num_threads or math.ceil(num_cpus))
+    def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
+        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads or math.ceil(cpus))
 
     ranks = [
-        seat(f"learner-{rank}", learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
+        bundle(ActorKind.LEARNER, rank, learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
         for rank in range(learner.num_ranks)
     ]
     workers = [
-        seat(f"rollout-{number}", rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
-        for number in range(num_workers)
+        bundle(ActorKind.ROLLOUT_WORKER, i, rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
+        for i in range(num_workers)
     ]
-    services = [seat("reward", REWARD_SERVICE_CPUS, 0.0, 1)]
+    services = [bundle(ActorKind.REWARD_SERVICE, 0, REWARD_SERVICE_CPUS, 0.0, 1)]
     if needs_reference(config):
-        services.append(seat("reference", reference.cpus, reference.gpus, reference.num_threads))
+        services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))
     return (*ranks, *workers, *services)
 
 
@@ -156,7 +140,7 @@ def _takes_turns(config: RunConfig) -> bool:
 
 
 def _check_gpus(config: RunConfig, available: ClusterResources) -> None:
-    asked = sum(seat.num_gpus for seat in _asked(config, num_workers=_fewest_workers(config)))
+    asked = sum(bundle.gpus for bundle in _asked(config, num_workers=_fewest_workers(config)))
     if asked <= available.gpus:
         return
     settings = {
@@ -190,41 +174,41 @@ def _check_cpus(config: RunConfig, available: ClusterResources) -> None:
     raise ConfigError(f"{names}: {asked:g} CPUs asked for, the cluster has {available.cpus:g}; {way_out}")
 
 
-def _fit(seats: Sequence[Seat], available: ClusterResources) -> tuple[Seat, ...] | None:
-    """The seats with the largest common share of their CPUs that packs into the nodes; None when none does."""
-    share = min(1.0, available.cpus / sum(seat.num_cpus for seat in seats))
+def _fit(bundles: Sequence[Bundle], available: ClusterResources) -> tuple[Bundle, ...] | None:
+    """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
+    share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
-        scaled = tuple(replace(seat, num_cpus=_rounded(seat.num_cpus * share)) for seat in seats)
+        scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share)) for bundle in bundles)
         if _packs(scaled, available):
             return scaled
         share *= 0.95
     return None
 
 
-def _packs(seats: Sequence[Seat], available: ClusterResources) -> bool:
+def _packs(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
     """First fit, largest first, GPUs before CPUs."""
     free = [[node.gpus, node.cpus] for node in available.nodes]
-    for seat in sorted(seats, key=lambda each: (-each.num_gpus, -each.num_cpus)):
-        place = next((node for node in free if node[0] >= seat.num_gpus and node[1] >= seat.num_cpus), None)
+    for bundle in sorted(bundles, key=lambda each: (-each.gpus, -each.cpus)):
+        place = next((node for node in free if node[0] >= bundle.gpus and node[1] >= bundle.cpus), None)
         if place is None:
             return False
-        place[0] -= seat.num_gpus
-        place[1] -= seat.num_cpus
+        place[0] -= bundle.gpus
+        place[1] -= bundle.cpus
     return True
 
 
-def _rounded(num_cpus: float) -> float:
+def _rounded(cpus: float) -> float:
     """Down, to Ray's precision with some to spare; never nothing."""
-    return max(math.floor(num_cpus * 1000) / 1000, 0.001)
+    return max(math.floor(cpus * 1000) / 1000, 0.001)
 
 
-def _no_room(seats: Sequence[Seat], available: ClusterResources) -> ConfigError:
-    largest = max(seats, key=lambda seat: (seat.num_gpus, seat.num_cpus))
-    fields = {"learner": "learner.gpus_per_rank", "rollout": "rollout.gpus_per_worker"}
-    field = fields.get(largest.name.partition("-")[0], "reference.gpus")
+def _no_room(bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
+    largest = max(bundles, key=lambda bundle: (bundle.gpus, bundle.cpus))
+    fields = {ActorKind.LEARNER: "learner.gpus_per_rank", ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker"}
+    field = fields.get(largest.kind, "reference.gpus")
     nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
     return ConfigError(
-        f"{field}={largest.num_gpus:g}: no way to place {len(seats)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "
+        f"{field}={largest.gpus:g}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "
         "use fewer GPUs per actor, fewer actors, or larger nodes"
     )
