@@ -28,7 +28,7 @@ make_venv() {
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment; install its venv module (package python3-venv)"
 }
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
 has() { "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1') != '$2')" 2>/dev/null; }
 
