@@ -77,10 +77,10 @@ async def train(
             _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
             stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
             version = stats.policy_version
-            proofs = await weights.broadcast(pool)
+            sent = await weights.broadcast(pool)
             await buffer.advance(version)  # only now may further rollouts start
             log.step(version, _metrics(groups, stats, buffer, weights, pool, seconds=time.monotonic() - began))
-            log.event("broadcast", policy_version=version, digest=proofs[0].digest, num_workers=len(proofs))
+            log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, config, log)
             if _is_due(config.evaluation.every_steps, version, config.num_steps):
                 metric = await _evaluate(evaluator, pool, version=version, log=log)

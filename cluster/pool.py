@@ -60,6 +60,7 @@ class Pool:
         self._workers = [self._worker(spec) for spec in workers]
         self._reward = SupervisedActor(reward, start=start, supervisor=supervisor)
         self._reference = SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None
+        self._next_number = len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: list[Ticket] = []
         self._wake = asyncio.Event()
@@ -74,14 +75,16 @@ class Pool:
         try:
             await asyncio.gather(*(place.ready() for place in scorers))
             when = asyncio.ALL_COMPLETED if self._config.deterministic else asyncio.FIRST_COMPLETED
-            done, rest = await asyncio.wait(starting, return_when=when)
+            done, _ = await asyncio.wait(starting, return_when=when)
             for task in done:
                 task.result()
         except BaseException:
             for task in starting:
                 task.cancel()
             raise
-        self._tasks |= {asyncio.create_task(self._announce(task)) for task in rest}
+        for worker, task in zip(list(self._workers), starting, strict=True):
+            if not task.done():
+                self._spawn(self._announce(worker, task))
 
     def actors(self) -> list[RemoteActor]:
         """All living actors, for heartbeats and `info`."""
@@ -91,19 +94,13 @@ class Pool:
     def workers(self) -> list[RemoteActor]:
         return [worker.place.actor for worker in self._workers if worker.place.actor is not None]
 
-    async def each_worker(self, do: Callable[[RemoteActor], Awaitable[Any]]) -> list[Any]:
-        """`do` on every living worker at once; one that dies of it is replaced and left out. Deliberate errors are raised."""
-
-        async def guarded(worker: Worker, actor: RemoteActor) -> Any:
-            try:
-                return await do(actor)
-            except (WorkerError, DeadlineError) as error:
+    async def replace(self, actor: RemoteActor, error: BaseException) -> None:
+        """`actor`, a rollout worker, failed with `error` at somebody else's call. Raises when the run must stop."""
+        if not isinstance(error, TreadwheelError):
+            raise error
+        for worker in self._workers:
+            if worker.place.actor is actor:
                 await worker.place.replace(actor, error)
-                return None
-
-        living = [(worker, worker.place.actor) for worker in self._workers if worker.place.actor is not None]
-        results = await asyncio.gather(*(guarded(worker, actor) for worker, actor in living))
-        return [result for result in results if result is not None]
 
     @contextlib.asynccontextmanager
     async def generating(self, *, into: Buffer, office: TicketOffice) -> AsyncIterator[None]:
@@ -153,16 +150,28 @@ class Pool:
         places = [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
         await asyncio.gather(*(place.stop() for place in places))
 
-    async def scale(self, num_workers: int, *, spec: Callable[[int], ActorSpec]) -> None:
-        """More workers start beside the others; fewer finish what they have and leave."""
+    @property
+    def num_workers(self) -> int:
+        """Workers that are serving or coming up."""
+        return sum(not worker.is_draining for worker in self._workers)
+
+    def scale(self, num_workers: int, *, spec: Callable[[int], ActorSpec]) -> None:
+        """More workers start beside the others; fewer finish what they have and leave. Returns at once."""
         active = [worker for worker in self._workers if not worker.is_draining]
-        for number in range(len(active), num_workers):
-            worker = self._worker(spec(number))
+        for _ in range(len(active), num_workers):
+            worker = self._worker(spec(self._next_number))
+            self._next_number += 1
             self._workers.append(worker)
             self._spawn(self._bring_up(worker))
         for worker in active[num_workers:]:
-            worker.is_draining = True
-            self._spawn(self._retire(worker))
+            self.drain(worker.place.spec.name)
+
+    def drain(self, name: str) -> None:
+        """The worker gets nothing more, finishes what it has, and leaves."""
+        for worker in self._workers:
+            if worker.place.spec.name == name and not worker.is_draining:
+                worker.is_draining = True
+                self._spawn(self._retire(worker))
 
     # Dispatch
 
@@ -299,13 +308,18 @@ class Pool:
         return Worker(SupervisedActor(spec, start=self._start, supervisor=self._supervisor, on_start=self._join))
 
     async def _bring_up(self, worker: Worker) -> None:
-        actor = await worker.place.ready()
-        self._supervisor.events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
-        self._wake.set()
+        """A worker that joins later: one that never comes is an event, not the end of the run."""
+        await self._announce(worker, asyncio.create_task(worker.place.ready()))
 
-    async def _announce(self, starting: asyncio.Task[RemoteActor]) -> None:
-        actor = await starting
-        self._supervisor.events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
+    async def _announce(self, worker: Worker, starting: asyncio.Task[RemoteActor]) -> None:
+        events = self._supervisor.events
+        try:
+            actor = await starting
+        except (WorkerError, DeadlineError) as error:
+            self._workers.remove(worker)
+            events.event("worker_not_joined", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
+            return
+        events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
         self._wake.set()
 
     async def _retire(self, worker: Worker) -> None:

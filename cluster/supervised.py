@@ -157,9 +157,11 @@ class SupervisedActor:
 
 
 @contextlib.asynccontextmanager
-async def heartbeats(actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor) -> AsyncIterator[None]:
-    """Asks all actors what they do; kills one that stays silent for `hang_s`, so that its callers get an error and replace it."""
-    task = asyncio.create_task(_beat(actors, supervisor))
+async def heartbeats(
+    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, *, report: Callable[[Sequence[RemoteActor]], None]
+) -> AsyncIterator[None]:
+    """Asks all actors what they do and reports it; kills one that stays silent for `hang_s`, so that its callers replace it."""
+    task = asyncio.create_task(_beat(actors, supervisor, report))
     try:
         yield
     finally:
@@ -168,11 +170,14 @@ async def heartbeats(actors: Callable[[], Sequence[RemoteActor]], supervisor: Su
             await task
 
 
-async def _beat(actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor) -> None:
-    config = supervisor.config
+async def _beat(
+    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, report: Callable[[Sequence[RemoteActor]], None]
+) -> None:
     while True:
-        await asyncio.sleep(config.heartbeat_s)
-        await asyncio.gather(*(_check(actor, supervisor) for actor in actors()))
+        asked = actors()
+        await asyncio.gather(*(_check(actor, supervisor) for actor in asked))
+        report(asked)
+        await asyncio.sleep(supervisor.config.heartbeat_s)
 
 
 async def _check(actor: RemoteActor, supervisor: Supervisor) -> None:

@@ -8,20 +8,29 @@ from cluster.contracts.config import RunConfig
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
     from actors.rollout_worker import RolloutWorker
 
-    return RolloutWorker(config=config, num_threads=num_threads, name=name, run_id=run_id)
+    return RolloutWorker.with_vllm(
+        name=name,
+        run_id=run_id,
+        num_threads=num_threads,
+        model=config.model,
+        rollout=config.rollout,
+        sampling=config.sampling,
+        weights=config.weights,
+    )
 
 
 def reward_service(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reward_service import RewardService
 
-    return RewardService(config.reward)
+    reward = config.reward
+    return RewardService(judge=reward.judge, timeout_s=reward.timeout_s, max_concurrency=reward.max_concurrency)
 
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model import ReferenceModel
 
-    return ReferenceScorer(ReferenceModel(config))
+    return ReferenceScorer(model=ReferenceModel(config), name="reference")
 
 
 def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str, rendezvous: str) -> Any:

@@ -5,8 +5,9 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -33,6 +34,9 @@ from cluster.supervision import ActorKind
 from cluster.tickets import TicketOffice
 from deploy.configuration import resolved_yaml
 from deploy.summary import Summary, summarize
+
+
+STATUS = "status.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,9 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
         ledger=ledger,
         checkpoints=run_dir.path("checkpoints"),
     )
-    weights = Weights(config.weights, learner=learner)
+    transport = resolve(config.weights.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",))
+    timeout_s = config.weights.timeout_s
+    weights = Weights(transport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s)
     pool = Pool(
         config,
         workers=specs.rollout_workers(),
@@ -145,11 +151,17 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
     try:
         await _together(learn_and_publish(), pool.start())
         log.event("started", policy_version=learner.version, actors={actor.name: actor.pid for actor in everyone()})
-        async with heartbeats(everyone, supervisor):
+        async with heartbeats(everyone, supervisor, report=lambda living: write_status(run_dir, living)):
             yield Cluster(pool=pool, learner=learner, weights=weights, supervisor=supervisor)
     finally:
         await asyncio.gather(pool.stop(), learner.stop(), recorder.stop(), return_exceptions=True)
         remove_placement_group(group)
+
+
+def write_status(run_dir: RunDirectory, living: Sequence[RemoteActor]) -> None:
+    """status.json: what everyone is doing and since when, for `treadwheel info` on a live run."""
+    known = [asdict(actor.last_progress) for actor in living if actor.last_progress]
+    run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})
 
 
 class ActorSpecs:

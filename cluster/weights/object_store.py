@@ -135,3 +135,7 @@ def _checked(attestation: Attestation, manifest: dict[str, Any]) -> Attestation:
         f"{attestation.worker} attests policy version {attestation.policy_version} (digest {attestation.digest[:16]}…), but version "
         f"{manifest['policy_version']} (digest {manifest['digest'][:16]}…) was published"
     )
+
+
+object_store = ObjectStoreTransport
+"""The name in `weights.transport`."""
