@@ -63,17 +63,19 @@ class RolloutWorker:
         *,
         name: str,
         run_id: str,
+        num_threads: int,
         model: ModelConfig,
         rollout: RolloutConfig,
         sampling: SamplingConfig,
         weights: WeightsConfig,
     ) -> Self:
-        """A worker around an in-process vLLM. Raises ConfigError when model or settings cannot be served."""
+        """A worker around an in-process vLLM on `num_threads` cores. Raises ConfigError when model or settings cannot be served."""
         from actors.vllm_engine import VllmEngine
 
         formatter = ChatFormatter.load(model)
         make_engine = partial(
             VllmEngine,
+            num_threads=num_threads,
             model=model,
             rollout=rollout,
             sampling=sampling,
@@ -167,16 +169,17 @@ class RolloutWorker:
 
     def progress(self) -> Progress:
         phase, since = self._engine.phase
+        version = self._engine.policy_version
         if self._engine.ended.done():
             phase = "ended"
         return Progress(
             actor=self._name,
             phase="draining" if self._is_draining and phase == "sampling" else phase,
-            policy_version=-1 if self._engine.policy_version is None else self._engine.policy_version,
+            policy_version=version or 0,
             since=since,
             last_progress=self._engine.last_progress,
             pid=os.getpid(),
-            detail=f"{len(self._groups)} groups",
+            detail="no attested weights" if version is None else f"{len(self._groups)} groups",
         )
 
     def stop(self) -> None:

@@ -5,7 +5,6 @@ belong to the thread that makes them. Used by `actors/rollout_worker.py`.
 """
 
 import logging
-import math
 import os
 import warnings
 from collections import deque
@@ -34,6 +33,7 @@ class VllmEngine:
     def __init__(
         self,
         *,
+        num_threads: int,
         model: ModelConfig,
         rollout: RolloutConfig,
         sampling: SamplingConfig,
@@ -45,7 +45,7 @@ class VllmEngine:
 
         `max_context` counts prompt and completion tokens; `stop_token_ids` end a completion (end of sequence, end of turn).
         """
-        _prepare_process(rollout)
+        _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
         from vllm.config import WeightTransferConfig
         from vllm.sampling_params import RequestOutputKind
@@ -212,24 +212,24 @@ class VllmEngine:
         )
 
 
-def _prepare_process(rollout: RolloutConfig) -> None:
+def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
     """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
-    threads = rollout.num_threads or math.ceil(rollout.cpus_per_worker)
     defaults = {
         # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(num_threads),
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-    if rollout.enforce_eager:
+    if enforce_eager:
         # Eager vLLM still compiles one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         torch._dynamo.config.disable = True
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    # vLLM replaces set_num_threads by one that does nothing but complain, so a second engine in a process keeps the first one's.
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)

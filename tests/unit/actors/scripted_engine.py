@@ -1,0 +1,65 @@
+"""An engine that samples by rule: one token a step and request, with log-prob minus the weights' first number."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cluster.contracts.protocols import EngineOutput, EngineRequest
+from cluster.contracts.types import FinishReason
+
+
+class ScriptedEngine:
+    """Token i of a request is `seed % 100 + i`; `weight` shows in every log-prob, so that tests see which weights sampled."""
+
+    def __init__(self, *, at_step: dict[int, Callable[[], object]] | None = None) -> None:
+        self.weight = 0.0
+        self.ignores_loads = False
+        self.compositions: list[list[str]] = []
+        """The request ids of each step."""
+        self.added: list[EngineRequest] = []
+        self.at_step = at_step or {}
+        """What else happens in the engine's thread during a step, by how many tokens each request had before it."""
+        self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._held: list[EngineOutput] = []
+
+    def add(self, request: EngineRequest) -> None:
+        self.added.append(request)
+        kept = len(request.kept.token_ids) if request.kept else 0
+        self._running[request.request_id] = (request, kept)
+
+    def step(self) -> list[EngineOutput]:
+        held, self._held = self._held, []
+        return held or self._advance()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+        self._held = [output for output in self._held if output.request_id not in request_ids]
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        for _, tensor in tensors:
+            if not self.ignores_loads:
+                self.weight = float(tensor.flatten()[0])
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        self._held += self._advance()
+        return [-self.weight] * (len(token_ids) - 1)
+
+    def _advance(self) -> list[EngineOutput]:
+        progress = max((num_done for _, num_done in self._running.values()), default=-1)
+        self.at_step.pop(progress, lambda: None)()
+        self.compositions.append(list(self._running))
+        outputs: list[EngineOutput] = []
+        for request_id, (request, num_done) in list(self._running.items()):
+            is_last = num_done + 1 == request.sampling.max_tokens
+            outputs.append(
+                EngineOutput(
+                    request_id=request_id,
+                    token_ids=[request.seed % 100 + num_done],
+                    logprobs=[-self.weight],
+                    finish_reason=FinishReason.LENGTH if is_last else None,
+                )
+            )
+            self._running[request_id] = (request, num_done + 1)
+            if is_last:
+                del self._running[request_id]
+        return outputs
