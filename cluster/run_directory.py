@@ -23,6 +23,7 @@ RUN_YAML = "run.yaml"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
+STATUS = "status.json"
 
 MAY_CHANGE = (
     "run_dir",

@@ -4,6 +4,8 @@ Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 130 inter
 """
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -31,6 +33,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def main() -> None:
+    # Your own rewards and prompt sources lie where you stand. Actors on this machine inherit the environment.
+    sys.path.insert(0, os.getcwd())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     app(prog_name="treadwheel")
 
 

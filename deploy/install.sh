@@ -60,13 +60,21 @@ import importlib
 import os
 import sys
 
-os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-for name in ("torch", "transformers.models.qwen3.modeling_qwen3", "vllm.v1.engine.llm_engine", "ray", "pyarrow.fs", "peft",
-             "reasoning_gym", "math_verify", "deploy.cli"):
+NAMES = """torch transformers.models.qwen3.modeling_qwen3 vllm.v1.engine.llm_engine ray pyarrow.fs peft reasoning_gym math_verify
+    tensorboard matplotlib deploy.cli"""
+
+problem = None
+terminal = os.dup(2)
+for stream in (1, 2):  # their banners are not the user's business
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+for name in NAMES.split():
     try:
         importlib.import_module(name)
     except Exception as error:  # noqa: BLE001  whatever it is, the user needs its one line
-        sys.exit(f"install: {name} does not import: {type(error).__name__}: {str(error).splitlines()[0]}")
+        problem = f"install: {name} does not import: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        break
+os.dup2(terminal, 2)
+sys.exit(problem)
 PYTHON
 }
 

@@ -99,7 +99,10 @@ def _check_mathematics(config: RunConfig) -> frozenset[str]:
     """What the objective needs beside log-probs of policy and rollout."""
     from learner.algorithms.objective import Objective
 
-    return Objective.from_config(config.algorithm).needs
+    try:
+        return Objective.from_config(config.algorithm).needs
+    except ConfigError as error:
+        raise ConfigError(f"algorithm: {error}") from error
 
 
 def _check_model(config: RunConfig) -> Any:

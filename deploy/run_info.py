@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.run_directory import EVENTS, RUN_YAML, RunDirectory
+from cluster.run_directory import EVENTS, RUN_YAML, STATUS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from deploy import configuration
 from deploy.summary import Summary
@@ -91,10 +91,10 @@ def _rows(
         yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
     if checkpoints := directory.names("checkpoints"):
         yield "checkpoints", ", ".join(checkpoints)
-    if directory.exists("progress.json"):
-        for actor, doing in json.loads(directory.read_text("progress.json")).items():
+    if owner and directory.exists(STATUS):
+        for doing in json.loads(directory.read_text(STATUS))["actors"]:
             yield (
-                actor,
+                doing["actor"],
                 f"{doing['phase']} for {time.time() - doing['since']:.0f} s, policy version {doing['policy_version']}",
             )
 
