@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from learner.algorithms.baselines import gpg as gpg
+from learner.algorithms.baselines import opo as opo
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.returns import cumulative_returns as cumulative_returns
 from learner.algorithms.returns import gae as gae

@@ -24,10 +24,12 @@ def token_mean(loss_mask_NT: Tensor) -> Tensor:
     return mask_NT / mask_NT.sum().clamp(min=1)
 
 
-def sequence_mean(loss_mask_NT: Tensor, *, empty_rows: Literal["exclude", "count"] = "exclude") -> Tensor:
+def sequence_mean(
+    loss_mask_NT: Tensor, *, empty_rows: Literal["exclude", "count"] = "exclude", epsilon: float = 0.0
+) -> Tensor:
     """Mean per trajectory, then over trajectories.
 
-    Formula: w = m / (len_i · N), N trajectories with at least one token
+    Formula: w = m / ((len_i + ε) · N), N trajectories with at least one token, ε 0 (verl 1e-8)
     Source: GRPO, arXiv:2402.03300
     Degenerate: a trajectory with nothing unmasked is no part of N (verl, OpenRLHF); `empty_rows="count"` counts it (TRL);
         LightRFT gives NaN
@@ -35,7 +37,7 @@ def sequence_mean(loss_mask_NT: Tensor, *, empty_rows: Literal["exclude", "count
     """
     mask_NT = _as_weights(loss_mask_NT)
     length_N = mask_NT.sum(1, keepdim=True)
-    return mask_NT / length_N.clamp(min=1) / _num_rows(length_N, empty_rows=empty_rows)
+    return mask_NT / (length_N.clamp(min=1) + epsilon) / _num_rows(length_N, empty_rows=empty_rows)
 
 
 def prompt_mean(loss_mask_NT: Tensor, *, group_index_N: Tensor) -> Tensor:

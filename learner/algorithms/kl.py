@@ -7,7 +7,7 @@ KL(π ‖ other) when tokens were sampled from π. A clamp, where given, cuts th
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import log_ratio
+from learner.algorithms.masks import expm1_minus, log_ratio
 
 
 def k1(
@@ -54,7 +54,7 @@ def k3(
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
-    return torch.expm1(-ratio_BT) + ratio_BT
+    return expm1_minus(-ratio_BT)
 
 
 def absolute(
@@ -101,7 +101,7 @@ def unbiased(
 
 def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
     """The value of one estimator with the gradient of another (verl `k3+`, OpenRLHF `unbiased_gradient`: k2's gradient)."""
-    return value_BT.detach() + gradient_BT - gradient_BT.detach()
+    return value_BT.detach() + (gradient_BT - gradient_BT.detach())
 
 
 def drift(
@@ -117,4 +117,4 @@ def drift(
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
-    return torch.expm1(ratio_BT) - ratio_BT
+    return expm1_minus(ratio_BT)

@@ -188,7 +188,8 @@ def sapo(
         policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
-    tau_BT = torch.where(advantages_BT > 0, tau_positive, tau_negative).to(ratio_BT.dtype)
+    is_positive_BT = advantages_BT > 0
+    tau_BT = torch.full_like(ratio_BT, tau_negative).masked_fill_(is_positive_BT, tau_positive)
     # The gate is 1 to the last bit long before exp(60); beyond it 0·inf would make its gradient NaN.
     gate_BT = torch.sigmoid(tau_BT * (ratio_BT.clamp(max=60.0).exp() - 1))
     return -4 / tau_BT * gate_BT * advantages_BT
@@ -224,8 +225,8 @@ def dppo(
     with torch.no_grad():
         moved_BT = policy_BT.exp() - rollout_BT.exp()
         distance_BT = moved_BT.abs() if divergence == "tv" else _binary_kl(rollout_BT, policy_BT)
-        too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & (distance_BT > threshold_high)
-        too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & (distance_BT > threshold_low)
+        too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & ~(distance_BT <= threshold_high)
+        too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & ~(distance_BT <= threshold_low)
         outside_BT = too_high_BT | too_low_BT
     ratio_BT = torch.where(outside_BT | (advantages_BT == 0), torch.zeros_like(ratio_BT), ratio_BT)
     cap = math.inf if ratio_cap is None else math.log(ratio_cap)
@@ -237,6 +238,29 @@ def dppo(
     return TokenLosses(
         losses_BT, clipped_low_BT=too_low_BT, clipped_high_BT=too_high_BT, clipped_dual_BT=ratio_BT > cap
     )
+
+
+def dro(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    beta: float = 1.0,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Policy gradient with a quadratic pull towards the old policy in log space.
+
+    Formula: −log π · A + ½β(log ρ)²
+    Source: DRO, arXiv:2405.19107
+    Degenerate: none
+    Peers: verl `dro` (log_ratio_clamp 20)
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    losses_BT = reinforce(policy_logprobs_BT, advantages_BT=advantages_BT, loss_mask_BT=loss_mask_BT)
+    return losses_BT + 0.5 * beta * ratio_BT.square()
 
 
 def clip_cov(
@@ -252,6 +276,7 @@ def clip_cov(
     cov_high: float = 5.0,
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
+    log_ratio_clamp: float | None = None,
 ) -> TokenLosses:
     """PPO whose tokens of highest covariance between advantage and log-prob, those that eat the entropy, get no gradient.
 
@@ -260,7 +285,9 @@ def clip_cov(
     Degenerate: no token in the range leaves ppo_clip; tokens of equal covariance go together
     Peers: verl `clip_cov`, which draws among the candidates at random: not repeatable, and different on each rank
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
     surrogate = clipped_surrogate(
         ratio_BT, advantages_BT=advantages_BT, epsilon_low=epsilon_low, epsilon_high=epsilon_high
@@ -317,5 +344,5 @@ def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Ten
 
 
 def _binary_kl(from_BT: Tensor, to_BT: Tensor) -> Tensor:
-    p_BT, q_BT = from_BT.exp().clamp(max=1 - 1e-7), to_BT.exp().clamp(max=1 - 1e-7)
-    return p_BT * (from_BT - to_BT) + (1 - p_BT) * (torch.log1p(-p_BT) - torch.log1p(-q_BT))
+    p_BT, q_BT = from_BT.exp(), to_BT.exp()
+    return p_BT * (from_BT - to_BT) + (1 - p_BT) * ((1 - p_BT + 1e-8) / (1 - q_BT + 1e-8)).log()

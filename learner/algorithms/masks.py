@@ -4,15 +4,33 @@ Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forw
 Shapes: B rows, T tokens. `dim=None` is over everything.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 
+_keeps_half = ContextVar("keeps_half", default=False)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 and float16 become float32; float32 and float64 stay as they are."""
+    if _keeps_half.get() and x.is_floating_point():
+        return x
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
+
+
+@contextmanager
+def half_precision_kept() -> Iterator[None]:
+    """Inside, bfloat16 is computed in bfloat16, rounded at every step, as torchtune, verl and torchrl do with such inputs."""
+    token = _keeps_half.set(True)
+    try:
+        yield
+    finally:
+        _keeps_half.reset(token)
 
 
 def masked(x_BT: Tensor, *, loss_mask_BT: Tensor, fill: float = 0.0) -> Tensor:
@@ -35,10 +53,17 @@ def masked_sum(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None) ->
     return kept_BT.sum() if dim is None else kept_BT.sum(dim)
 
 
-def masked_mean(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None) -> Tensor:
-    """Σ m·x / Σ m; exactly 0 where nothing is unmasked (verl and LightRFT give NaN there)."""
+def masked_mean(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None, epsilon: float = 0.0) -> Tensor:
+    """Σ m·x / (Σ m + ε); exactly 0 where nothing is unmasked (LightRFT gives NaN). verl's ε is 1e-8, seen in float64 only."""
     count = loss_mask_BT.sum() if dim is None else loss_mask_BT.sum(dim)
-    return masked_sum(x_BT, loss_mask_BT=loss_mask_BT, dim=dim) / count.clamp(min=1)
+    total = masked_sum(x_BT, loss_mask_BT=loss_mask_BT, dim=dim)
+    return total / (count.clamp(min=1).to(total.dtype) + epsilon)
+
+
+def expm1_minus(x: Tensor) -> Tensor:
+    """exp(x) − 1 − x without cancellation at small x; where half precision is kept, in the order of the peers."""
+    is_kept = _keeps_half.get() and x.dtype in (torch.bfloat16, torch.float16)
+    return x.exp() - x - 1 if is_kept else torch.expm1(x) - x
 
 
 def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:
@@ -66,19 +91,21 @@ def whiten(
     ddof: int = 1,
     epsilon: float = 1e-8,
     zero_variance: Literal["zero", "rounding"] = "zero",
+    outside: Literal["zero", "whiten"] = "zero",
 ) -> Tensor:
     """(x − mean) / √(var + ε) over all unmasked entries, 0 where masked.
 
     `center=False` adds the mean back after scaling, as torchtune's `whiten(shift_mean=True)` does; `scale=False` only centres.
     Entries that are all equal become exactly 0 (`center`) or stay (`center=False`); `zero_variance="rounding"` skips that test and
-    leaves the rounding noise of the mean, divided by √ε, as the peers do.
+    leaves the rounding noise of the mean, divided by √ε, as the peers do. `outside="whiten"` shifts and scales masked entries too, as
+    the peers do; mask again before use.
     """
-    kept_BT = masked(x_BT, loss_mask_BT=loss_mask_BT)
-    mean = masked_mean(kept_BT, loss_mask_BT=loss_mask_BT)
-    variance = masked_var(kept_BT, loss_mask_BT=loss_mask_BT, ddof=ddof)
-    result_BT = kept_BT - mean
+    x_BT = at_least_float32(x_BT) if outside == "whiten" else masked(x_BT, loss_mask_BT=loss_mask_BT)
+    mean = masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
+    result_BT = x_BT - mean
     if scale:
-        result_BT = result_BT * torch.rsqrt(variance + epsilon)
+        result_BT = result_BT * torch.rsqrt(masked_var(x_BT, loss_mask_BT=loss_mask_BT, ddof=ddof) + epsilon)
     if zero_variance == "zero":
-        result_BT = torch.where(is_constant(kept_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
-    return masked(result_BT if center else result_BT + mean, loss_mask_BT=loss_mask_BT)
+        result_BT = torch.where(is_constant(x_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
+    result_BT = result_BT if center else result_BT + mean
+    return result_BT if outside == "whiten" else masked(result_BT, loss_mask_BT=loss_mask_BT)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
+from learner.algorithms.masks import expm1_minus, log_ratio, masked, masked_mean, masked_sum
 
 Level = Literal["token", "sequence", "geometric"]
 """One ratio per token; per trajectory, the product of its tokens'; or per trajectory, their geometric mean."""
@@ -124,6 +124,55 @@ def sequence_mask(
         proximal_logprobs_BT, rollout_logprobs_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, level=level
     )
     return ((ratio_BT >= low) & (ratio_BT <= high) & loss_mask_BT).to(ratio_BT.dtype)
+
+
+@torch.no_grad()
+def rejection(
+    proximal_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    high: float,
+    low: float = -torch.inf,
+    estimator: Literal["k1", "k2", "k3"] = "k3",
+    level: Literal["token", "sum", "mean", "max"] = "token",
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Drops tokens or trajectories by how far the learner is from the rollout policy.
+
+    Formula: 1 if low ≤ D ≤ high, else 0; D = KL(μ ‖ π_old) per token by `estimator`, or its sum, mean or maximum over the trajectory
+    Source: verl's rollout correction
+    Degenerate: 1 where μ = π_old and low ≤ 0; bounds are on D itself: verl's bounds of k1 are on ratios, so take their logarithms
+    Peers: verl `rollout_rs` (log_ratio_clamp 20), OpenRLHF gating
+    """
+    ratio_BT = log_ratio(
+        proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    distance_BT = {"k1": -ratio_BT, "k2": 0.5 * ratio_BT.square(), "k3": expm1_minus(ratio_BT)}[estimator]
+    if level == "sum":
+        distance_BT = masked_sum(distance_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None]
+    elif level == "mean":
+        distance_BT = masked_mean(distance_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None]
+    elif level == "max":
+        distance_BT = masked(distance_BT, loss_mask_BT=loss_mask_BT, fill=-torch.inf).amax(1, keepdim=True)
+    return ((distance_BT >= low) & (distance_BT <= high) & loss_mask_BT).to(ratio_BT.dtype)
+
+
+def normalise_weights(
+    weights_BT: Tensor, *, loss_mask_BT: Tensor, level: Level = "token", epsilon: float = 0.0
+) -> Tensor:
+    """Weights divided by their mean over the batch's tokens, or (one weight per trajectory) over its trajectories.
+
+    Needs the whole batch, so it is not for micro-batches. `epsilon` is added to token counts. Peers: verl `rollout_is_batch_normalize` (1e-8).
+    """
+    if level == "token":
+        mean = masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, epsilon=epsilon)
+    else:
+        has_tokens_B = loss_mask_BT.any(1)
+        mean = masked_mean(
+            masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=epsilon), loss_mask_BT=has_tokens_B
+        )
+    return masked(weights_BT / mean, loss_mask_BT=loss_mask_BT)
 
 
 @torch.no_grad()

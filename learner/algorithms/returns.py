@@ -19,23 +19,21 @@ def gae(
     gamma: float = 1.0,
     lambda_: float = 0.95,
     holes: Literal["skip", "discount"] = "skip",
+    outside: Literal["zero", "carry"] = "zero",
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation; returns advantages and the returns a critic learns.
 
     Formula: δ_t = r_t + γV_{t+1} − V_t; A_t = δ_t + γλA_{t+1}; R = A + V; V is 0 after the last token
     Source: arXiv:1506.02438
-    Degenerate: masked entries are 0 in both results; `holes="discount"` lets γ and λ run through holes as steps with no reward and
+    Degenerate: masked entries are 0 in both results (`outside="carry"` leaves the scan's state there); `holes="discount"` lets γ and λ run through holes as steps with no reward and
         no value; a trajectory with nothing unmasked is 0
     Peers: verl (skip; it then whitens), LightRFT and OpenRLHF (discount), torchtune (no mask: give it all true)
     """
-    rewards_NT, values_NT = (
-        masked(token_rewards_NT, loss_mask_BT=loss_mask_NT),
-        masked(values_NT, loss_mask_BT=loss_mask_NT),
-    )
+    unmasked_values_NT = values_NT
+    rewards_NT = masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
+    values_NT = masked(values_NT, loss_mask_BT=loss_mask_NT)
     rewards_NT, values_NT = _same_dtype(rewards_NT, values_NT)
-    advantage_N = next_value_N = (
-        torch.zeros_like(values_NT[:, 0]) if values_NT.shape[1] else values_NT.new_zeros(len(values_NT))
-    )
+    advantage_N = next_value_N = values_NT.new_zeros(len(values_NT))
     columns: list[Tensor] = []
     for t in reversed(range(values_NT.shape[1])):
         delta_N = rewards_NT[:, t] + gamma * next_value_N - values_NT[:, t]
@@ -45,9 +43,10 @@ def gae(
         next_value_N = torch.where(is_step_N, values_NT[:, t], next_value_N)
         columns.append(advantage_N)
     advantages_NT = torch.stack(columns[::-1], 1) if columns else torch.zeros_like(values_NT)
-    return masked(advantages_NT, loss_mask_BT=loss_mask_NT), masked(
-        advantages_NT + values_NT, loss_mask_BT=loss_mask_NT
-    )
+    if outside == "carry":
+        return advantages_NT, advantages_NT + unmasked_values_NT
+    returns_NT = masked(advantages_NT + values_NT, loss_mask_BT=loss_mask_NT)
+    return masked(advantages_NT, loss_mask_BT=loss_mask_NT), returns_NT
 
 
 def cumulative_returns(

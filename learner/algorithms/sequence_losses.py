@@ -85,6 +85,7 @@ def gmpo(
     loss_mask_BT: Tensor,
     log_clip_low: float = 0.4,
     log_clip_high: float = 0.4,
+    length_epsilon: float = 0.0,
 ) -> TokenLosses:
     """Geometric mean over the trajectory of ratios that are clipped in log space, PPO's way round.
 
@@ -92,15 +93,15 @@ def gmpo(
         trajectory's loss
     Source: GMPO, arXiv:2507.20673
     Degenerate: A = 0 gives 0
-    Peers: verl `geo_mean` (its clip_ratio_low/high are the log-space bounds)
+    Peers: verl `geo_mean` (its clip_ratio_low/high are the log-space bounds, length_epsilon 1e-8)
     """
     ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
     is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
     bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=log_clip_high), ratio_BT.clamp(min=-log_clip_low))
     bounded_BT = torch.where(is_positive_BT | is_negative_BT, bounded_BT, torch.zeros_like(bounded_BT))
-    ratio_B = masked_mean(bounded_BT, loss_mask_BT=loss_mask_BT, dim=1).exp()
-    losses_B = -masked_mean(advantages_BT, loss_mask_BT=loss_mask_BT, dim=1) * ratio_B
+    ratio_B = masked_mean(bounded_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon).exp()
+    losses_B = -masked_mean(advantages_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon) * ratio_B
     return TokenLosses(
         masked(losses_B[:, None].expand_as(ratio_BT), loss_mask_BT=loss_mask_BT),
         clipped_low_BT=is_negative_BT & (ratio_BT < -log_clip_low),

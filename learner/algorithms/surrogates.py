@@ -52,9 +52,12 @@ def clipped_surrogate(
     bounded_BT = torch.where(
         is_negative_BT, log_ratio_BT.clamp(low, max(dual_bound, low)), log_ratio_BT.clamp(max=high)
     )
+    ratio_BT = bounded_BT.exp()
+    # A bound within rounding of the ratio changes nothing, and is not counted.
+    is_bound_BT = ratio_BT.detach() != log_ratio_BT.detach().exp()
     return TokenLosses(
-        -advantages_BT * bounded_BT.exp(),
-        clipped_low_BT=is_negative_BT & (log_ratio_BT < low),
-        clipped_high_BT=(advantages_BT > 0) & (log_ratio_BT > high),
-        clipped_dual_BT=is_negative_BT & (log_ratio_BT > dual_bound),
+        -advantages_BT * ratio_BT,
+        clipped_low_BT=is_negative_BT & (log_ratio_BT < low) & is_bound_BT,
+        clipped_high_BT=(advantages_BT > 0) & (log_ratio_BT > high) & is_bound_BT,
+        clipped_dual_BT=is_negative_BT & (log_ratio_BT > dual_bound) & is_bound_BT,
     )

@@ -17,7 +17,7 @@ def value_clip(
 ) -> TokenLosses:
     """Squared error of the value, not below that of a value held near its old one.
 
-    Formula: ½·max((V − R)², (V_old + clip(V − V_old, ±c) − R)²); c None is the plain squared error
+    Formula: ½·max((V − R)², (clip(V, V_old ± c) − R)²); c None is the plain squared error
     Source: PPO's reference implementation, arXiv:1707.06347
     Degenerate: masked entries give 0
     Peers: torchtune, verl, OpenRLHF, LightRFT (mean per sequence, so aggregation `sequence_mean`), TRL
@@ -27,7 +27,7 @@ def value_clip(
     if clip_range is None:
         return TokenLosses(0.5 * error_BT)
     old_values_BT = masked(old_values_BT, loss_mask_BT=loss_mask_BT)
-    held_BT = old_values_BT + (values_BT - old_values_BT).clamp(-clip_range, clip_range)
+    held_BT = torch.clamp(values_BT, old_values_BT - clip_range, old_values_BT + clip_range)
     held_error_BT = (held_BT - returns_BT).square()
     is_held_BT = held_error_BT > error_BT
     low_BT, high_BT = is_held_BT & (values_BT < old_values_BT), is_held_BT & (values_BT > old_values_BT)

@@ -1,0 +1,192 @@
+"""Presets: named bundles of ordinary configuration. `{preset: dapo, ...}` becomes the bundle with your own fields on top.
+
+A field you give replaces the preset's: a variant as a whole (`policy_loss: gspo`), or, when you name no other variant, its parameters
+(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. What would silently undo the point of a preset is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "sequence_mean",
+        "kl": {"coefficient": 0.04, "estimator": "k3", "place": "loss"},
+    },
+    "dr_grpo": {
+        "advantage": "dr_grpo",
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "sequence_sum_over_length",
+    },
+    "dapo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28},
+        "aggregation": "token_mean",
+        "filters": ["zero_variance", "overlong_mask"],
+    },
+    "lite_ppo": {
+        "advantage": "group_mean_batch_std",
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+    },
+    "gspo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
+        "aggregation": "sequence_mean",
+    },
+    "cispo": {
+        "advantage": "reinforce_pp_baseline",
+        "policy_loss": {"name": "cispo", "epsilon_max": 5.0},
+        "aggregation": "prompt_mean",
+    },
+    "rloo": {
+        "advantage": "rloo",
+        "policy_loss": "reinforce",
+        "aggregation": "sequence_sum_mean",
+        "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+    },
+    "reinforce_pp": {
+        "advantage": "cumulative_returns",
+        "advantage_shaping": ["whiten"],
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+    },
+    "reinforce_pp_baseline": {
+        "advantage": "reinforce_pp_baseline",
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.01, "estimator": "k2", "place": "loss"},
+    },
+    "ppo": {
+        "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
+        "advantage_shaping": ["whiten"],
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+        "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
+    },
+    "cpgd": {
+        "advantage": {"name": "cpgd", "center": "mean"},
+        "policy_loss": {"name": "cpgd"},
+        "aggregation": "token_mean",
+        "kl": {"to_rollout_coefficient": 0.01, "estimator": "k3"},
+    },
+    "sapo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "sapo"},
+        "aggregation": "sequence_mean",
+    },
+    "gmpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "gmpo"},
+        "aggregation": "sequence_mean",
+    },
+    "decoupled_ppo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "corrections": ["decoupled"],
+        "proximal": "recompute",
+    },
+    "tapeagents_grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-4},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "sequence_mean",
+        "kl": {"coefficient": 0.1, "estimator": "k3", "place": "loss", "log_ratio_clamp": 10.0},
+        "reward_placement": "every_token",
+    },
+    "torchrl_grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6, "epsilon_mode": "clamp"},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "entropy_coefficient": 0.01,
+        "reward_placement": "every_token",
+    },
+    "lightrft_group_norm": {
+        "advantage": {"name": "grpo", "epsilon": 1e-8},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "sequence_mean",
+        "kl": {"coefficient": 0.001, "estimator": "k3", "place": "loss"},
+    },
+    "trl_grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-4},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": {"name": "sequence_mean", "empty_rows": "count"},
+    },
+    "verl_grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6, "singleton": "raw"},
+        "policy_loss": {"name": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0},
+        "aggregation": "token_mean",
+    },
+    "torchtune_ppo": {
+        "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
+        "advantage_shaping": [{"name": "whiten", "center": False}],
+        "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.1},
+        "aggregation": "token_mean",
+        "kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+        "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
+    },
+}
+"""Each is the resolved algorithm section; what it leaves out is AlgorithmConfig's default."""
+
+_POINT_OF = {
+    "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "dividing by the group's spread is what Dr. GRPO takes out"),
+    "rloo": ("advantage", ("rloo",), "the leave-one-out baseline is the algorithm"),
+    "gspo": ("policy_loss", ("gspo", "gspo_token"), "the ratio of the whole trajectory is the algorithm"),
+    "cispo": ("policy_loss", ("cispo",), "the detached, truncated ratio is the algorithm"),
+    "cpgd": ("policy_loss", ("cpgd",), "the clipped log-ratio is the algorithm"),
+    "sapo": ("policy_loss", ("sapo",), "the soft gate is the algorithm"),
+    "gmpo": ("policy_loss", ("gmpo",), "the geometric mean is the algorithm"),
+    "ppo": ("advantage", ("gae",), "GAE over a critic is the algorithm"),
+    "torchtune_ppo": ("advantage", ("gae",), "GAE over a critic is the algorithm"),
+}
+_VARIANTS = ("advantage", "policy_loss", "aggregation")
+
+
+def expand(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`{preset: name, ...overrides}` as ordinary configuration; without a preset, as it is.
+
+    Raises ConfigError for an unknown preset, or an override that contradicts it.
+    """
+    own = dict(raw)
+    name = own.pop("preset", None)
+    if name is None:
+        return own
+    if name not in PRESETS:
+        raise ConfigError(f"algorithm.preset={name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    _refuse_contradiction(name, own)
+    bundle = dict(PRESETS[name])
+    for field, value in own.items():
+        bundle[field] = _merged(field, bundle.get(field), value)
+    return bundle
+
+
+def _merged(field: str, preset: Any, own: Any) -> Any:
+    if field in _VARIANTS and isinstance(own, Mapping) and "name" not in own and preset is not None:
+        return ({"name": preset} if isinstance(preset, str) else dict(preset)) | dict(own)
+    if field in ("kl", "value") and isinstance(preset, Mapping) and isinstance(own, Mapping):
+        return {**preset, **{key: _merged_variant(preset.get(key), value) for key, value in own.items()}}
+    return own
+
+
+def _merged_variant(preset: Any, own: Any) -> Any:
+    is_partial = isinstance(own, Mapping) and isinstance(preset, Mapping) and "name" in preset and "name" not in own
+    return {**preset, **own} if is_partial else own
+
+
+def _refuse_contradiction(name: str, own: Mapping[str, Any]) -> None:
+    if name in ("ppo", "torchtune_ppo") and "value" in own and own["value"] is None:
+        raise ConfigError(
+            f"algorithm.preset={name!r} with value=None: PPO needs its critic; drop `value`, or use preset 'grpo'"
+        )
+    field, allowed, why = _POINT_OF.get(name, ("", (), ""))
+    chosen = own.get(field)
+    chosen = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    if chosen is not None and chosen not in allowed and ":" not in str(chosen):
+        raise ConfigError(
+            f"algorithm.preset={name!r} with {field}={chosen!r}: {why}; drop one of the two, or write the parts without a preset"
+        )

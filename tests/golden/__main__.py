@@ -1,0 +1,38 @@
+"""`python -m tests.golden DIR` runs every golden case below DIR; a line per case, a summary, and exit code 1 if any differs."""
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from tests.golden.cases import find_cases, run_case
+from tests.golden.peers import ADAPTERS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--quiet", action="store_true", help="print only what is not ok, and the summary")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    folders = find_cases(arguments.directory)
+    if not folders:
+        print(f"no case.json below {arguments.directory}; give the folder that holds the golden vectors")
+        return 2
+    outcomes = [run_case(folder, adapters=ADAPTERS) for folder in folders]
+    for outcome in outcomes:
+        if not arguments.quiet or outcome.status != "ok":
+            print(outcome.line())
+    counts = Counter(outcome.status for outcome in outcomes)
+    variants = f"{sum(len(o.passed) for o in outcomes)} ok, {sum(len(o.differs) for o in outcomes)} differ, "
+    variants += f"{sum(len(o.unsupported) for o in outcomes)} unsupported, {sum(len(o.peer_raised) for o in outcomes)} where the peer raised"
+    print(
+        f"{len(outcomes)} cases: {counts['ok']} ok, {counts['differs']} differ, {counts['unsupported']} unsupported; variants: {variants}"
+    )
+    return 1 if counts["differs"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
