@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError
@@ -66,6 +67,8 @@ class VllmEngine:
         self._num_loads = 0
         self._probe_numbers = count()
         is_cpu = vllm.platforms.current_platform.is_cpu()
+        if is_cpu:
+            _register_architecture(vllm, model)
         arguments = vllm.EngineArgs(
             model=model.path,
             revision=model.revision,
@@ -210,6 +213,15 @@ class VllmEngine:
             logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
             finish_reason=_FINISH_REASONS[reason] if reason else None,
         )
+
+
+def _register_architecture(vllm: Any, model: ModelConfig) -> None:
+    """Spares a first start ten seconds: vLLM inspects an unknown class in a process of its own, to keep CUDA out of this one."""
+    config, _ = PretrainedConfig.get_config_dict(model.path, revision=model.revision)
+    for name in config.get("architectures") or ():
+        known = vllm.ModelRegistry.models.get(name)
+        if known is not None:
+            vllm.ModelRegistry.register_model(name, known.load_model_cls())
 
 
 def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:

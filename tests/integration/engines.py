@@ -1,0 +1,104 @@
+"""Real engines on tiny models, and the same weights under transformers to compare with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.chat import ChatFormatter
+from actors.vllm_engine import VllmEngine
+from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.protocols import Engine, EngineRequest
+from cluster.contracts.types import Completion, FinishReason, SamplingParams
+
+PROBE = [4 + (7 * place) % 90 for place in range(32)]
+
+
+def start_engine(
+    path: Path,
+    *,
+    dtype: str = "float32",
+    repair_tied_head: bool = True,
+    stop: tuple[str, ...] = (),
+    max_concurrent_sequences: int = 64,
+) -> VllmEngine:
+    model = ModelConfig(path=str(path), dtype=dtype)
+    formatter = ChatFormatter.load(model)
+    return VllmEngine(
+        num_threads=1,
+        model=model,
+        rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences),
+        sampling=SamplingConfig(stop=stop),
+        weights=WeightsConfig(repair_tied_head=repair_tied_head),
+        max_context=formatter.max_context,
+        stop_token_ids=formatter.stop_token_ids,
+    )
+
+
+def request(
+    name: str, prompt: Sequence[int], *, seed: int = 0, kept: Completion | None = None, **sampling: Any
+) -> EngineRequest:
+    params = SamplingParams(**{"max_tokens": 16, **sampling})
+    return EngineRequest(request_id=name, prompt_token_ids=list(prompt), sampling=params, seed=seed, kept=kept)
+
+
+def run(engine: Engine, *requests: EngineRequest) -> dict[str, Completion]:
+    """All requests together, to their ends."""
+    for one in requests:
+        engine.add(one)
+    tokens: dict[str, list[int]] = {one.request_id: [] for one in requests}
+    logprobs: dict[str, list[float]] = {one.request_id: [] for one in requests}
+    finished: dict[str, Completion] = {}
+    while len(finished) < len(requests):
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            logprobs[output.request_id] += output.logprobs
+            if output.finish_reason:
+                finished[output.request_id] = completion(
+                    tokens[output.request_id], logprobs[output.request_id], reason=output.finish_reason
+                )
+    return finished
+
+
+def completion(token_ids: list[int], logprobs: list[float], *, reason: FinishReason) -> Completion:
+    return Completion(
+        token_ids=token_ids,
+        rollout_logprobs=logprobs,
+        policy_versions=[0] * len(token_ids),
+        finish_reason=reason,
+    )
+
+
+class Reference:
+    """The weights under transformers: what a learner would say."""
+
+    def __init__(self, path: Path, *, dtype: torch.dtype = torch.float32) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return list(self.model.named_parameters())
+
+    @torch.no_grad()
+    def perturb(self, *, seed: int, scale: float = 0.02) -> None:
+        """Stands for an optimizer step that changes every weight."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+    @torch.no_grad()
+    def logprobs(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """Of each token after the first."""
+        ids = torch.tensor([list(token_ids)])
+        logits = self.model(ids).logits[0, :-1].float() / temperature
+        return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
+
+
+def largest_error(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def mean_error(one: Sequence[float], other: Sequence[float]) -> float:
+    errors = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return sum(errors) / len(errors)

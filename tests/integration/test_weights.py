@@ -1,0 +1,165 @@
+"""New weights into a running vLLM: exact for tied and untied models, attested, and never served when they are wrong."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.rollout_worker import RolloutWorker
+from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.errors import WeightsError
+from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from cluster.weights.manifest import Canary, pack
+from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
+from tests.models import make_tiny_model
+
+pytestmark = pytest.mark.engine
+
+
+def published(reference: Reference, *, version: int) -> list[Any]:
+    canary = Canary(token_ids=tuple(PROBE), logprobs=tuple(reference.logprobs(PROBE)))
+    manifest, buckets = pack(
+        reference.named_parameters(), policy_version=version, bucket_bytes=64 * 1024, canary=canary
+    )
+    assert len(buckets) > 1
+    return [manifest.model_dump(), *buckets]
+
+
+def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> RolloutWorker:
+    return RolloutWorker.with_vllm(
+        name="w0",
+        run_id="run",
+        num_threads=1,
+        model=ModelConfig(path=str(path), dtype=dtype),
+        rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=16),
+        sampling=SamplingConfig(),
+        weights=WeightsConfig(**weights),
+    )
+
+
+def ticket(index: int, prompt: Prompt, *, max_tokens: int = 12, temperature: float = 1.0) -> Ticket:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    return Ticket(index=index, prompt=prompt, num_trajectories=4, seed=index, policy_version=0, sampling=sampling)
+
+
+async def collect(batches: AsyncIterator[Any]) -> list[Any]:
+    return [batch async for batch in batches]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architecture, tied):
+    path = make_tiny_model(tmp_path, tied=tied, architecture=architecture)
+    engine, reference = start_engine(path), Reference(path)
+    for number in range(10):
+        reference.perturb(seed=number)
+        stale = engine.prompt_logprobs(PROBE)
+        engine.load(iter(reference.named_parameters()))
+        assert mean_error(stale, reference.logprobs(PROBE)) > 0.05
+    assert largest_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 1e-4
+    prompt = PROBE[:8]
+    for temperature in (0.0, 1.0):
+        found = run(engine, *(request(f"r{i}", prompt, seed=i, temperature=temperature) for i in range(4)))
+        for one in found.values():
+            expected = reference.logprobs([*prompt, *one.token_ids])[len(prompt) - 1 :]
+            assert largest_error(one.rollout_logprobs, expected) < 1e-4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bfloat16_updates_stay_within_the_canary_tolerance(tmp_path, tied):
+    path = make_tiny_model(tmp_path, tied=tied, dtype="bfloat16")
+    engine, reference = start_engine(path, dtype="bfloat16"), Reference(path, dtype=torch.bfloat16)
+    for number in range(3):
+        reference.perturb(seed=number)
+        engine.load(iter(reference.named_parameters()))
+    assert mean_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 0.1
+
+
+async def test_the_canary_catches_the_stale_head_of_a_tied_model(tmp_path):
+    path = make_tiny_model(tmp_path, tied=True)
+    worker, reference = start_worker(path, repair_tied_head=False), Reference(path)
+    await worker.load(*published(reference, version=0))
+    reference.perturb(seed=1)
+    with pytest.raises(WeightsError, match="old vocabulary head"):
+        await worker.load(*published(reference, version=1))
+    with pytest.raises(WeightsError, match="nothing is served"):
+        await collect(worker.generate([ticket(0, Prompt(prompt_id="p", text="1+1="))]))
+    worker.stop()
+
+
+async def test_a_model_with_another_shape_is_refused_by_name(tmp_path):
+    # A context of its own: engines of one process share rotary embeddings of equal shape, and a refused load breaks them.
+    path = make_tiny_model(tmp_path / "served", tied=True, max_context=128)
+    other = Reference(make_tiny_model(tmp_path / "published", tied=True, hidden_size=96))
+    worker = start_worker(path)
+    with pytest.raises(WeightsError, match="start from the same model"):
+        await worker.load(*published(other, version=0))
+    worker.stop()
+
+
+async def test_an_update_in_flight_is_seen_by_tokens_and_never_by_the_prefix_cache(tmp_path):
+    path = make_tiny_model(tmp_path, tied=True)
+    engine, reference = start_engine(path), Reference(path)
+    # Long enough for whole cache blocks, so that later requests would find the old weights' keys and values.
+    prompt = (PROBE * 2)[:48]
+    for i in range(4):
+        engine.add(request(f"old{i}", prompt, seed=i, max_tokens=40))
+    for _ in range(5):
+        engine.step()
+    reference.perturb(seed=1)
+    engine.load(iter(reference.named_parameters()))
+    for i in range(4):
+        engine.add(request(f"new{i}", prompt, seed=i, max_tokens=8))
+    new: dict[str, tuple[list[int], list[float]]] = {f"new{i}": ([], []) for i in range(4)}
+    seen_old = set()
+    while outputs := engine.step():
+        for output in outputs:
+            if output.request_id in new:
+                new[output.request_id][0].extend(output.token_ids)
+                new[output.request_id][1].extend(output.logprobs)
+            else:
+                seen_old.add(output.request_id)
+    assert len(seen_old) == 4
+    for token_ids, logprobs in new.values():
+        assert largest_error(logprobs, reference.logprobs([*prompt, *token_ids])[len(prompt) - 1 :]) < 1e-4
+
+
+async def test_known_hard_a_bfloat16_model_with_a_large_tied_vocabulary_and_no_chat_template(tmp_path):
+    path = make_tiny_model(
+        tmp_path,
+        architecture="gemma3",
+        tied=True,
+        dtype="bfloat16",
+        vocab_size=20_000,
+        adds_bos=True,
+        pad_is_eos=True,
+    )
+    worker, reference = start_worker(path, dtype="bfloat16"), Reference(path, dtype=torch.bfloat16)
+    for version in range(3):
+        await worker.load(*published(reference, version=version))
+        reference.perturb(seed=version)
+    prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": "1+1="}])
+    (batch,) = await collect(worker.generate([ticket(0, prompt)]))
+    worker.stop()
+    assert batch["prompt_token_ids"][0].as_py()[0] == 0, "one bos in front"
+    assert batch["policy_versions"].to_pylist() == [
+        [2] * len(tokens) for tokens in batch["completion_token_ids"].to_pylist()
+    ]
+
+
+async def test_one_call_gives_the_same_batches_bit_for_bit(tmp_path):
+    path = make_tiny_model(tmp_path, tied=True)
+    worker, reference = start_worker(path), Reference(path)
+    tickets = [ticket(index, Prompt(prompt_id=f"p{index}", text=f"{index}+1=")) for index in range(6)]
+    runs = []
+    for _ in range(2):
+        await worker.load(*published(reference, version=0))
+        batches = await collect(worker.generate(tickets))
+        batches.sort(key=lambda batch: batch["ticket_index"][0].as_py())
+        runs.append(
+            [batch.select(["completion_token_ids", "rollout_logprobs", "completion_text", "seed"]) for batch in batches]
+        )
+    worker.stop()
+    assert runs[0] == runs[1]
