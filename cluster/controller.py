@@ -79,13 +79,15 @@ async def train(
             version = stats.policy_version
             sent = await weights.broadcast(pool)
             await buffer.advance(version)  # only now may further rollouts start
-            log.step(version, _metrics(groups, stats, buffer, weights, pool, seconds=time.monotonic() - began))
+            summaries = [group.summary for _, group in groups]
+            timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
+            log.step(version, step_metrics(summaries, stats) | timing)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, config, log)
             if _is_due(config.evaluation.every_steps, version, config.num_steps):
                 metric = await _evaluate(evaluator, pool, version=version, log=log)
             if _is_due(config.checkpoint.every_steps, version, config.num_steps):
-                await learner.save(metric if evaluator else _mean_reward([group.summary for _, group in groups]))
+                await learner.save(metric if evaluator else _mean_reward(summaries))
 
 
 async def _evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
@@ -121,11 +123,10 @@ def _check_mismatch(stats: StepStats, config: RunConfig, log: Log) -> None:
         )
 
 
-def _metrics(
-    groups: Sequence[tuple[int, Group]], stats: StepStats, buffer: Buffer, weights: Weights, pool: Pool, *, seconds: float
-) -> dict[str, float]:
-    summaries = [group.summary for _, group in groups]
+def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[str, float]:
+    """What a step's groups and its update say, whatever the timing: a step learned again from its record says the same."""
     num_sampled = sum(summary.num_tokens for summary in summaries)
+    num_trajectories = sum(summary.num_trajectories for summary in summaries)
     version = stats.policy_version - 1  # what the learner was when it took them
     staleness = [version - summary.min_policy_version for summary in summaries]
     return {
@@ -134,16 +135,12 @@ def _metrics(
         "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
-        "tokens/per_completion": num_sampled / sum(summary.num_trajectories for summary in summaries),
-        "completions/truncated_share": sum(s.num_truncated for s in summaries) / sum(s.num_trajectories for s in summaries),
+        "tokens/completion_mean": num_sampled / num_trajectories,
+        "tokens/truncated_share": sum(summary.num_truncated for summary in summaries) / num_trajectories,
         "staleness/mean": sum(staleness) / len(staleness),
         "staleness/max": float(max(staleness)),
-        "time/step_s": seconds,
         "time/learning_s": stats.seconds,
         "speed/learning_tokens_per_s": stats.num_trained_tokens / stats.seconds if stats.seconds else 0.0,
-        **pool.stats(),
-        **buffer.stats(),
-        **weights.stats(),
         **stats.metrics,
     }
 

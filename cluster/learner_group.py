@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from cluster.buffer import Group
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, DeadlineError, TreadwheelError, WorkerError
-from cluster.contracts.types import StepStats
+from cluster.contracts.types import GroupSummary, StepStats
 from cluster.ledger import Ledger, Record
 from cluster.remote import ActorSpec, RemoteActor
 from cluster.supervised import SupervisedActor, Supervisor
@@ -56,14 +56,11 @@ class LearnerGroup:
         await asyncio.gather(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
         self.version = 0
 
-    async def restore(self) -> list[StepStats]:
-        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns those steps' statistics."""
+    async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
+        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did."""
         extra = await self._all("restore_latest", self._checkpoints)
         self.version = int(extra["policy_version"]) if extra else 0
-        stats: list[StepStats] = []
-        for record in self._ledger.after(self.version):
-            stats.append(await self._learn_again(record))
-        return stats
+        return [await self._learn_again(record) for record in self._ledger.after(self.version)]
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
         """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made."""
@@ -74,7 +71,7 @@ class LearnerGroup:
         try:
             stats = await self._learn(references)
         except (WorkerError, DeadlineError) as error:
-            stats = (await self._recover(error))[-1]
+            stats, _ = (await self._recover(error))[-1]
         assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
         return stats
 
@@ -116,13 +113,14 @@ class LearnerGroup:
         self.version = stats.policy_version
         return stats
 
-    async def _learn_again(self, record: Record) -> StepStats:
-        references = await self._recorder.call_for_references(
-            "read", record.trajectories, record.trajectories_digest, deadline_s=self._config.learner.timeout_s
-        )
-        return await self._learn(references)
+    async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
+        deadline_s = self._config.learner.timeout_s
+        recorded = (record.trajectories, record.trajectories_digest)
+        summaries: list[GroupSummary] = await self._recorder.call("summaries", *recorded, deadline_s=deadline_s)
+        references = await self._recorder.call_for_references("read", *recorded, deadline_s=deadline_s)
+        return await self._learn(references), summaries
 
-    async def _recover(self, error: TreadwheelError) -> list[StepStats]:
+    async def _recover(self, error: TreadwheelError) -> list[tuple[StepStats, list[GroupSummary]]]:
         """New ranks at the ledger's version. Raises when the restart budget is spent."""
         while True:
             began, lost = time.monotonic(), self.version
@@ -131,7 +129,7 @@ class LearnerGroup:
             await self._supervisor.handle(failed, error)
             try:
                 await self.start()
-                stats = await self.restore()
+                learned = await self.restore()
             except (WorkerError, DeadlineError) as again:
                 error = again
                 continue
@@ -141,13 +139,13 @@ class LearnerGroup:
                 actor_kind=str(failed.spec.kind),
                 actor_pid=self._ranks[0].pid,
                 seconds=time.monotonic() - began,
-                rolled_back_to=self.version - len(stats),
-                steps_learned_again=len(stats),
+                rolled_back_to=self.version - len(learned),
+                steps_learned_again=len(learned),
                 policy_version=self.version,
                 version_at_failure=lost,
                 driver_pid=os.getpid(),
             )
-            return stats
+            return learned
 
     async def _all(self, method: str, *args: Any) -> Any:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""

@@ -10,7 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
-from cluster.contracts.schema import SCHEMA, validate
+from cluster.contracts.schema import SCHEMA, summarize, validate
+from cluster.contracts.types import GroupSummary
 
 
 class Files(Protocol):
@@ -48,6 +49,10 @@ class Recorder:
             raise LedgerError(f"{name} was altered after it was recorded: its digest is not {digest}")
         with pa.ipc.open_file(content) as reader:
             return [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+
+    def summaries(self, name: str, digest: str) -> list[GroupSummary]:
+        """What the controller knew of a step's groups. Raises LedgerError as `read` does."""
+        return [summarize(group) for group in self.read(name, digest)]
 
 
 def digest_of(content: pa.Buffer) -> str:

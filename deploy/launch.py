@@ -21,7 +21,8 @@ from cluster.contracts.errors import WorkerError
 from cluster.contracts.plugins import resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import GroupSummary, SamplingParams
-from cluster.controller import Evaluator, train as run_loop
+from cluster.controller import Evaluator, step_metrics
+from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.ledger import Ledger
 from cluster.metrics import MetricLog, open_log
@@ -144,8 +145,8 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
     async def learn_and_publish() -> None:
         await recorder.ready()
         await learner.start()
-        for stats in await learner.restore():
-            log.step(stats.policy_version, stats.metrics)
+        for stats, summaries in await learner.restore():
+            log.step(stats.policy_version, step_metrics(summaries, stats))
         await weights.publish()
 
     try:
