@@ -271,7 +271,7 @@ class Learner:
         """(manifest, bucket, bucket, ...) of the current weights on rank 0, None on the others; all ranks must call it."""
         self._enter("publishing")
         weights = self._config.weights
-        canary = canary_of(self.policy, num_tokens=weights.canary_tokens, device=self._group.device)
+        canary = canary_of(self.networks, num_tokens=weights.canary_tokens, device=self._group.device)
         named = exported(self.policy.causal_lm, dtype=self._compute_dtype)
         published: tuple[Any, ...] | None = None
         if self._group.rank == 0:

@@ -7,7 +7,7 @@ Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,21 +81,31 @@ class ReferenceModel:
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         """Per completion token, natural log, at the run's temperature; in the order given."""
         rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
-        return [x.tolist() for x in score(self._policy, rows, max_tokens=self._max_tokens, device=self._device)]
+        return [
+            x.tolist()
+            for x in score(
+                self._policy, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device
+            )
+        ]
 
 
 @torch.no_grad()
 def score(
-    policy: PolicyModel, rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device | str = "cpu"
+    forward: Callable[[MicroBatch], TokenOutputs],
+    rows: Sequence[TokenRow],
+    *,
+    layout: Layout,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
 ) -> list[Tensor]:
     """Log-probs of each row's completion, float32 on the CPU, 0 where its loss mask is false."""
     if not rows:
         return []
     width = max(len(row.completion) for row in rows)
     results: list[Tensor] = [torch.empty(0)] * len(rows)
-    for chosen in plan(rows, max_tokens=max_tokens, layout=policy.layout)[0]:
-        batch = lay_out(rows, chosen, layout=policy.layout, width=width, device=device)
-        scored = batch.scatter(policy(batch).logprobs_C).cpu()
+    for chosen in plan(rows, max_tokens=max_tokens, layout=layout)[0]:
+        batch = lay_out(rows, chosen, layout=layout, width=width, device=device)
+        scored = batch.scatter(forward(batch).logprobs_C).cpu()
         for place, index in enumerate(chosen):
             results[index] = scored[place, : len(rows[index].completion)]
     return results
@@ -193,7 +203,9 @@ def prove(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
         policy = PolicyModel(causal_lm, head=head, layout=layout)
-        first, second = (score(policy, r, max_tokens=10**6, device=causal_lm.device) for r in (rows, neighbours))
+        first, second = (
+            score(policy, r, layout=layout, max_tokens=10**6, device=causal_lm.device) for r in (rows, neighbours)
+        )
         error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
         leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0
         if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):

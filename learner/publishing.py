@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from cluster.weights.manifest import Canary
+from learner.critic import Networks
 from learner.group import whole
-from learner.model import PolicyModel, output_layer, score, token_row
+from learner.model import output_layer, score, token_row
 
 
 def probe_token_ids(vocabulary_size: int, *, num_tokens: int) -> list[int]:
@@ -21,15 +23,22 @@ def probe_token_ids(vocabulary_size: int, *, num_tokens: int) -> list[int]:
     return [(i * 2_654_435_761 + 12_345) % vocabulary_size for i in range(1, num_tokens + 1)]
 
 
-def canary_of(policy: PolicyModel, *, num_tokens: int, device: torch.device) -> Canary:
+def canary_of(networks: Networks, *, num_tokens: int, device: torch.device) -> Canary:
     """The probe's log-probs at temperature 1 under the present weights; all ranks must call it."""
+    policy = networks.policy
     limit = getattr(policy.causal_lm.config.get_text_config(), "max_position_embeddings", None) or num_tokens
     token_ids = probe_token_ids(output_layer(policy.causal_lm).weight.shape[0], num_tokens=min(num_tokens, limit))
+    row = token_row(token_ids[:1], token_ids[1:])
     at_run_temperature, policy.head = policy.head, dataclasses.replace(policy.head, temperature=1.0)
     try:
-        logprobs_C = score(policy, [token_row(token_ids[:1], token_ids[1:])], max_tokens=num_tokens, device=device)[0]
+        (logprobs_C,) = score(
+            lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=num_tokens, device=device
+        )
     finally:
         policy.head = at_run_temperature
+        if isinstance(networks, FSDPModule):
+            # The root stays gathered after a forward pass without a backward one; shards are what is exported and trained.
+            networks.reshard()
     return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs_C.tolist()))
 
 

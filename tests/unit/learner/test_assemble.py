@@ -1,0 +1,60 @@
+import pytest
+
+from cluster.contracts.errors import DataError
+from learner.assemble import assemble
+from tests.unit.learner.trajectories import VOCABULARY, make_group
+
+
+def _assemble(*groups, version: int = 0):
+    return assemble(groups, current_version=version, vocabulary_size=VOCABULARY)
+
+
+def test_failed_rewards_do_not_train_and_their_group_goes_on_without_them():
+    batch = _assemble(make_group(0, rewards=(1.0, None, 0.25)), make_group(1, rewards=(None, 0.5, 0.0)))
+    assert batch.tensors.rewards_N.tolist() == [1.0, 0.25, 0.5, 0.0]
+    assert batch.tensors.group_index_N.tolist() == [0, 0, 1, 1]
+    assert batch.tensors.trajectory_ids == ["00000000/0", "00000000/2", "00000001/1", "00000001/2"]
+    assert (batch.num_failed, batch.num_aborted, batch.trajectories.num_rows) == (2, 0, 4)
+
+
+def test_aborted_trajectories_do_not_train():
+    batch = _assemble(make_group(0, rewards=(1.0, 0.0), finish_reason=("aborted", "length")))
+    assert batch.tensors.rewards_N.tolist() == [0.0] and batch.num_aborted == 1
+    assert batch.tensors.truncated_N.tolist() == [True]
+
+
+def test_a_step_without_any_reward_is_an_error():
+    with pytest.raises(DataError, match="2 rewards failed"):
+        _assemble(make_group(0, rewards=(None, None)))
+
+
+def test_tensors_are_padded_with_false_and_zero():
+    group = make_group(0)
+    batch = _assemble(group)
+    for row, length in enumerate(batch.tensors.completion_lengths_N.tolist()):
+        assert batch.tensors.loss_mask_NT[row].tolist() == [
+            i < length for i in range(batch.tensors.loss_mask_NT.shape[1])
+        ]
+        assert batch.rows[row].completion.tolist() == group["completion_token_ids"][row].as_py()
+        assert batch.tensors.rollout_logprobs_NT[row, :length].tolist() == group["rollout_logprobs"][row].as_py()
+
+
+def test_a_token_outside_the_vocabulary_is_named():
+    group = make_group(0, rewards=(1.0,), max_length=1, completion_token_ids=([VOCABULARY],))
+    with pytest.raises(DataError, match=r"row 0 \(group 00000000, sample 0\), field 'completion_token_ids': token 128"):
+        _assemble(group)
+
+
+def test_tokens_of_the_future_are_refused():
+    with pytest.raises(DataError, match="version 3, but the learner is at 2"):
+        _assemble(make_group(0, version=3), version=2)
+
+
+def test_components_that_every_row_has_are_kept():
+    components = ([("a", 1.0), ("b", 2.0)], [("b", 3.0)])
+    batch = _assemble(make_group(0, rewards=(1.0, 0.0), reward_components=components))
+    assert batch.tensors.reward_component_names == ("b",)
+    assert batch.tensors.reward_components_NK is not None and batch.tensors.reward_components_NK.tolist() == [
+        [2.0],
+        [3.0],
+    ]

@@ -1,0 +1,242 @@
+"""The learner as its callers see it, with a tiny model."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
+from cluster.weights.manifest import WeightManifest, unpack
+from learner import learner as learner_module
+from learner.learner import Learner
+from learner.model import ReferenceModel
+from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_group
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _config(model_path: Path, *, dtype: str = "float32", **sections: Any) -> RunConfig:
+    sections.setdefault("optimizer", {"learning_rate": 1e-3})
+    return RunConfig.model_validate(
+        {"model": {"path": str(model_path), "dtype": dtype}, "prompts": "file", "num_steps": 10, **sections}
+    )
+
+
+def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
+    return [make_group(i, seed=learner.version, version=learner.version, **columns) for i in range(4)]
+
+
+def _weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+
+
+def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
+    # REINFORCE's gradient, so that random trajectories are not clipped away.
+    learner = Learner(_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "policy"}))
+    group = make_group(0, rewards=(1.0, 0.0))
+    reports = [learner.update(group).metrics for _ in range(3)]
+    positive = [r["learner/policy_logprob_positive_mean"] for r in reports]
+    negative = [r["learner/policy_logprob_negative_mean"] for r in reports]
+    assert positive[0] < positive[1] < positive[2] and negative[0] > negative[1] > negative[2]
+    assert learner.version == 3
+
+
+def test_micro_batches_and_layouts_change_nothing(model_path: Path):
+    results = []
+    for max_tokens, packing in ((16384, "auto"), (30, "auto"), (30, "padded")):
+        learner = Learner(_config(model_path, learner={"max_tokens_per_micro_batch": max_tokens, "packing": packing}))
+        results.append((learner.update(*_groups(learner)).metrics, _weights(learner)))
+    metrics, weights = results[0]
+    for other_metrics, other_weights in results[1:]:
+        for name in (n for n in metrics if n.startswith("learner/") and n != "learner/micro_batches"):
+            assert_close(other_metrics[name], metrics[name], rtol=1e-4, atol=1e-5)
+        for name, tensor in weights.items():
+            assert_close(other_weights[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path):
+    config = _config(model_path, sampling={"temperature": 0.7})
+    learner, group = Learner(config), make_group(0)
+    scored = ReferenceModel(config).logprobs(
+        group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist()
+    )
+    metrics = learner.update(make_group(0, rollout_logprobs=scored)).metrics
+    assert metrics["mismatch/max_abs_nats"] < 1e-5
+    assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: str):
+    learner = Learner(_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype))
+    learner.update(*_groups(learner))
+    published = learner.publish()
+    assert published is not None
+    manifest = WeightManifest.model_validate(published[0])
+    names = {entry.name for entry in manifest.tensors}
+    assert manifest.policy_version == 1 and ("lm_head.weight" in names) is not tied
+    served = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
+    missing, unexpected = served.load_state_dict(dict(unpack(manifest, published[1:])), strict=False)
+    assert not unexpected and missing == (["lm_head.weight"] if tied else [])
+    ids = torch.tensor([manifest.canary.token_ids])
+    logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    error = (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean()
+    assert error < (1e-4 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, dtype: str, asynchronous: bool):
+    config = _config(
+        model_path,
+        dtype=dtype,
+        checkpoint={"asynchronous": asynchronous},
+        algorithm={"kl": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 100}}},
+        optimizer={"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2},
+    )
+
+    def step(learner: Learner) -> dict[str, float]:
+        lengths = [pa.compute.list_value_length(g["completion_token_ids"]).to_pylist() for g in _groups(learner)]
+        groups = [
+            make_group(
+                i, seed=learner.version, version=learner.version, reference_logprobs=[[-4.0] * n for n in lengths[i]]
+            )
+            for i in range(4)
+        ]
+        metrics = learner.update(*groups).metrics
+        return {name: value for name, value in metrics.items() if not name.startswith(("time/", "speed/"))}
+
+    learner = Learner(config)
+    for _ in range(2):
+        step(learner)
+    learner.save(str(tmp_path / "step-000002"), {"policy_version": 2, "metric": 0.5})
+    expected = [step(learner) for _ in range(2)]
+    resumed = Learner(config)
+    learner._saver._finish()
+    assert resumed.restore_latest(str(tmp_path)) == {"policy_version": 2, "metric": 0.5}
+    assert resumed.version == 2
+    assert [step(resumed) for _ in range(2)] == expected
+    for name, tensor in _weights(learner).items():
+        assert torch.equal(_weights(resumed)[name], tensor)
+
+
+def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp_path: Path):
+    learner = Learner(_config(model_path, dtype="bfloat16"))
+    learner.update(*_groups(learner))
+    learner.export(str(tmp_path / "export"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert loaded.dtype == torch.bfloat16
+    for name, tensor in loaded.named_parameters():
+        assert torch.equal(tensor, learner.policy.causal_lm.get_parameter(name))
+    assert AutoTokenizer.from_pretrained(tmp_path / "export")("1+1").input_ids
+
+
+def test_nothing_to_restore_is_none(model_path: Path, tmp_path: Path):
+    assert Learner(_config(model_path)).restore_latest(str(tmp_path)) is None
+
+
+def test_a_checkpoint_of_another_model_is_foreign(model_path: Path, tmp_path: Path):
+    other = make_tiny_model(tmp_path / "other", hidden_size=32)
+    directory = str(tmp_path / "checkpoints" / "step-000000")
+    Learner(_config(other, checkpoint={"asynchronous": False})).save(directory, {})
+    with pytest.raises(CheckpointError, match="step-000000 is foreign"):
+        Learner(_config(model_path)).restore(directory)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories(model_path: Path, tmp_path: Path):
+    learner = Learner(
+        _config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
+        run_dir=str(tmp_path),
+    )
+    before = _weights(learner)
+    # exp(policy - rollout) overflows where the rollout claims a log-prob of -1e5.
+    bad = make_group(0, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    stats = learner.update(bad)
+    assert stats.metrics["learner/skipped"] == 1.0 and stats.policy_version == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
+    saved = pa.ipc.open_file(tmp_path / "quarantine" / "version-000000-rank-0.arrow").read_all()
+    assert saved["group_id"].to_pylist() == ["00000000"] * 2
+    with pytest.raises(NumericsError, match="2 steps in a row"):
+        learner.update(bad)
+
+
+def test_bad_trajectories_change_nothing(model_path: Path):
+    learner = Learner(_config(model_path))
+    before = _weights(learner)
+    with pytest.raises(DataError):
+        learner.update(make_group(0, rewards=(None, None)))
+    assert learner.version == 0 and all(torch.equal(t, before[n]) for n, t in _weights(learner).items())
+
+
+def test_a_critic_learns_its_returns(model_path: Path):
+    algorithm = {"advantage": "gae", "value": {"learning_rate": 1e-2, "coefficient": 1.0}}
+    learner = Learner(_config(model_path, algorithm=algorithm))
+    group = make_group(0, rewards=(1.0, 1.0))
+    values = [learner.update(group).metrics["learner/value_mean"] for _ in range(12)]
+    assert values[0] == 0.0 and abs(values[-1] - 1.0) < 0.5
+
+
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: str):
+    algorithm = {
+        "advantage": "gae",
+        "value": {"backbone": backbone},
+        "proximal": "recompute",
+        "entropy_coefficient": 0.01,
+    }
+    learners = [
+        Learner(_config(model_path, algorithm=algorithm, learner={"activation_checkpointing": checkpointing}))
+        for checkpointing in (False, True)
+    ]
+    for learner in learners:
+        learner.update(*_groups(learner))
+    for name, tensor in _weights(learners[0]).items():
+        assert_close(_weights(learners[1])[name], tensor)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_module, "free_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"needs about .* GiB"):
+        Learner(_config(model_path))
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(ConfigError, match="no-such-folder"):
+        Learner(_config(Path("/no-such-folder")))
+
+
+def test_the_reference_scores_as_transformers_does(model_path: Path):
+    config = _config(model_path, sampling={"temperature": 0.5})
+    prompts, completions = [[5, 6, 7], [5, 6, 7], [9]], [[10, 11], [12], [13, 14, 15]]
+    scored = ReferenceModel(config).logprobs(prompts, completions)
+    causal_lm = AutoModelForCausalLM.from_pretrained(model_path)
+    for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
+        ids = torch.tensor(prompt + completion)
+        expected = (causal_lm(ids[None]).logits[0] / 0.5).log_softmax(-1)[len(prompt) - 1 : -1]
+        assert_close(
+            torch.tensor(logprobs), expected.gather(1, ids[len(prompt) :, None])[:, 0].detach(), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_unknown_heads_are_refused(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from transformers import Qwen3ForCausalLM
+
+    own = Qwen3ForCausalLM.forward
+
+    def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = own(self, *args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", doubled)
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM applies its vocabulary head"):
+        Learner(_config(model_path))

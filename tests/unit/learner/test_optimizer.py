@@ -1,0 +1,61 @@
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from cluster.contracts.config import OptimizerConfig
+from cluster.contracts.errors import CheckpointError
+from learner.optimizer import Optimizer, learning_rate_at
+
+
+def test_the_learning_rate_warms_up_and_decays_to_its_share():
+    config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2, min_learning_rate_share=0.5)
+    rates = [learning_rate_at(step, config=config, num_steps=5) for step in range(6)]
+    assert_close(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.5])
+
+
+def test_cosine_is_halfway_in_the_middle():
+    config = OptimizerConfig(learning_rate=1.0, schedule="cosine", min_learning_rate_share=0.0)
+    assert_close([learning_rate_at(step, config=config, num_steps=3) for step in range(3)], [1.0, 0.5, 0.0])
+
+
+def test_the_first_adam_step_moves_by_the_learning_rate():
+    weight = nn.Parameter(torch.tensor([1.0, -1.0]))
+    optimizer = Optimizer([("w", weight)], config=OptimizerConfig(learning_rate=0.1, weight_decay=0.5), num_steps=1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    norm = optimizer.gradient_norm()
+    assert float(norm) == 5.0
+    assert optimizer.step(0, gradient_norm=norm) == 0.1
+    # A vector: no weight decay.
+    assert_close(weight.detach(), torch.tensor([0.9, -1.1]))
+
+
+def test_clipping_scales_the_gradient_to_the_limit():
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Optimizer([("w", weight)], config=OptimizerConfig(max_grad_norm=1.0), num_steps=1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    optimizer.step(0, gradient_norm=optimizer.gradient_norm())
+    assert_close(weight.grad, torch.tensor([0.6, 0.8]))
+
+
+def test_bfloat16_gradients_are_summed_in_float32_and_small_steps_are_not_lost():
+    weight = nn.Parameter(torch.ones(1, 1))
+    config = OptimizerConfig(learning_rate=1e-4, max_grad_norm=None)
+    optimizer = Optimizer([("w", weight)], config=config, num_steps=100, compute_dtype=torch.bfloat16)
+    assert weight.dtype == torch.bfloat16
+    for gradient in (256.0, 1.0):
+        (weight * gradient).sum().backward()
+    assert float(optimizer.masters()["w"].grad) == 257.0  # bfloat16 cannot tell 257 from 256
+    for step in range(40):
+        optimizer.masters()["w"].grad = torch.ones(1, 1)
+        optimizer.step(step, gradient_norm=torch.ones(()))
+    assert_close(optimizer.masters()["w"].detach(), torch.full((1, 1), 0.996), atol=1e-5, rtol=0)
+    assert float(weight.detach()) == float(torch.tensor(0.996).bfloat16())
+
+
+def test_foreign_state_is_refused_by_name():
+    optimizer = Optimizer([("w", nn.Parameter(torch.zeros(2)))], config=OptimizerConfig(), num_steps=1)
+    with pytest.raises(CheckpointError, match="'v'"):
+        optimizer.load_state({"exp_avg/v": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"\[3\], not \[2\]"):
+        optimizer.load_state({"exp_avg/w": torch.zeros(3)})

@@ -1,0 +1,107 @@
+"""Packing changes how tokens are laid out, and nothing else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from cluster.contracts.config import ModelConfig
+from learner import attention
+from learner.attention import PACKED
+from learner.model import PolicyModel, load, prove, token_row
+from learner.packing import Layout, TokenRow, lay_out, plan
+from tests.models import make_tiny_model
+
+LAYOUTS: tuple[Layout, ...] = ("shared", "packed", "padded")
+
+
+def _rows(seed: int = 0, *, num_prompts: int = 4, max_length: int = 20) -> list[TokenRow]:
+    random = np.random.default_rng(seed)
+    prompts = [random.integers(4, 128, random.integers(1, 12)).tolist() for _ in range(num_prompts)]
+    return [
+        token_row(prompts[i % num_prompts], random.integers(4, 128, random.integers(1, max_length)).tolist())
+        for i in range(3 * num_prompts)
+    ]
+
+
+def _logprobs_and_gradient(policy: PolicyModel, rows: list[TokenRow], *, layout: Layout, max_tokens: int):
+    policy.causal_lm.set_attn_implementation("sdpa" if layout == "padded" else PACKED)
+    policy.zero_grad()
+    width = max(len(row.completion) for row in rows)
+    result = torch.zeros(len(rows), width, dtype=torch.float64)
+    for chosen in plan(rows, max_tokens=max_tokens, layout=layout)[0]:
+        micro_batch = lay_out(rows, chosen, layout=layout, width=width)
+        logprobs_BT = micro_batch.scatter(policy(micro_batch).logprobs_C)
+        (logprobs_BT * torch.linspace(-1, 2, width)).sum().backward()
+        result[list(chosen)] = logprobs_BT.detach().double()
+    return result, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, architecture: str, monkeypatch):
+    # Gemma's sliding window (64) is shorter than the longest rows here; small buckets exercise their limits.
+    monkeypatch.setattr(attention, "MAX_MASK_CELLS", 4096)
+    model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
+    causal_lm = load(model, dtype=torch.float64)
+    policy = prove(causal_lm, model=model, packing="auto", temperature=0.8, head_chunk_tokens=16)
+    assert policy.layout == "shared"
+    rows = _rows(max_length=90)
+    rows[3] = TokenRow(
+        prompt=rows[3].prompt, completion=rows[3].completion, loss_mask=np.arange(len(rows[3].completion)) % 3 == 1
+    )
+    expected, expected_gradient = _logprobs_and_gradient(policy, rows, layout="padded", max_tokens=10**6)
+    for layout in LAYOUTS:
+        for max_tokens in (40, 200, 10**6):
+            result, gradient = _logprobs_and_gradient(policy, rows, layout=layout, max_tokens=max_tokens)
+            assert_close(result, expected, rtol=1e-6, atol=1e-9)
+            for name, value in expected_gradient.items():
+                # Norms and rotations are float32 inside, even in a float64 model.
+                assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_sequence_does_not_see_its_neighbours(tmp_path: Path):
+    model = ModelConfig(path=str(make_tiny_model(tmp_path)), dtype="float32")
+    policy = prove(
+        load(model, dtype=torch.float32), model=model, packing="packed", temperature=1.0, head_chunk_tokens=16
+    )
+    first, second = token_row([5, 6, 7], [8, 9]), token_row([50, 60, 70], [80, 90])
+    alone = policy(lay_out([first], [0], layout="shared", width=2)).logprobs_C
+    beside = policy(lay_out([first, second], [0, 1], layout="shared", width=2)).logprobs_C[:2]
+    assert_close(beside, alone)
+
+
+def test_a_shared_prompt_is_computed_once():
+    rows = [token_row([1, 2, 3], [4, 5]), token_row([1, 2, 3], [6, 7, 8]), token_row([9], [4])]
+    shared = lay_out(rows, [0, 1, 2], layout="shared", width=3)
+    assert shared.input_ids.tolist() == [[1, 2, 3, 4, 6, 7, 9]]
+    assert shared.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 0]]
+    assert shared.head_index_C.tolist() == [2, 3, 2, 4, 5, 6]
+    assert shared.targets_C.tolist() == [4, 5, 6, 7, 8, 4]
+    assert shared.scatter(torch.arange(1.0, 7.0)).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(10, 200), st.sampled_from(LAYOUTS))
+def test_plans_cover_every_row_once_and_give_ranks_equally_many(
+    seed: int, num_ranks: int, max_tokens: int, layout: Layout
+):
+    rows = _rows(seed, num_prompts=seed % 5 + 1)
+    ranks = plan(rows, max_tokens=max_tokens, layout=layout, num_ranks=num_ranks)
+    assert len({len(rank) for rank in ranks}) == 1
+    assert sorted(row for rank in ranks for chosen in rank for row in chosen) == list(range(len(rows)))
+    for chosen in (c for rank in ranks for c in rank if len(c) > 1):
+        assert lay_out(rows, chosen, layout=layout, width=20).input_ids.numel() <= max_tokens
+    assert ranks == plan(rows, max_tokens=max_tokens, layout=layout, num_ranks=num_ranks)
+
+
+def test_ranks_get_like_loads():
+    rows = _rows(3, num_prompts=32)
+    loads = [
+        sum(lay_out(rows, chosen, layout="shared", width=20).input_ids.numel() for chosen in rank)
+        for rank in plan(rows, max_tokens=10**6, layout="shared", num_ranks=4)
+    ]
+    assert max(loads) <= 1.15 * min(loads)
