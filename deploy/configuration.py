@@ -141,7 +141,7 @@ def _suggestion(name: str, known: Mapping[str, FieldInfo]) -> str:
     parent, _, key = name.rpartition(".")
     siblings = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
     if elsewhere := [each for each in known if each.rpartition(".")[2] == key]:
-        return f"did you mean {elsewhere[0]}?"
+        return f"did you mean {min(elsewhere, key=lambda each: each.count('.'))}?"
     if close := difflib.get_close_matches(key, siblings, n=1):
         return f"did you mean {siblings[close[0]]}?"
     return f"{parent or 'the top level'} has: {', '.join(siblings) or 'no settings'}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from cluster.run_directory import RunDirectory
@@ -99,7 +100,9 @@ class LiveLine:
 
     def event(self, record: Mapping[str, Any]) -> None:
         if "message" in record:
-            self._progress.console.print(f"[yellow]{record['kind']}[/]: {record['message']}", highlight=False)
+            self._progress.console.print(
+                escape(f"{record['kind']}: {record['message']}"), style="yellow", highlight=False
+            )
 
     def close(self) -> None:
         self._progress.stop()

@@ -1,0 +1,66 @@
+"""`treadwheel eval`: held-out scores of a run file's starting model, a run's last checkpoint, or one checkpoint."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.run_directory import RUN_YAML, RunDirectory
+from deploy import configuration
+
+_MODEL = "model"
+"""A checkpoint's Hugging Face folder."""
+
+
+def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> dict[str, float]:
+    """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate."""
+    from deploy import launch
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = config_of(target, overrides, run_dir=scratch)
+        if config.evaluation.prompts is None:
+            raise ConfigError(
+                f"{target!r} has no evaluation.prompts; name a held-out source: evaluation.prompts='{{name: file, path: ...}}'"
+            )
+        return launch.evaluate(config, address=address)
+
+
+def config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
+    """The target's configuration with the model that it stands for, and a run directory of its own."""
+    own = [f"run_dir={run_dir}"]
+    if target.endswith((".yaml", ".yml")):
+        return configuration.load(target, [*overrides, *own])
+    run, checkpoint = _run_and_checkpoint(target)
+    values = yaml.safe_load(run.read_text(RUN_YAML))
+    return configuration.validated(values, [*overrides, *own, f"model.path={checkpoint}"], source=run.path(RUN_YAML))
+
+
+def print_scores(target: str, scores: Mapping[str, Any]) -> None:
+    Console(highlight=False).print(
+        f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
+    )
+
+
+def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
+    """A run directory stands for its last checkpoint; `RUN_DIR/checkpoints/step-000010` for itself."""
+    if RunDirectory(target).exists(RUN_YAML):
+        run = RunDirectory(target)
+        saved = [name for name in run.names("checkpoints") if name.startswith("step-")]
+        if not saved:
+            raise ConfigError(f"{target!r} has no checkpoint yet; evaluate its run file instead")
+        checkpoint = run.path(f"checkpoints/{saved[-1]}")
+    else:
+        checkpoint = os.path.abspath(target)
+        run = RunDirectory(os.path.dirname(os.path.dirname(checkpoint)))
+        if not run.exists(RUN_YAML):
+            raise ConfigError(f"{target!r} is no run file (.yaml), run directory, or checkpoint inside one")
+    model = Path(checkpoint) / _MODEL
+    if not model.is_dir():
+        raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
+    return run, model

@@ -1,0 +1,86 @@
+import math
+
+import pyarrow as pa
+import pytest
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.schema import SCHEMA, info_of, summarize, to_batch, validate, with_columns
+from tests.unit.cluster.contracts.rows import row
+
+
+def test_a_batch_survives_the_wire():
+    batch = to_batch([row(), row(sample_index=1)])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(batch)
+    with pa.ipc.open_stream(sink.getvalue()) as reader:
+        assert validate(reader.read_next_batch()).equals(batch)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        (
+            {"completion_token_ids": [], "loss_mask": [], "rollout_logprobs": [], "policy_versions": []},
+            "completion_token_ids",
+        ),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"loss_mask": [True]}, "loss_mask"),
+        ({"rollout_logprobs": [-0.5]}, "rollout_logprobs"),
+        ({"policy_versions": [1, 2, 3, 4]}, "policy_versions"),
+        ({"reference_logprobs": [-0.5]}, "reference_logprobs"),
+        ({"rollout_logprobs": [-0.5, math.nan, -1.0]}, "rollout_logprobs"),
+        ({"reward": math.inf}, "reward"),
+        ({"reward": None}, "reward"),
+        ({"reward_status": "error"}, "reward"),
+        ({"reward_status": "fine"}, "reward_status"),
+        ({"finish_reason": "tired"}, "finish_reason"),
+        ({"group_id": None}, "group_id"),
+        ({"completion_token_ids": [3, "four", 5]}, "completion_token_ids"),
+        ({"ticket_index": 2**70}, "ticket_index"),
+    ],
+)
+def test_a_broken_row_is_named_with_its_field(changed, field):
+    with pytest.raises(DataError, match=rf"row 1.*field '{field}'"):
+        to_batch([row(), row(sample_index=1, **changed)])
+
+
+def test_a_failed_reward_has_no_value():
+    batch = to_batch([row(reward=None, reward_status="timeout"), row()])
+    summary = summarize(batch)
+    assert summary.rewards == (None, 1.0)
+    assert summary.mean_reward == 1.0
+    assert summary.num_reward_timeouts == 1
+
+
+def test_a_summary_counts_tokens_and_versions_that_train():
+    batch = to_batch([row(loss_mask=[False, True, True], policy_versions=[0, 2, 3], finish_reason="length"), row()])
+    summary = summarize(batch, sampling_seconds=2.0)
+    assert (summary.num_trajectories, summary.num_tokens, summary.num_truncated) == (2, 6, 1)
+    assert (summary.min_policy_version, summary.max_policy_version) == (2, 3)
+
+
+def test_an_added_column_is_validated_too():
+    batch = to_batch([row()])
+    scored = with_columns(batch, reference_logprobs=[[-0.1, -0.2, -0.3]])
+    assert scored["reference_logprobs"][0].as_py() == pytest.approx([-0.1, -0.2, -0.3])
+    with pytest.raises(DataError, match="reference_logprobs"):
+        with_columns(batch, reference_logprobs=[[-0.1]])
+    with pytest.raises(DataError, match="'taste' is not in the trajectory schema"):
+        with_columns(batch, taste=["sweet"])
+
+
+def test_another_schema_version_is_refused():
+    old = to_batch([row()]).replace_schema_metadata({"treadwheel.schema_version": "0"})
+    with pytest.raises(DataError, match="schema version '0', this build reads '1'"):
+        validate(old)
+
+
+def test_foreign_and_missing_fields_are_named():
+    batch = to_batch([row()])
+    with pytest.raises(DataError, match=r"missing \['seed'\]"):
+        validate(batch.drop_columns(["seed"]))
+
+
+def test_info_is_json():
+    assert info_of(to_batch([row(info='{"answer": "2"}')]), 0) == {"answer": "2"}

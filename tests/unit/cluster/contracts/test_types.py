@@ -1,0 +1,46 @@
+import inspect
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.contracts import errors
+from cluster.contracts.types import GroupSummary, Prompt, SamplingParams, Ticket, sample_seed
+
+ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_crosses_ray_as_it_is(error):
+    raised = error("field=1 is wrong; use 2")
+    assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
+    assert isinstance(raised, errors.TreadwheelError)
+
+
+def test_a_group_is_named_for_its_place_in_the_start_order():
+    ticket = Ticket(
+        index=42,
+        prompt=Prompt(prompt_id="p"),
+        num_trajectories=8,
+        seed=1,
+        policy_version=0,
+        sampling=SamplingParams(max_tokens=4),
+    )
+    assert ticket.group_id == "00000042"
+
+
+def test_the_mean_reward_leaves_failures_out():
+    summary = GroupSummary(
+        group_id="0", prompt_id="p", num_trajectories=3, num_tokens=3, size_bytes=1,
+        min_policy_version=0, max_policy_version=0, rewards=(1.0, None, 0.0),
+    )  # fmt: skip
+    assert summary.mean_reward == 0.5
+
+
+@given(seed=st.integers(0, 2**63 - 1), index=st.integers(0, 10_000))
+def test_seeds_of_samples_fit_31_bits_and_differ_from_their_neighbours(seed, index):
+    mine = sample_seed(seed, index)
+    assert 0 <= mine < 2**31
+    assert mine == sample_seed(seed, index)
+    assert mine != sample_seed(seed, index + 1)
