@@ -1,0 +1,132 @@
+"""Sampling tokens/s of a rollout worker, prompt text to Arrow batch, against a bare in-process vLLM loop on the same requests."""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.rollout_worker import RolloutWorker
+from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.weights.manifest import Canary, pack
+from tests.models import make_tiny_model, make_tokenizer
+
+NUM_GROUPS, GROUP_SIZE, MAX_TOKENS = 16, 8, 64
+ROUNDS = 5
+CONTEXT = 256
+
+
+def rows() -> list[dict[str, Any]]:
+    """One row, as in `build/bench.json`. Rounds alternate, and each side's best counts: other work on the machine only slows."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_rows(make_tiny_model(Path(folder), hidden_size=256, max_context=CONTEXT)))
+
+
+async def _rows(path: Path) -> list[dict[str, Any]]:
+    worker = RolloutWorker.with_vllm(
+        name="worker",
+        run_id="bench",
+        num_threads=1,
+        model=ModelConfig(path=str(path), dtype="float32"),
+        rollout=RolloutConfig(kv_cache_bytes=256 * 1024**2),
+        sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+        weights=WeightsConfig(),
+    )
+    await worker.load(*_published(path))
+    bare = _bare_engine(path)
+    prompts = [f"{number}+{3 * number}=" for number in range(10, 10 + NUM_GROUPS)]
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        ours.append(await _sample_with(worker, prompts))
+        theirs.append(_sample_bare(bare, prompts))
+    worker.stop()
+    return [
+        {
+            "name": "sampling",
+            "value": max(ours),
+            "unit": "tokens/s",
+            "baseline": "in-process vLLM loop, tokens in, final outputs only",
+            "baseline_value": max(theirs),
+            "ratio": max(ours) / max(theirs),
+            "aim": ">= 0.85",
+        }
+    ]
+
+
+def _published(path: Path) -> list[Any]:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    probe = list(range(4, 36))
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([probe])).logits[0, :-1], -1)
+    found = logprobs.gather(-1, torch.tensor(probe[1:])[:, None]).squeeze(-1)
+    canary = Canary(token_ids=tuple(probe), logprobs=tuple(found.tolist()))
+    manifest, buckets = pack(model.named_parameters(), policy_version=0, bucket_bytes=2**28, canary=canary)
+    return [manifest.model_dump(), *buckets]
+
+
+async def _sample_with(worker: RolloutWorker, prompts: list[str]) -> float:
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    tickets = [
+        Ticket(
+            index=index,
+            prompt=Prompt(prompt_id=str(index), text=text),
+            num_trajectories=GROUP_SIZE,
+            seed=index,
+            policy_version=0,
+            sampling=sampling,
+        )
+        for index, text in enumerate(prompts)
+    ]
+    began, num_tokens = time.perf_counter(), 0
+    async for batch in worker.generate(tickets):
+        num_tokens += len(batch["completion_token_ids"].flatten())
+    return num_tokens / (time.perf_counter() - began)
+
+
+def _bare_engine(path: Path) -> Any:
+    import vllm
+
+    return vllm.LLMEngine.from_engine_args(
+        vllm.EngineArgs(
+            model=str(path),
+            dtype="float32",
+            max_model_len=CONTEXT,
+            enforce_eager=True,
+            distributed_executor_backend="uni",
+            kv_cache_memory_bytes=256 * 1024**2,
+            max_num_seqs=256,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+        )
+    )
+
+
+def _sample_bare(engine: Any, prompts: list[str]) -> float:
+    from vllm import SamplingParams as Sampling
+    from vllm.sampling_params import RequestOutputKind
+
+    tokenizer = make_tokenizer()
+    began, num_tokens = time.perf_counter(), 0
+    for index, text in enumerate(prompts):
+        prompt = {"type": "token", "prompt_token_ids": tokenizer(text).input_ids}
+        for sample in range(GROUP_SIZE):
+            params = Sampling(
+                max_tokens=MAX_TOKENS,
+                seed=sample_seed(index, sample),
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            engine.add_request(f"{index}/{sample}", prompt, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            num_tokens += len(output.outputs[0].token_ids)
+    return num_tokens / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    print(rows())
