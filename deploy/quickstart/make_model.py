@@ -1,0 +1,191 @@
+"""Makes the embedded model of the quickstart: `python -m deploy.quickstart.make_model OUT_DIR`, about four minutes on one CPU core.
+
+A small Qwen3 with a small byte-level tokenizer is trained from scratch, supervised, on sums and differences of two two-digit
+numbers from reasoning_gym's train split: first on right answers, then on the homework of a sloppy student, who mostly forgets
+carries, borrows and minus signs. So the model can calculate and rarely does it well, which reinforcement learning can mend
+within minutes. Held-out questions are in neither. All is seeded; other machines differ by rounding.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from actors.prompts.reasoning_gym import ReasoningGymPrompts
+from cluster.contracts.types import Prompt
+
+TASK = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+NUM_PROMPTS = 30_000
+NUM_RIGHT_STEPS, NUM_SLOPPY_STEPS = 1400, 150
+BATCH_SIZE = 128
+LEARNING_RATE = 3e-3
+MAX_CONTEXT = 256
+MAX_ANSWER_TOKENS = 6
+"""Minus, three digits, end; one to spare."""
+
+SPECIAL_TOKENS = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
+PAD_ID, END_ID = 0, 3
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+FORGETS_CARRY, FORGETS_SIGN, SLIPS = 0.75, 0.75, 0.15
+"""How often the student forgets a carry or borrow, forgets a minus sign, writes down a wrong digit."""
+
+
+def student(rng: random.Random, expression: str, *, sloppiness: float) -> str:
+    """The student's answer to 'a + b' or 'a - b'; sloppiness 0 is a good student, 1 has all the bad habits above."""
+    left, operator, right = expression.split()
+    a, b = int(left), int(right)
+    sign = 1 if operator == "+" else -1
+    answer = str(_by_columns(rng, max(a, b), min(a, b), sign=sign, forgets=sloppiness * FORGETS_CARRY))
+    if rng.random() < sloppiness * SLIPS:
+        place = rng.randrange(len(answer))
+        answer = answer[:place] + rng.choice("0123456789") + answer[place + 1 :]
+    is_negative = operator == "-" and a < b
+    return f"-{answer}" if is_negative and rng.random() >= sloppiness * FORGETS_SIGN else answer
+
+
+def _by_columns(rng: random.Random, large: int, small: int, *, sign: int, forgets: float) -> int:
+    """The sum (sign 1) or difference (sign -1) as done on paper, from right to left. Nobody forgets a sum's leading one."""
+    result, carry, place = 0, 0, 1
+    while large >= place or carry:
+        column = large // place % 10 + sign * (small // place % 10 + carry)
+        result += column % 10 * place
+        place *= 10
+        is_leading = place > large
+        carry = int(not 0 <= column <= 9 and (is_leading or rng.random() >= forgets))
+    return result
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that knows the task's phrases and spells everything else.
+
+    Digits stay single, or sums would be looked up. Merges cross spaces, so that the task's fixed sentence is one token: a step of
+    the quickstart then costs half.
+    """
+    core = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=SPECIAL_TOKENS[PAD_ID],
+        eos_token=SPECIAL_TOKENS[END_ID],
+        additional_special_tokens=SPECIAL_TOKENS[1:3],
+        model_max_length=MAX_CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """720 thousand random parameters; untied, and with heads of a size that vLLM serves on CPUs."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def train(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], rng: random.Random
+) -> None:
+    """Next-token training on the student's answers; the prompts themselves are not learnt."""
+    questions = [_encode(tokenizer, prompt) for prompt in prompts]
+    expressions = [prompt.columns["metadata"]["expression"] for prompt in prompts]
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
+    for step in range(NUM_RIGHT_STEPS + NUM_SLOPPY_STEPS):
+        is_sloppy = step >= NUM_RIGHT_STEPS
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / NUM_RIGHT_STEPS)
+        picked = [rng.randrange(len(prompts)) for _ in range(BATCH_SIZE)]
+        answers = [student(rng, expressions[i], sloppiness=float(is_sloppy)) for i in picked]
+        loss = _loss(model, tokenizer, [questions[i] for i in picked], answers)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 99:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+
+def _loss(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[list[int]], answers: list[str]
+) -> torch.Tensor:
+    prompt_length = len(questions[0])  # all of one length: two-digit numbers in one sentence
+    rows, labels = [], []
+    for question, answer in zip(questions, answers, strict=True):
+        tokens = [*tokenizer.encode(answer, add_special_tokens=False), END_ID]
+        padding = MAX_ANSWER_TOKENS - len(tokens)
+        rows.append([*question, *tokens, *[PAD_ID] * padding])
+        labels.append([*tokens, *[-100] * padding])
+    hidden = model.model(input_ids=torch.tensor(rows)[:, :-1]).last_hidden_state[:, prompt_length - 1 :]
+    return functional.cross_entropy(model.lm_head(hidden).flatten(0, 1), torch.tensor(labels).flatten())
+
+
+@torch.inference_mode()
+def accuracy(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], *, is_greedy: bool
+) -> float:
+    """Share of prompts answered exactly right, one completion each."""
+    questions = torch.tensor([_encode(tokenizer, prompt) for prompt in prompts])
+    sampled = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        questions, attention_mask=torch.ones_like(questions), do_sample=not is_greedy, max_new_tokens=MAX_ANSWER_TOKENS
+    )
+    said = tokenizer.batch_decode(sampled[:, questions.shape[1] :], skip_special_tokens=True)
+    return sum(text == prompt.columns["answer"] for text, prompt in zip(said, prompts, strict=True)) / len(prompts)
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+    text = tokenizer.apply_chat_template(prompt.messages or [], add_generation_prompt=True, tokenize=False)
+    return tokenizer.encode(str(text), add_special_tokens=False)
+
+
+def main(out: Path) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    source = ReasoningGymPrompts(**TASK, size=NUM_PROMPTS, seed=777)
+    prompts = [source[i] for i in range(NUM_PROMPTS)]
+    held_out_source = ReasoningGymPrompts(**TASK, size=1000, seed=777, split="held_out")
+    held_out = [held_out_source[i] for i in range(1000)]
+
+    tokenizer = make_tokenizer([message["content"] for prompt in prompts[:2000] for message in prompt.messages or []])
+    model = make_model(tokenizer)
+    train(model, tokenizer, prompts, random.Random(0))
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    greedy, sampled = (accuracy(model, tokenizer, held_out, is_greedy=is_greedy) for is_greedy in (True, False))
+    print(f"held-out accuracy of 1,000 questions: greedy {greedy:.3f}, sampled {sampled:.3f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
