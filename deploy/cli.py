@@ -43,12 +43,17 @@ def main() -> None:
 def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Train, from wherever the run directory stands."""
     with _reporting(debug=debug, on_interrupt="stopped cleanly; the same command goes on from the last checkpoint"):
-        from deploy import configuration, launch, preflight, run_info
+        from cluster.run_directory import RunDirectory
+        from deploy import configuration, curves, preflight, run_info
 
         config = configuration.load(run, overrides or [])
         preflight.check(config, address=address)
+        from deploy import launch
+
         summary = launch.train(config, address=address)
-        run_info.print_summary(config.run_dir, summary)
+        directory = RunDirectory(config.run_dir)
+        curves.draw(directory)
+        run_info.print_summary(directory, summary)
 
 
 @app.command()

@@ -47,9 +47,8 @@ def table(directory: RunDirectory) -> Table:
     return shown
 
 
-def print_summary(run_dir: str, summary: Summary) -> None:
+def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """The last words of a run: what it gained, and where everything lies."""
-    directory = RunDirectory(run_dir)
     console = Console(highlight=False)
     console.print(
         f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained"

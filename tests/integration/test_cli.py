@@ -1,0 +1,114 @@
+"""The command line as a user meets it: what cannot work ends before anything starts, with one message and exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+from typer.testing import CliRunner, Result
+
+from deploy.cli import app
+from deploy.configuration import load, resolved_yaml
+from tests.models import make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def run_file(tmp_path, model) -> Path:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+2=", "answer": "4"}\n')
+    run = {
+        "run_dir": str(tmp_path / "run"),
+        "model": {"path": str(model), "dtype": "float32"},
+        "prompts": {"name": "file", "path": str(tmp_path / "prompts.jsonl")},
+        "sampling": {"max_tokens": 8},
+        "metrics": {"sinks": ["jsonl"]},
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(run))
+    return file
+
+
+def treadwheel(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_check_shows_what_a_run_will_be(run_file):
+    result = treadwheel("check", run_file)
+    assert result.exit_code == 0, result.output
+    for shown in ("64 groups x 8 = 512", "rollout_worker-0", "GiB", "ppo_clip"):
+        assert shown in result.output
+    assert not (run_file.parent / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting; did you mean buffer.groups_per_step?"),
+        ("num_steps=many", "num_steps='many' is not valid"),
+        ("model.path=/no/such/model", "model.path='/no/such/model' does not exist"),
+        ("prompts.path=/no/such.jsonl", "prompts.path='/no/such.jsonl' cannot be read"),
+        ("prompts.column=question", "question"),
+        ("prompts.path=EMPTY", "has no rows"),
+        ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'"),
+        ("prompts.path=LONG", "tokens"),
+        ("sampling.max_tokens=300", "sampling.max_tokens=300 leaves no room for a prompt in the context of 256"),
+        ("reward.judge=my_rewards:judge", "reward.judge='my_rewards:judge' does not import"),
+        ("reward.judge.answer_column=solution", "solution"),
+        ("algorithm.advantage=grop", "advantage='grop' does not import"),
+        ("metrics.sinks=[carrier_pigeon]", "metrics.sinks[0]='carrier_pigeon' does not import"),
+        ("weights.transport=smoke", "weights.transport='smoke' is no transport"),
+        ("rollout.num_workers=1000", "1000 CPUs asked for, the cluster has"),
+        ("rollout.gpus_per_worker=64", "64 GPUs asked for, the cluster has"),
+        ("run_dir=OTHER", "belongs to another configuration: seed is 1 there and 0 here"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, override, message, run_file):
+    folder = run_file.parent
+    (folder / "empty.jsonl").write_text("")
+    (folder / "long.jsonl").write_text(
+        '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "' + "1+" * 200 + '1=", "answer": "2"}\n'
+    )
+    (folder / "other").mkdir()
+    (folder / "other" / "run.yaml").write_text(resolved_yaml(load(run_file, ["seed=1"])))
+    places = {"EMPTY": folder / "empty.jsonl", "LONG": folder / "long.jsonl", "OTHER": folder / "other"}
+    name, _, value = override.partition("=")
+    result = treadwheel(command, run_file, f"{name}={places.get(value, value)}")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("treadwheel: ")
+    assert message in result.stderr
+    assert not ray.is_initialized()
+    assert not (folder / "run").exists()
+
+
+def test_a_missing_run_file_says_what_to_name(tmp_path):
+    result = treadwheel("train", tmp_path / "absent.yaml")
+    assert result.exit_code == 2
+    assert "absent.yaml cannot be read: No such file or directory; name a run file" in result.stderr
+
+
+def test_debug_shows_where_an_error_came_from(run_file):
+    result = treadwheel("check", run_file, "num_steps=0", "--debug")
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_info_and_verify_refuse_a_folder_without_a_run(tmp_path):
+    for command in ("info", "verify"):
+        result = treadwheel(command, tmp_path)
+        assert result.exit_code == 2
+        assert "holds no run" in result.stderr
+
+
+def test_the_installed_command_ends_without_a_traceback(run_file):
+    command = [str(Path(sys.executable).parent / "treadwheel"), "train", str(run_file), "num_stepz=3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.returncode == 2
+    assert ended.stderr == f"treadwheel: {run_file}: num_stepz=3 is not a setting; did you mean num_steps?\n"
