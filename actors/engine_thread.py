@@ -152,13 +152,17 @@ class EngineThread:
     def _loop(self, engine: Engine) -> None:
         while True:
             self._enter("sampling" if self._active else "idle")
-            if not self._active or not self._commands.empty():
-                command = self._commands.get()
-                if command is None:
-                    raise WorkerError("the engine was stopped")
-                command(engine)
-                continue
-            self._step(engine)
+            if self._active and self._commands.empty():
+                self._step(engine)
+            else:
+                self._obey(engine)
+
+    # On its own so that nothing keeps the last command, and with it an update's buckets, while the engine samples.
+    def _obey(self, engine: Engine) -> None:
+        command = self._commands.get()
+        if command is None:
+            raise WorkerError("the engine was stopped")
+        command(engine)
 
     def _enter(self, phase: str) -> None:
         if self._phase[0] != phase:

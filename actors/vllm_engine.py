@@ -103,7 +103,11 @@ class VllmEngine:
             raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request; it starts at the next step that has a free slot, first come, first served."""
+        """Takes a request; it starts at the next step that has a free slot, first come, first served.
+
+        A stop string that begins in kept tokens and ends in new ones is not seen. Raises ConfigError for stop strings that the
+        engine was not started for.
+        """
         if request.sampling.stop and not self._can_stop_at_strings:
             raise ConfigError(
                 f"request {request.request_id}: stop={request.sampling.stop!r}, but this engine was started without stop strings; "
@@ -238,7 +242,7 @@ def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-    if enforce_eager:
+    if enforce_eager and not torch.accelerator.is_available():
         # Eager vLLM still compiles one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         torch._dynamo.config.disable = True

@@ -86,7 +86,7 @@ def test_the_context_is_the_models_or_less(tmp_path):
     path = str(make_tiny_model(tmp_path, max_context=256))
     assert ChatFormatter.load(ModelConfig(path=path)).max_context == 256
     assert ChatFormatter.load(ModelConfig(path=path, max_context=100)).max_context == 100
-    with pytest.raises(ConfigError, match="model.max_context=300 is beyond the model's own 256"):
+    with pytest.raises(ConfigError, match=r"model\.max_context=300 is beyond the model's own 256"):
         ChatFormatter.load(ModelConfig(path=path, max_context=300))
 
 

@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -7,7 +10,7 @@ import torch
 
 from actors.chat import ChatFormatter
 from actors.rollout_worker import RolloutWorker
-from cluster.contracts.errors import DataError, WeightsError, WorkerError
+from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError
 from cluster.contracts.schema import info_of
 from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
 from cluster.weights.manifest import Canary, pack
@@ -174,6 +177,26 @@ async def test_a_failing_engine_is_told_to_every_waiting_call_and_to_later_ones(
     with pytest.raises(WorkerError, match="out of memory"):
         await worker.load(*weights(2))
     assert worker.progress().phase == "ended"
+
+
+async def test_an_engine_that_stands_still_meets_the_deadline(make_worker):
+    goes_on = threading.Event()
+    worker = make_worker(ScriptedEngine(at_step={1: goes_on.wait}), timeout_s=0.05)
+    await worker.load(*weights(1))
+    with pytest.raises(DeadlineError, match="w0, sampling, policy version 1: no engine step"):
+        await collect(worker.generate([ticket(0)]))
+    goes_on.set()
+
+
+async def test_loaded_buckets_are_let_go(make_worker):
+    worker = make_worker(ScriptedEngine())
+    manifest, bucket = weights(1)
+    await worker.load(manifest, bucket)
+    await collect(worker.generate([ticket(0)]))
+    alive = weakref.ref(bucket)
+    del bucket
+    gc.collect()
+    assert alive() is None
 
 
 async def test_an_engine_that_does_not_start_says_why():
