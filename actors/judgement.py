@@ -3,6 +3,7 @@
 Used by the reward service for asynchronous judges, by its worker processes for synchronous ones, and by the preflight.
 """
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -49,16 +50,8 @@ async def judge_async(judge: Callable[..., Any], *, prompt: str, completion: str
 def to_reward(value: Any) -> Reward:
     """A number, a dict of components with `reward` among them, or a Reward. Raises DataError for anything else, NaN and infinity."""
     if isinstance(value, Reward):
-        if value.status is RewardStatus.OK:
-            return Reward(
-                value=_finite(value.value, "reward"), components=_components(value.components), message=value.message
-            )
-        return Reward(
-            value=None,
-            status=RewardStatus(value.status),
-            components=_components(value.components),
-            message=value.message,
-        )
+        number = _finite(value.value, "reward") if value.status is RewardStatus.OK else None
+        return dataclasses.replace(value, value=number, components=_components(value.components))
     if isinstance(value, Mapping):
         if "reward" not in value:
             raise DataError(

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -90,12 +91,14 @@ class RewardService:
         )
 
     def progress(self) -> Progress:
+        # Each row has its own deadline: a service that answers while rows wait is slow, not hung.
+        last_progress = time.time() if self._num_waiting else self._last_progress
         return Progress(
             actor=self._name,
             phase="judging" if self._num_waiting else "idle",
             policy_version=0,
             since=self._since,
-            last_progress=self._last_progress,
+            last_progress=last_progress,
             pid=os.getpid(),
             detail=f"{self._num_waiting} trajectories waiting, {self._num_scored} judged",
         )
@@ -214,6 +217,8 @@ class _JudgeProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
+            # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
+            start_new_session=True,
             # A user's judge is found where this process finds it: Ray adds the job's folder to the path at run time.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
@@ -260,9 +265,9 @@ class _JudgeProcess:
         return rewards
 
     async def kill(self) -> None:
-        """Ends the process at once and waits until it is gone."""
+        """Ends the process and whatever it started at once, and waits until it is gone."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def _send(self, message: Any) -> None:

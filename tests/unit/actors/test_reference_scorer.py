@@ -33,7 +33,7 @@ def test_a_group_is_one_call_so_that_its_bits_depend_on_itself_alone():
 
 
 def test_a_model_that_forgets_tokens_is_noticed():
-    with pytest.raises(DataError, match="row 1 .*'reference_logprobs'.*another length"):
+    with pytest.raises(DataError, match=r"row 1 .*'reference_logprobs'.*another length"):
         ReferenceScorer(model=TooShort()).score(batch_of(["a", "b"]))
 
 

@@ -54,7 +54,7 @@ def test_a_system_prompt_goes_first():
 
 def test_a_task_with_too_few_questions_for_a_split_says_so(monkeypatch):
     monkeypatch.setattr("actors.prompts.reasoning_gym.is_held_out", lambda question: False)
-    with pytest.raises(DataError, match="'chain_sum' has too few distinct questions .* held-out split"):
+    with pytest.raises(DataError, match=r"'chain_sum' has too few distinct questions .* held-out split"):
         ReasoningGymPrompts(**TWO_DIGIT_SUMS, size=1, split="held_out")[0]
 
 
