@@ -17,7 +17,6 @@ from cluster.run_directory import EVENTS, RunDirectory
 
 METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
-    "reward/std": "Standard deviation of those rewards over the whole step.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
@@ -33,10 +32,13 @@ METRICS: dict[str, str] = {
     "time/step_s": "Wall-clock seconds from one step's end to the next one's.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
     "time/learning_s": "Seconds of the learner's update.",
+    "time/assemble_s": "Seconds of the update that trajectories took to become tensors.",
+    "time/first_look_s": "Seconds of the update's extra forward passes (recomputed log-probs, values); about 0 without them.",
+    "time/gradient_s": "Seconds of the update's forward and backward passes.",
+    "time/optimizer_s": "Seconds of the update's clipping and optimizer step.",
+    "time/publish_s": "Seconds of the broadcast that the learner took to publish.",
     "time/broadcast_s": "Seconds from publishing weights to the last worker's attestation.",
-    "time/wait_s": "Seconds that the learner waited for groups.",
     "time/eval_s": "Seconds of a held-out evaluation.",
-    "time/checkpoint_s": "Seconds that the loop waited for a checkpoint.",
     "staleness/mean": "Learner version minus the version that sampled the token, mean over the step's tokens.",
     "staleness/max": "The same, maximum; never above `buffer.max_off_policy_steps`.",
     "buffer/learner_wait_s": "Seconds that the learner waited for a full step of groups.",
@@ -45,11 +47,17 @@ METRICS: dict[str, str] = {
     "buffer/num_under_way": "Groups that are being sampled or scored.",
     "buffer/num_dropped": "Groups dropped since the last step (failed rewards, filters), each replaced by another prompt.",
     "buffer/size_bytes": "Bytes of trajectories that wait in the object store.",
+    "mismatch/mean_abs_nats": "|learner log-prob - rollout log-prob| over tokens that the current weights sampled, mean.",
+    "mismatch/max_abs_nats": "The same, maximum.",
+    "rollout/num_workers": "Rollout workers that serve attested weights.",
+    "learner/failed_rewards": "Trajectories left out because their reward failed.",
+    "learner/aborted": "Trajectories left out because their completion was given up.",
+    "learner/micro_batches": "Forward and backward passes of the step, over all ranks.",
+    "learner/skipped_in_a_row": "Steps skipped in a row because loss or gradient were not finite.",
     "weights/size_bytes": "Bytes of one broadcast.",
     "weights/bytes_per_s": "Those bytes per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
     "weights/canary_error": "Difference between engine and learner on the probe, in nats, the worst of the workers.",
-    "workers/num_serving": "Rollout workers that serve attested weights.",
 }
 """Name and meaning. The part before the slash is the group that a dashboard shows together."""
 
@@ -84,6 +92,10 @@ class MetricLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def add(self, sink: Sink) -> None:
+        """One more sink from now on."""
+        self._sinks.append(sink)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""

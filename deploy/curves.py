@@ -9,8 +9,11 @@ from cluster.sinks.jsonl import read_steps
 NAME = "curves.png"
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("reward", (("reward/mean", "sampled"), ("eval/accuracy", "held-out accuracy"))),
-    ("KL, nats", (("kl_reference_k3_mean", "to the reference"), ("kl_rollout_k3_mean", "to the rollout policy"))),
-    ("entropy, nats", (("entropy_mean", "policy"),)),
+    (
+        "KL, nats",
+        (("learner/kl_reference_k3_mean", "to the reference"), ("learner/kl_rollout_k3_mean", "to the rollout policy")),
+    ),
+    ("entropy, nats", (("learner/entropy_mean", "policy"),)),
     ("tokens per second", (("speed/sampling_tokens_per_s", "sampling"), ("speed/learning_tokens_per_s", "learning"))),
     ("seconds", (("time/step_s", "step"), ("time/learning_s", "learning"), ("time/broadcast_s", "broadcast"))),
     ("off-policy steps", (("staleness/mean", "mean"), ("staleness/max", "maximum"))),

@@ -73,9 +73,11 @@ def metrics() -> str:
     lines += [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]
     lines += ["", "## Of the learner", "", "| name | meaning |", "|---|---|"]
     for name, (kinds, meaning) in QUANTITIES.items():
-        shown = ", ".join(f"`{name}`" if kind in ("total", "share") else f"`{name}_{kind}`" for kind in kinds)
+        shown = ", ".join(
+            f"`learner/{name}`" if kind in ("total", "share") else f"`learner/{name}_{kind}`" for kind in kinds
+        )
         lines.append(f"| {shown} | {_cell(meaning)} |")
-    lines += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in {**DERIVED, **OF_THE_LEARNER}.items()]
+    lines += [f"| `learner/{name}` | {_cell(meaning)} |" for name, meaning in {**DERIVED, **OF_THE_LEARNER}.items()]
     return "\n".join(lines) + "\n"
 
 

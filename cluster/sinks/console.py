@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from cluster.run_directory import RunDirectory
 
 _SHOWN: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
-    ("reward", ("reward/mean", "reward_mean"), "{:.3f}".format),
-    ("KL", ("kl/reference", "kl_reference_k3_mean", "kl_rollout_k3_mean"), "{:.4f}".format),
+    ("reward", ("reward/mean",), "{:.3f}".format),
+    ("KL", ("learner/kl_reference_k3_mean", "learner/kl_old_k3_mean"), "{:.4f}".format),
     ("sampling", ("speed/sampling_tokens_per_s",), "{:,.0f} tok/s".format),
     ("learning", ("speed/learning_tokens_per_s",), "{:,.0f} tok/s".format),
-    ("staleness", ("staleness/max", "off_policy_steps_max"), "{:.0f}".format),
+    ("staleness", ("staleness/max",), "{:.0f}".format),
     ("eval", ("eval/accuracy",), "{:.3f}".format),
 )
 """Label, metric names (the first that is there), format."""

@@ -110,7 +110,10 @@ def test_in_a_terminal_events_scroll_by_above_the_line():
 
 
 def test_the_line_shows_what_is_there():
-    assert line_of({"kl_reference_k3_mean": 0.01234, "staleness/max": 1.0, "foreign": 3.0}) == "KL 0.0123  staleness 1"
+    assert (
+        line_of({"learner/kl_reference_k3_mean": 0.01234, "staleness/max": 1.0, "foreign": 3.0})
+        == "KL 0.0123  staleness 1"
+    )
 
 
 def test_time_left_follows_the_pace_since_the_run_went_on():
