@@ -97,6 +97,10 @@ class LearnerGroup:
         except (WorkerError, DeadlineError) as error:
             await self._recover(error)
 
+    async def formula(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """(the resolved mathematics, what the ranks chose while loading), for the passport."""
+        return await self._all("formula"), await self._all("describe")
+
     async def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""
         await self._all("export", directory)

@@ -206,6 +206,11 @@ def _translated(who: str, phase: str) -> Any:
         raise WorkerError(f"{who} failed in {phase!r}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
+def draining_nodes() -> set[str]:
+    """Ids of nodes that announced that they go away (spot termination, scale-down)."""
+    return set(ray._private.state.state.get_draining_nodes())  # Ray has no public name for it; Serve and Train use this too
+
+
 async def _kill_on_node(pid: int, node_id: str) -> None:
     if node_id == ray.get_runtime_context().get_node_id():
         _kill_process(pid)

@@ -327,6 +327,10 @@ class Learner:
         """Choices that were made while loading, for the log."""
         return {"layout": self.policy.layout, "attention": str(self.policy.causal_lm.config._attn_implementation)}
 
+    def formula(self) -> dict[str, Any]:
+        """The resolved mathematics, for the passport."""
+        return self.objective.formula()
+
     def progress(self) -> Progress:
         return Progress(
             actor=f"learner-{self._rank}",

@@ -1,0 +1,90 @@
+"""`treadwheel replay`: learns again from what a run recorded, without sampling, and compares the weights it arrives at."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.broadcast import Weights
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.ledger import Ledger
+from cluster.run_directory import EVENTS, RunDirectory
+from cluster.weights.object_store import ObjectStoreTransport
+from deploy import assembly, launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    num_steps: int
+    digest: str
+    """Of the weights that the replay arrived at."""
+    recorded_digest: str | None
+    """Of the weights that the run published after that step; None when it stopped before."""
+
+    @property
+    def is_equal(self) -> bool:
+        return self.digest == self.recorded_digest
+
+
+def replay(
+    run_dir: RunDirectory, config: RunConfig, *, to_step: int | None = None, out: str | None = None, address: str | None = None
+) -> Replay:
+    """Replays the first `to_step` steps (all, by default); `out` gets the weights as a Hugging Face folder.
+
+    Raises ConfigError for a step that was not recorded, LedgerError when the record is not what was consumed.
+    """
+    ledger = Ledger(_Read(run_dir))
+    num_steps = ledger.version if to_step is None else to_step
+    if not 1 <= num_steps <= ledger.version:
+        raise ConfigError(f"--to-step={num_steps}: {run_dir.url!r} recorded steps 1 to {ledger.version}; choose one of them")
+    del ledger.records[num_steps:]
+    digest = asyncio.run(launch.until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
+    return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
+
+
+async def _replay(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None) -> str:
+    with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
+        async with (
+            assembly.connected(address),
+            assembly.learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=nothing) as learner,
+        ):
+            await learner.restore()
+            if out is not None:
+                await learner.export(os.path.abspath(out))
+            timeout_s = config.weights.timeout_s
+            sent = await Weights(ObjectStoreTransport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s).publish()
+            return sent.digest
+
+
+def _published(run_dir: RunDirectory, version: int) -> str | None:
+    events = run_dir.read_json_lines(EVENTS)
+    found = [each for each in events if each["kind"] == "broadcast" and each["policy_version"] == version]
+    return found[-1]["digest"] if found else None
+
+
+class _Read:
+    """The run's ledger, not to be written."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir = run_dir
+
+    def read_lines(self, name: str) -> list[str]:
+        return self._run_dir.read_lines(name)
+
+    def append_line(self, name: str, line: str) -> None:
+        raise AssertionError("a replay records nothing")
+
+    def replace_lines(self, name: str, lines: Sequence[str]) -> None:
+        """Leaves a torn line where it is."""
+
+
+class _Quiet(contextlib.nullcontext[None]):
+    """Failures during a replay are raised; nothing else is written."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def step(self, version: int, metrics: Any) -> None: ...

@@ -1,0 +1,109 @@
+"""Changes a run's workers while it runs: `treadwheel scale`, the rule of `elastic`, and nodes that announce that they go away."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.elastic import StepLoad, decide
+from cluster.metrics import MetricLog
+from cluster.remote import draining_nodes
+from cluster.run_directory import RunDirectory
+from deploy.assembly import Cluster
+
+CONTROL = "control.json"
+_POLL_S = 1.0
+
+
+def scale(run_dir: RunDirectory, *, rollout_workers: int) -> None:
+    """Asks the run's driver for so many workers; it obeys within seconds. Raises ConfigError when no driver runs there."""
+    if rollout_workers < 1:
+        raise ConfigError(f"rollout_workers={rollout_workers}: a run needs at least 1")
+    if run_dir.owner() is None:
+        raise ConfigError(f"{run_dir.url!r} has no living driver; set rollout.num_workers and start the run")
+    run_dir.write_json(CONTROL, {"rollout_workers": rollout_workers})
+
+
+class Steering:
+    """Watches, and tells the pool how many workers to have. Deterministic runs keep theirs: which worker samples what is fixed."""
+
+    def __init__(self, config: RunConfig, *, cluster: Cluster, run_dir: RunDirectory, log: MetricLog) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._run_dir = run_dir
+        self._log = log
+        self._loads: list[StepLoad] = []
+        self._drained: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def steering(self) -> AsyncIterator[None]:
+        if self._config.deterministic:
+            yield
+            return
+        self._log.add(self)
+        with contextlib.suppress(FileNotFoundError):
+            self._run_dir.remove(CONTROL)  # an old order is not for this driver
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    # A metric sink: what the steps say.
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        if "buffer/learner_wait_s" not in metrics:
+            return
+        buffer = self._config.buffer
+        self._loads.append(
+            StepLoad(
+                step_seconds=metrics["time/step_s"],
+                wait_seconds=metrics["buffer/learner_wait_s"],
+                is_buffer_full=metrics["buffer/num_ready"] >= buffer.max_off_policy_steps * buffer.groups_per_step > 0,
+            )
+        )
+
+    def event(self, record: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def _watch(self) -> None:
+        self._set(self._config.rollout.num_workers, why="asked for")
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if (asked := self._asked()) is not None:
+                self._set(asked, why="treadwheel scale")
+            have = self._cluster.pool.num_workers
+            self._set(decide(self._loads, num_workers=have, config=self._config.elastic), why="elastic")
+            self._leave_draining_nodes()
+
+    def _set(self, num_workers: int, *, why: str) -> None:
+        pool = self._cluster.pool
+        if num_workers == pool.num_workers:
+            return
+        self._log.event("scale", num_workers=num_workers, before=pool.num_workers, reason=why)
+        self._loads.clear()
+        pool.scale(num_workers, spec=self._cluster.specs.joining_worker)
+
+    def _asked(self) -> int | None:
+        if not self._run_dir.exists(CONTROL):
+            return None
+        asked = json.loads(self._run_dir.read_text(CONTROL))["rollout_workers"]
+        self._run_dir.remove(CONTROL)
+        return asked
+
+    def _leave_draining_nodes(self) -> None:
+        """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
+        draining = draining_nodes()
+        for actor in self._cluster.pool.workers():
+            if actor.node_id in draining and actor.name not in self._drained:
+                self._drained.add(actor.name)
+                have = self._cluster.pool.num_workers
+                self._log.event("drain", actor=actor.name, node_id=actor.node_id)
+                self._cluster.pool.drain(actor.name)
+                self._cluster.pool.scale(have, spec=self._cluster.specs.joining_worker)
