@@ -29,10 +29,11 @@ from learner.algorithms.statistics import Statistics
 from learner.assemble import Batch, assemble
 from learner.critic import Critic, Networks
 from learner.group import Group, reduce_once, shard
+from learner.lora import add_adapters, without_adapters
 from learner.memory import check_fits, estimate, free_bytes
 from learner.model import load, output_layer, prove, read_config
 from learner.optimizer import Optimizer
-from learner.packing import MicroBatch, lay_out, plan
+from learner.packing import MicroBatch, lay_out, plan, tokens_per_pass
 from learner.publishing import canary_of, exported
 from learner.saving import Saver
 
@@ -114,9 +115,8 @@ class Learner:
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """This rank's; every rank has equally many."""
         learner, layout = self._config.learner, self.policy.layout
-        ranks = plan(
-            batch.rows, max_tokens=learner.max_tokens_per_micro_batch, layout=layout, num_ranks=self._group.size
-        )
+        max_tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=self._group.device)
+        ranks = plan(batch.rows, max_tokens=max_tokens, layout=layout, num_ranks=self._group.size)
         width = batch.tensors.loss_mask_NT.shape[1]
         return [
             lay_out(batch.rows, rows, layout=layout, width=width, device=self._group.device)
@@ -127,6 +127,8 @@ class Learner:
     def _with_first_look(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> BatchTensors:
         """The batch with what the objective must know of the policy at the start of the step."""
         needs = self.objective.needs
+        if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.learner.lora:
+            tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, micro_batches))
         if not needs & {"proximal_logprobs", "values"}:
             return tensors
         self._enter("first look")
@@ -150,6 +152,18 @@ class Learner:
         return dataclasses.replace(
             tensors, **{f"{name}_NT": self._group.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
         )
+
+    def _base_logprobs(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> Tensor:
+        """The reference's, by the policy without its adapters: no second copy of the model."""
+        self._enter("scoring the reference")
+        found_NT = torch.zeros_like(tensors.rollout_logprobs_NT)
+        with without_adapters(self.policy.causal_lm):
+            for micro_batch in micro_batches:
+                outputs, _ = self.networks(micro_batch)
+                if micro_batch.rows:
+                    found_NT[list(micro_batch.rows)] = micro_batch.scatter(outputs.logprobs_C)
+                self._moved = time.time()
+        return self._group.sum(found_NT)
 
     def _accumulate(self, prepared: Prepared, micro_batches: list[MicroBatch]) -> tuple[Tensor, Statistics]:
         """Gradients of all micro-batches; the ranks' losses, one per micro-batch of this rank, and the merged statistics."""
@@ -394,6 +408,8 @@ def _build(config: RunConfig, *, group: Group, compute_dtype: torch.dtype) -> Ne
         head_chunk_tokens=config.learner.head_chunk_tokens,
     )
     value = config.algorithm.value
+    if config.learner.lora is not None:
+        add_adapters(causal_lm, lora=config.learner.lora)
     networks = Networks(policy, None if value is None else Critic(policy, backbone=value.backbone))
     if config.learner.activation_checkpointing:
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})

@@ -22,7 +22,7 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.attention import PACKED
 from learner.head import Head, selected_logprobs
-from learner.packing import Layout, MicroBatch, TokenRow, lay_out, plan
+from learner.packing import Layout, MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
@@ -75,7 +75,7 @@ class ReferenceModel:
             head_chunk_tokens=config.learner.head_chunk_tokens,
         ).eval()
         self._policy.requires_grad_(False)
-        self._max_tokens = reference.max_tokens_per_micro_batch
+        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
         self._device = device
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from learner.attention import Segment, Segments, bucketed
 
+MAX_CPU_TOKENS = 4096
+"""Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""
 Layout = Literal["shared", "packed", "padded"]
 """`shared` packs, and computes the prompt of a group once."""
 
@@ -63,6 +65,11 @@ class MicroBatch:
         """Values per position as [B, W], 0 elsewhere; differentiable."""
         flat = values_C.new_zeros(len(self.rows) * self.width)
         return flat.index_copy(0, self.result_index_C, values_C).view(len(self.rows), self.width)
+
+
+def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
+    """The budget, or what is fastest below it."""
+    return min(max_tokens, MAX_CPU_TOKENS) if device.type == "cpu" else max_tokens
 
 
 def plan(

@@ -14,7 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from cluster.weights.manifest import Canary
 from learner.critic import Networks
-from learner.group import whole
+from learner.lora import merged
 from learner.model import output_layer, score, token_row
 
 
@@ -46,7 +46,7 @@ def canary_of(networks: Networks, *, num_tokens: int, device: torch.device) -> C
 def exported(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks."""
     converts = bool(getattr(causal_lm, "_weight_conversions", None))
-    for name, parameter in causal_lm.named_parameters():
-        tensor = whole(parameter.detach()).to(dtype)
+    for name, tensor in merged(causal_lm):
+        tensor = tensor.to(dtype)
         # Some families are computed in another form than they are stored (fused experts).
         yield from revert_weight_conversion(causal_lm, {name: tensor}).items() if converts else [(name, tensor)]

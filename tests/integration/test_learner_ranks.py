@@ -98,8 +98,9 @@ def _run(
         {},
         {"dtype": "bfloat16", "activation_checkpointing": True},
         {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "proximal": "recompute"}},
+        {"lora": {"rank": 4}, "algorithm": {"kl": {"coefficient": 0.1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "lora"],
 )
 def test_two_ranks_compute_what_one_computes(tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")

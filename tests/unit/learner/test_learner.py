@@ -203,6 +203,33 @@ def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: st
         assert_close(_weights(learners[1])[name], tensor)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, dtype: str):
+    algorithm = {"policy_loss": "reinforce", "proximal": "policy", "kl": {"coefficient": 0.1}}
+    learner = Learner(_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
+    before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+    reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
+    # Nobody scored the reference: it is the policy without adapters.
+    assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[1]["learner/kl_reference_k3_mean"]
+    moved = {n for n, p in learner.policy.named_parameters() if not torch.equal(p, before[n])}
+    assert moved and all(".lora_" in name for name in moved)
+    published = learner.publish()
+    assert published is not None
+    manifest = WeightManifest.model_validate(published[0])
+    served = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+    _, unexpected = served.load_state_dict(dict(unpack(manifest, published[1:])), strict=False)
+    assert not unexpected
+    ids = torch.tensor([manifest.canary.token_ids])
+    logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    assert (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean() < (1e-4 if dtype == "float32" else 0.1)
+
+
+def test_lora_on_the_vocabulary_head_is_refused(tmp_path: Path):
+    model = make_tiny_model(tmp_path, tied=False)
+    with pytest.raises(ConfigError, match="names the vocabulary head"):
+        Learner(_config(model, learner={"lora": {"target_modules": ["lm_head"]}}))
+
+
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(learner_module, "free_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"needs about .* GiB"):

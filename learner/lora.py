@@ -1,0 +1,72 @@
+"""LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing. The learner calls it."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from cluster.contracts.config import LoraConfig
+from cluster.contracts.errors import ConfigError
+from learner.group import whole
+
+_ADAPTER = "default"
+
+
+def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> None:
+    """Puts adapters in, in place; only they train. Raises ConfigError for what would not train exactly."""
+    if lora.dropout:
+        raise ConfigError(
+            f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
+        )
+    if lora.publish == "adapter":
+        raise ConfigError("learner.lora.publish='adapter' is not supported yet; use 'merged'")
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    try:
+        inject_adapter_in_model(PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets), causal_lm)
+    except ValueError as error:
+        raise ConfigError(
+            f"learner.lora.target_modules={lora.target_modules!r}: {str(error).splitlines()[0]}"
+        ) from error
+    if isinstance(causal_lm.get_output_embeddings(), LoraLayer):
+        raise ConfigError(
+            "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
+        )
+    for name, parameter in causal_lm.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+@contextlib.contextmanager
+def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
+    """The base model: what the run started from."""
+    layers = [part for part in causal_lm.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name as in the base model, whole tensor) of every parameter, adapters added in; all ranks must call it."""
+    layers = {name: part for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    for name, parameter in causal_lm.named_parameters():
+        if ".lora_" in name:
+            continue
+        owner = name.rpartition(".base_layer.")[0]
+        if owner not in layers:
+            yield name, whole(parameter.detach())
+            continue
+        layer, plain = layers[owner], name.replace(".base_layer.", ".")
+        base = whole(parameter.detach())
+        if not name.endswith(".weight"):
+            yield plain, base
+            continue
+        down, up = (whole(part[_ADAPTER].weight.detach()).float() for part in (layer.lora_A, layer.lora_B))
+        yield plain, torch.addmm(base.float(), up, down, alpha=layer.scaling[_ADAPTER])
