@@ -189,6 +189,7 @@ def gdpo(
     component_weights: tuple[float, ...] | None = None,
     epsilon: float = 1e-4,
     ddof: int = 1,
+    zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
     """Each component of the reward normalised in its group, then summed with weights, then whitened over the batch.
 
@@ -208,7 +209,9 @@ def gdpo(
             f"gdpo has {len(weights_K)} component_weights for {components_NK.shape[1]} reward components; give one each"
         )
     normalised = [
-        over_groups(grpo, component_N, group_index_N=group_index_N, epsilon=epsilon, ddof=ddof)
+        over_groups(
+            grpo, component_N, group_index_N=group_index_N, epsilon=epsilon, ddof=ddof, zero_variance=zero_variance
+        )
         for component_N in components_NK.unbind(1)
     ]
     total_N = (torch.stack(normalised, 1) * weights_K).sum(1)

@@ -18,10 +18,11 @@ def token_logprobs(logits_BTV: Tensor, *, token_ids_BT: Tensor, temperature: flo
 
 
 def entropies(logits_BTV: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """−Σ_v p log p, in nats."""
-    log_p_BTV = (at_least_float32(logits_BTV) / temperature).log_softmax(-1)
+    """−Σ_v p log p = log Σ exp(z) − Σ p·z, in nats."""
+    scaled_BTV = at_least_float32(logits_BTV) / temperature
     # A forbidden token (logit −inf) adds 0, not 0·−inf.
-    return -torch.where(log_p_BTV.isinf(), torch.zeros_like(log_p_BTV), log_p_BTV.exp() * log_p_BTV).sum(-1)
+    finite_BTV = scaled_BTV.masked_fill(scaled_BTV.isneginf(), 0.0)
+    return scaled_BTV.logsumexp(-1) - (scaled_BTV.softmax(-1) * finite_BTV).sum(-1)
 
 
 def next_token_logprobs(logits_BTV: Tensor, *, token_ids_BT: Tensor, temperature: float = 1.0) -> Tensor:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.masks import at_least_float32, log_ratio, masked, masked_mean
+from learner.algorithms.ratios import binary_kl
 from learner.algorithms.sequence_losses import gmpo as gmpo
 from learner.algorithms.sequence_losses import gspo as gspo
 from learner.algorithms.sequence_losses import gspo_token as gspo_token
+from learner.algorithms.sequence_losses import vespo as vespo
 from learner.algorithms.surrogates import TokenLosses, clipped_surrogate
 
 
@@ -33,7 +35,7 @@ def ppo_clip(
 ) -> TokenLosses:
     """Clipped surrogate of PPO and GRPO.
 
-    Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: ρ is first cut at δ
+    Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: the unclipped ρ is cut at δ
     Source: PPO, arXiv:1707.06347 eq. 7; dual clip arXiv:1912.09729; two-sided bound INTELLECT-2, arXiv:2505.07291
     Degenerate: A = 0 gives 0 whatever the ratio; at ρ = 1 the gradient is the policy gradient −A∇log π
     Peers: torchrl ClipPPO/GRPO, torchtune PPOLoss (ε 0.1), TapeAgents `grpo`, TRL (delta), DAPO (0.2/0.28); verl `vanilla` is
@@ -224,7 +226,7 @@ def dppo(
     rollout_BT = masked(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
     with torch.no_grad():
         moved_BT = policy_BT.exp() - rollout_BT.exp()
-        distance_BT = moved_BT.abs() if divergence == "tv" else _binary_kl(rollout_BT, policy_BT)
+        distance_BT = moved_BT.abs() if divergence == "tv" else binary_kl(rollout_BT, to_logprobs_BT=policy_BT)
         too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & ~(distance_BT <= threshold_high)
         too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & ~(distance_BT <= threshold_low)
         outside_BT = too_high_BT | too_low_BT
@@ -341,8 +343,3 @@ def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Ten
     centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, loss_mask_BT=loss_mask_NT)
     centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, loss_mask_BT=loss_mask_NT)
     return masked(centred_logprobs_NT * centred_advantages_NT, loss_mask_BT=loss_mask_NT, fill=-math.inf)
-
-
-def _binary_kl(from_BT: Tensor, to_BT: Tensor) -> Tensor:
-    p_BT, q_BT = from_BT.exp(), to_BT.exp()
-    return p_BT * (from_BT - to_BT) + (1 - p_BT) * ((1 - p_BT + 1e-8) / (1 - q_BT + 1e-8)).log()

@@ -90,10 +90,11 @@ def whiten(
     scale: bool = True,
     ddof: int = 1,
     epsilon: float = 1e-8,
+    epsilon_mode: Literal["add", "clamp"] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
     outside: Literal["zero", "whiten"] = "zero",
 ) -> Tensor:
-    """(x − mean) / √(var + ε) over all unmasked entries, 0 where masked.
+    """(x − mean) / √(var + ε), or √max(var, ε) by `epsilon_mode`, over all unmasked entries; 0 where masked.
 
     `center=False` adds the mean back after scaling, as torchtune's `whiten(shift_mean=True)` does; `scale=False` only centres.
     Entries that are all equal become exactly 0 (`center`) or stay (`center=False`); `zero_variance="rounding"` skips that test and
@@ -104,7 +105,10 @@ def whiten(
     mean = masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
     result_BT = x_BT - mean
     if scale:
-        result_BT = result_BT * torch.rsqrt(masked_var(x_BT, loss_mask_BT=loss_mask_BT, ddof=ddof) + epsilon)
+        variance = masked_var(x_BT, loss_mask_BT=loss_mask_BT, ddof=ddof)
+        result_BT = result_BT * torch.rsqrt(
+            variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
+        )
     if zero_variance == "zero":
         result_BT = torch.where(is_constant(x_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
     result_BT = result_BT if center else result_BT + mean

@@ -134,13 +134,14 @@ def rejection(
     loss_mask_BT: Tensor,
     high: float,
     low: float = -torch.inf,
-    estimator: Literal["k1", "k2", "k3"] = "k3",
+    estimator: Literal["k1", "k2", "k3", "binary_kl", "tv"] = "k3",
     level: Literal["token", "sum", "mean", "max"] = "token",
     log_ratio_clamp: float | None = None,
 ) -> Tensor:
     """Drops tokens or trajectories by how far the learner is from the rollout policy.
 
-    Formula: 1 if low ≤ D ≤ high, else 0; D = KL(μ ‖ π_old) per token by `estimator`, or its sum, mean or maximum over the trajectory
+    Formula: 1 if low ≤ D ≤ high, else 0; D per token is KL(μ ‖ π_old) by k1, k2 or k3, the KL of drawing the token
+        or not (`binary_kl`), or |π_old − μ| (`tv`); or its sum, mean or maximum over the trajectory
     Source: verl's rollout correction
     Degenerate: 1 where μ = π_old and low ≤ 0; bounds are on D itself: verl's bounds of k1 are on ratios, so take their logarithms
     Peers: verl `rollout_rs` (log_ratio_clamp 20), OpenRLHF gating
@@ -148,7 +149,8 @@ def rejection(
     ratio_BT = log_ratio(
         proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
-    distance_BT = {"k1": -ratio_BT, "k2": 0.5 * ratio_BT.square(), "k3": expm1_minus(ratio_BT)}[estimator]
+    rollout_BT = masked(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    distance_BT = _distance(ratio_BT, rollout_BT, estimator=estimator)
     if level == "sum":
         distance_BT = masked_sum(distance_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None]
     elif level == "mean":
@@ -207,3 +209,26 @@ def approximate_proximal(policy_logprobs_BT: Tensor, *, rollout_logprobs_BT: Ten
     """
     alpha_BT = 1 - 1 / lags_BT.clamp(min=1).to(rollout_logprobs_BT.dtype)
     return rollout_logprobs_BT + alpha_BT * (policy_logprobs_BT.detach() - rollout_logprobs_BT)
+
+
+def _distance(ratio_BT: Tensor, rollout_BT: Tensor, *, estimator: str) -> Tensor:
+    if estimator == "k1":
+        return -ratio_BT
+    if estimator == "k2":
+        return 0.5 * ratio_BT.square()
+    if estimator == "k3":
+        return expm1_minus(ratio_BT)
+    # A log-prob rounded to above 0 is a certain token.
+    rollout_BT, learner_BT = rollout_BT.clamp(max=0.0), (rollout_BT + ratio_BT).clamp(max=0.0)
+    return (
+        (learner_BT.exp() - rollout_BT.exp()).abs()
+        if estimator == "tv"
+        else binary_kl(rollout_BT, to_logprobs_BT=learner_BT)
+    )
+
+
+def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """KL between drawing a token or not, under two policies; ε keeps certain tokens finite."""
+    p_BT, q_BT = from_logprobs_BT.exp(), to_logprobs_BT.exp()
+    kept_BT = p_BT * (from_logprobs_BT - to_logprobs_BT)
+    return kept_BT + (1 - p_BT) * ((1 - p_BT + epsilon) / (1 - q_BT + epsilon)).log()

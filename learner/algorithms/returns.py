@@ -50,13 +50,18 @@ def gae(
 
 
 def cumulative_returns(
-    token_rewards_NT: Tensor, *, loss_mask_NT: Tensor, gamma: float = 1.0, holes: Literal["skip", "discount"] = "skip"
+    token_rewards_NT: Tensor,
+    *,
+    loss_mask_NT: Tensor,
+    gamma: float = 1.0,
+    holes: Literal["skip", "discount"] = "skip",
+    outside: Literal["zero", "carry"] = "zero",
 ) -> Tensor:
     """Discounted sum of the rewards to come.
 
     Formula: R_t = r_t + γR_{t+1}
     Source: REINFORCE, Williams (1992)
-    Degenerate: masked entries are 0; `holes="discount"` discounts through holes as well
+    Degenerate: masked entries are 0 (`outside="carry"` leaves the scan's state there); `holes="discount"` discounts through holes
     Peers: LightRFT and OpenRLHF `reinforce` (discount; they leave returns standing inside holes), verl `reinforce_plus_plus`
     """
     rewards_NT = masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
@@ -67,7 +72,7 @@ def cumulative_returns(
         return_N = torch.where(is_step_N, rewards_NT[:, t] + gamma * return_N, return_N)
         columns.append(return_N)
     returns_NT = torch.stack(columns[::-1], 1) if columns else rewards_NT
-    return masked(returns_NT, loss_mask_BT=loss_mask_NT)
+    return returns_NT if outside == "carry" else masked(returns_NT, loss_mask_BT=loss_mask_NT)
 
 
 def place_rewards(

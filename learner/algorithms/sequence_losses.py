@@ -6,7 +6,7 @@ A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as th
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import log_ratio, masked, masked_mean
+from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 from learner.algorithms.surrogates import TokenLosses, clipped_surrogate
 
 
@@ -107,6 +107,60 @@ def gmpo(
         clipped_low_BT=is_negative_BT & (ratio_BT < -log_clip_low),
         clipped_high_BT=is_positive_BT & (ratio_BT > log_clip_high),
     )
+
+
+def vespo(
+    policy_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    k_positive: float = 2.0,
+    lambda_positive: float = 3.0,
+    k_negative: float = 3.0,
+    lambda_negative: float = 2.0,
+) -> Tensor:
+    """REINFORCE with a smooth, detached weight of the whole trajectory's ratio, not normalised by length.
+
+    Formula: −sg(φ(W))·A·log π, W = Π_t π/μ, φ(W) = W^k·exp(λ(1 − W)), k and λ by the sign of A
+    Source: VESPO, arXiv:2602.10693
+    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient
+    Peers: TRL `vespo`
+    """
+    weights_BT = vespo_weights(
+        policy_logprobs_BT,
+        rollout_logprobs_BT=rollout_logprobs_BT,
+        advantages_BT=advantages_BT,
+        loss_mask_BT=loss_mask_BT,
+        k_positive=k_positive,
+        lambda_positive=lambda_positive,
+        k_negative=k_negative,
+        lambda_negative=lambda_negative,
+    )
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    return -weights_BT * advantages_BT * masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+
+
+@torch.no_grad()
+def vespo_weights(
+    policy_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    k_positive: float,
+    lambda_positive: float,
+    k_negative: float,
+    lambda_negative: float,
+) -> Tensor:
+    """φ(W) of `vespo`, [B, T]."""
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    # Beyond exp(80) the weight is 0 to the last bit; inf − inf would make it NaN.
+    total_B1 = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].clamp(max=80.0)
+    is_positive_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT) >= 0
+    power_BT = torch.where(is_positive_BT, k_positive, k_negative).to(ratio_BT.dtype)
+    decay_BT = torch.where(is_positive_BT, lambda_positive, lambda_negative).to(ratio_BT.dtype)
+    return (power_BT * total_B1 + decay_BT * (1 - total_B1.exp())).exp()
 
 
 def _sequence_surrogate(

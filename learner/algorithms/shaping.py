@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from learner.algorithms import masks
@@ -45,6 +46,21 @@ def overlong_penalty(
     return at_least_float32(rewards_N) - penalty * fraction_N
 
 
+def truncation_penalty(rewards_N: Tensor, *, truncated_N: Tensor, coefficient: float) -> Tensor:
+    """Less reward for completions cut at the length limit.
+
+    Formula: coefficient·r where cut, for a coefficient in [0, 1]; the coefficient itself where cut, for a negative one
+    Source: OpenRLHF
+    Degenerate: a coefficient of 1 changes nothing
+    Peers: OpenRLHF `stop_properly_penalty_coef`
+    """
+    if coefficient > 1:
+        raise ValueError(f"truncation_penalty coefficient={coefficient} must be in [0, 1], or negative")
+    rewards_N = at_least_float32(rewards_N)
+    punished_N = rewards_N * coefficient if coefficient >= 0 else torch.full_like(rewards_N, coefficient)
+    return torch.where(truncated_N, punished_N, rewards_N)
+
+
 def advantage_clip(advantages_NT: Tensor, *, low: float, high: float) -> Tensor:
     """Holds advantages in a range.
 
@@ -64,11 +80,12 @@ def whiten(
     scale: bool = True,
     ddof: int = 1,
     epsilon: float = 1e-8,
+    epsilon_mode: Literal["add", "clamp"] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
     """Whitens advantages over all tokens of the batch (long trajectories weigh more).
 
-    Formula: (A − mean) / √(var + ε); `center=False` adds the mean back; `scale=False` only centres
+    Formula: (A − mean) / √(var + ε), or √max(var, ε) for `epsilon_mode="clamp"`; `center=False` adds the mean back; `scale=False` only centres
     Source: PPO implementations, arXiv:2005.12729
     Degenerate: equal advantages give exactly 0, and a batch without tokens too (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
@@ -81,5 +98,6 @@ def whiten(
         scale=scale,
         ddof=ddof,
         epsilon=epsilon,
+        epsilon_mode=epsilon_mode,
         zero_variance=zero_variance,
     )

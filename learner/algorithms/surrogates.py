@@ -45,9 +45,11 @@ def clipped_surrogate(
     ρ, whose branch would be dropped forward but turn into 0·inf = NaN backward.
     """
     low = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf
+    high = math.log1p(epsilon_high)
     delta_bound = math.inf if delta is None else math.log(delta)
-    dual_bound = min(math.inf if dual_clip is None else math.log(dual_clip), delta_bound)
-    high = min(math.log1p(epsilon_high), delta_bound)
+    # δ cuts the unclipped term alone: where A < 0 the minimum still takes the clipped one, if that is larger.
+    dual_bound = min(math.inf if dual_clip is None else math.log(dual_clip), max(delta_bound, high))
+    high = min(high, delta_bound)
     is_negative_BT = advantages_BT < 0
     bounded_BT = torch.where(
         is_negative_BT, log_ratio_BT.clamp(low, max(dual_bound, low)), log_ratio_BT.clamp(max=high)
