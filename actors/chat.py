@@ -101,18 +101,18 @@ def _plain_text(prompt: Prompt) -> str:
 
 
 def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:
-    own = getattr(config.get_text_config(), "max_position_embeddings", None)
+    own: Any = getattr(config.get_text_config(), "max_position_embeddings", None)
     if own is None and model.max_context is None:
         raise ConfigError(f"model.path={model.path!r} does not say how long its context is; set model.max_context")
     if own is not None and model.max_context is not None and model.max_context > own:
         raise ConfigError(f"model.max_context={model.max_context} is beyond the model's own {own}; use at most {own}")
-    return model.max_context or int(own)
+    return model.max_context or own
 
 
 def _stop_token_ids(model: ModelConfig, config: PretrainedConfig) -> list[int]:
     """Chat models often name an end-of-turn token in generation_config.json alone."""
     try:
-        found = GenerationConfig.from_pretrained(model.path, revision=model.revision).eos_token_id
+        found = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main").eos_token_id
     except OSError:  # the file is optional
         found = getattr(config.get_text_config(), "eos_token_id", None)
     if found is None:

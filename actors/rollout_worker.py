@@ -5,24 +5,23 @@ own (`engine_thread.py`), and everything that waits for it learns of its end.
 """
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from actors.chat import ChatFormatter, EncodedPrompt
+from actors.chat import ChatFormatter
 from actors.engine_thread import EngineThread, Update, Updated
+from actors.group import GroupInProgress
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
-from cluster.contracts.protocols import Engine, EngineRequest
+from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import Attestation, Completion, Progress, Ticket, sample_seed
+from cluster.contracts.types import Attestation, Completion, Progress, Ticket
 from cluster.weights.manifest import WeightManifest, canary_tolerance, check_canary, unpack, verify
 
 _GROUP_ABORTED = object()
@@ -49,7 +48,7 @@ class RolloutWorker:
         self._tolerance = tolerance
         self._timeout_s = timeout_s
         self._inboxes: set[_Inbox] = set()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, tuple[GroupInProgress, _Inbox]] = {}
         self._num_groups = 0
         self._is_draining = False
         self._is_empty = asyncio.Event()
@@ -155,12 +154,12 @@ class RolloutWorker:
     async def abort(self, group_ids: Sequence[str]) -> list[str]:
         """Drops these groups; their `generate` goes on without them. The ids that were running."""
         wanted = set(group_ids)
-        dropped = [group for group in self._groups.values() if group.ticket.group_id in wanted]
-        for group in dropped:
+        dropped = [found for found in self._groups.values() if found[0].ticket.group_id in wanted]
+        for group, inbox in dropped:
             del self._groups[group.key]
             self._engine.abort(group.unfinished())
-            group.inbox.put(("", _GROUP_ABORTED))
-        return [group.ticket.group_id for group in dropped]
+            inbox.put(("", _GROUP_ABORTED))
+        return [group.ticket.group_id for group, _ in dropped]
 
     async def drain(self) -> None:
         """Refuses new tickets, and returns when the running ones are finished."""
@@ -186,11 +185,11 @@ class RolloutWorker:
         """Ends the engine; whoever waits gets a WorkerError."""
         self._engine.stop()
 
-    def _group(self, ticket: Ticket) -> "_Group":
+    def _group(self, ticket: Ticket) -> GroupInProgress:
         self._num_groups += 1
         encoded = self._formatter.encode(ticket.prompt)
         # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
-        return _Group(ticket=ticket, encoded=encoded, key=f"{ticket.group_id}.{self._num_groups}")
+        return GroupInProgress(ticket=ticket, encoded=encoded, key=f"{ticket.group_id}.{self._num_groups}")
 
     def _open_inbox(self) -> "_Inbox":
         inbox = _Inbox(asyncio.get_running_loop())
@@ -200,20 +199,19 @@ class RolloutWorker:
             inbox.put(self._end_of_engine())
         return inbox
 
-    def _open_groups(self, groups: "Sequence[_Group]", inbox: "_Inbox") -> None:
+    def _open_groups(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
         for group in groups:
-            group.inbox = inbox
-            self._groups[group.key] = group
+            self._groups[group.key] = (group, inbox)
         self._is_empty.clear()
 
-    def _close(self, groups: "Sequence[_Group]", inbox: "_Inbox") -> None:
-        unfinished = [self._groups.pop(group.key) for group in groups if group.key in self._groups]
+    def _close(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
+        unfinished = [self._groups.pop(group.key)[0] for group in groups if group.key in self._groups]
         self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
         self._inboxes.discard(inbox)
         if not self._groups:
             self._is_empty.set()
 
-    def _batch(self, group: "_Group") -> pa.RecordBatch:
+    def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
         return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))
 
     async def _wait_for(self, update: Future[Updated]) -> Updated:
@@ -272,74 +270,6 @@ class _Inbox:
 
     async def get(self) -> Any:
         return await self._events.get()
-
-
-class _Group:
-    """A ticket on its way to becoming a batch."""
-
-    inbox: _Inbox
-
-    def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str) -> None:
-        self.ticket = ticket
-        self.key = key
-        self._encoded = encoded
-        self._request_ids = [f"{key}/{index}" for index in range(ticket.num_trajectories)]
-        self._completions: dict[str, Completion] = {}
-        self._started_at = datetime.now(UTC)
-
-    @property
-    def is_finished(self) -> bool:
-        return len(self._completions) == len(self._request_ids)
-
-    def requests(self) -> list[EngineRequest]:
-        return [
-            EngineRequest(
-                request_id=request_id,
-                prompt_token_ids=self._encoded.token_ids,
-                sampling=self.ticket.sampling,
-                seed=sample_seed(self.ticket.seed, index),
-            )
-            for index, request_id in enumerate(self._request_ids)
-        ]
-
-    def add(self, request_id: str, completion: Completion) -> None:
-        self._completions[request_id] = completion
-
-    def unfinished(self) -> list[str]:
-        return [request_id for request_id in self._request_ids if request_id not in self._completions]
-
-    def rows(self, *, run_id: str, worker: str, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-        """One row a trajectory, in sample order. `info` is the prompt's columns as JSON."""
-        ticket = self.ticket
-        finished_at = datetime.now(UTC)
-        info = json.dumps(ticket.prompt.columns, sort_keys=True, ensure_ascii=False)
-        rows: list[dict[str, Any]] = []
-        for index, request_id in enumerate(self._request_ids):
-            completion = self._completions[request_id]
-            rows.append(
-                {
-                    "run_id": run_id,
-                    "group_id": ticket.group_id,
-                    "ticket_index": ticket.index,
-                    "sample_index": index,
-                    "prompt_id": ticket.prompt.prompt_id,
-                    "prompt_token_ids": self._encoded.token_ids,
-                    "completion_token_ids": completion.token_ids,
-                    "loss_mask": [True] * len(completion.token_ids),
-                    "rollout_logprobs": completion.rollout_logprobs,
-                    "policy_versions": completion.policy_versions,
-                    "reward_components": {},
-                    "finish_reason": str(completion.finish_reason),
-                    "prompt_text": self._encoded.text,
-                    "completion_text": decode(completion.token_ids),
-                    "info": info,
-                    "worker": worker,
-                    "started_at": self._started_at,
-                    "finished_at": finished_at,
-                    "seed": sample_seed(ticket.seed, index),
-                }
-            )
-        return rows
 
 
 def _refuse_adapter(manifest: WeightManifest) -> None:

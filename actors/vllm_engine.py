@@ -48,12 +48,11 @@ class VllmEngine:
         """
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
-        from vllm.config import WeightTransferConfig
         from vllm.sampling_params import RequestOutputKind
 
         from cluster.weights import vllm_receiver
 
-        self._vllm = vllm
+        self._vllm: Any = vllm
         self._delta = RequestOutputKind.DELTA
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._weights = weights
@@ -66,39 +65,15 @@ class VllmEngine:
         self._held: list[EngineOutput] = []
         self._num_loads = 0
         self._probe_numbers = count()
-        is_cpu = vllm.platforms.current_platform.is_cpu()
-        if is_cpu:
+        if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, model)
-        arguments = vllm.EngineArgs(
-            model=model.path,
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-            dtype=model.dtype,
-            max_model_len=max_context,
-            max_num_seqs=rollout.max_concurrent_sequences + 1,
-            enforce_eager=rollout.enforce_eager,
-            enable_prefix_caching=rollout.prefix_caching,
-            tensor_parallel_size=rollout.tensor_parallel_size,
-            distributed_executor_backend="uni" if self._in_one_process else "mp",
-            kv_cache_memory_bytes=(rollout.kv_cache_bytes or _DEFAULT_KV_CACHE_BYTES)
-            if is_cpu
-            else rollout.kv_cache_bytes,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            # After temperature: what the tokens were drawn from.
-            logprobs_mode="processed_logprobs",
-            # Tokens go in and come out; vLLM needs a tokenizer only to find stop strings.
-            skip_tokenizer_init=not self._can_stop_at_strings,
-            # The model folder's temperature and the like must not change what a run's own configuration says.
-            generation_config="vllm",
-            # One step behind, a step's tokens would come from weights older than the version they are marked with.
-            async_scheduling=False,
-            weight_transfer_config=WeightTransferConfig(backend=vllm_receiver.BACKEND),
-            worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-        )
+        settings = {
+            "max_context": max_context,
+            "needs_tokenizer": self._can_stop_at_strings,
+            "receiver": vllm_receiver.BACKEND,
+        }
         try:
-            self._engine = vllm.LLMEngine.from_engine_args(arguments)
+            self._engine: Any = vllm.LLMEngine.from_engine_args(_arguments(vllm, model, rollout, **settings))
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
 
@@ -121,7 +96,7 @@ class VllmEngine:
             held, self._held = self._held, []
             return held
         self._admit()
-        return self._step_once() if self._running else []
+        return [self._converted(output) for output in self._engine.step()] if self._running else []
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
@@ -181,9 +156,6 @@ class VllmEngine:
             self._engine.add_request(request.request_id, self._prompt([*request.prompt_token_ids, *kept]), params)
             self._running.add(request.request_id)
 
-    def _step_once(self) -> list[EngineOutput]:
-        return [self._converted(output) for output in self._engine.step()]
-
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
 
@@ -217,6 +189,39 @@ class VllmEngine:
             logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
             finish_reason=_FINISH_REASONS[reason] if reason else None,
         )
+
+
+def _arguments(
+    vllm: Any, model: ModelConfig, rollout: RolloutConfig, *, max_context: int, needs_tokenizer: bool, receiver: str
+) -> Any:
+    """vLLM's settings; `receiver` names the weight transfer backend."""
+    is_cpu = vllm.platforms.current_platform.is_cpu()
+    return vllm.EngineArgs(
+        model=model.path,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        dtype=model.dtype,
+        max_model_len=max_context,
+        max_num_seqs=rollout.max_concurrent_sequences + 1,
+        enforce_eager=rollout.enforce_eager,
+        enable_prefix_caching=rollout.prefix_caching,
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
+        kv_cache_memory_bytes=rollout.kv_cache_bytes or (_DEFAULT_KV_CACHE_BYTES if is_cpu else None),
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        # After temperature: what the tokens were drawn from.
+        logprobs_mode="processed_logprobs",
+        # Tokens go in and come out; vLLM needs a tokenizer only to find stop strings.
+        skip_tokenizer_init=not needs_tokenizer,
+        # The model folder's temperature and the like must not change what a run's own configuration says.
+        generation_config="vllm",
+        # One step behind, a step's tokens would come from weights older than the version they are marked with.
+        async_scheduling=False,
+        weight_transfer_config=vllm.config.WeightTransferConfig(backend=receiver),
+        worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )
 
 
 def _register_architecture(vllm: Any, model: ModelConfig) -> None:

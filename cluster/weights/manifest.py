@@ -193,7 +193,7 @@ def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.T
 
 
 def _digest(bucket: np.ndarray) -> str:
-    return hashlib.sha256(memoryview(bucket)).hexdigest()
+    return hashlib.sha256(bucket.data).hexdigest()
 
 
 def _digest_of_table(entries: Iterable[TensorEntry], bucket_digests: Sequence[str]) -> str:

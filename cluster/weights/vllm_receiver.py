@@ -6,6 +6,7 @@ and frees the originals, so weights cannot simply be assigned: they go through i
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
@@ -54,7 +55,8 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
     def receive_weights(self, update_info: HostTensors) -> None:
         self._repair_tied_head = update_info.repair_tied_head
-        self.model.load_weights(iter(update_info.tensors))
+        model: Any = self.model
+        model.load_weights(iter(update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
