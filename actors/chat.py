@@ -101,12 +101,15 @@ def _plain_text(prompt: Prompt) -> str:
 
 
 def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:
-    own: Any = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if own is None and model.max_context is None:
-        raise ConfigError(f"model.path={model.path!r} does not say how long its context is; set model.max_context")
-    if own is not None and model.max_context is not None and model.max_context > own:
-        raise ConfigError(f"model.max_context={model.max_context} is beyond the model's own {own}; use at most {own}")
-    return model.max_context or own
+    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = model.max_context
+    if wanted is None:
+        if own is None:
+            raise ConfigError(f"model.path={model.path!r} does not say how long its context is; set model.max_context")
+        return own
+    if own is not None and wanted > own:
+        raise ConfigError(f"model.max_context={wanted} is beyond the model's own {own}; use at most {own}")
+    return wanted
 
 
 def _stop_token_ids(model: ModelConfig, config: PretrainedConfig) -> list[int]:
