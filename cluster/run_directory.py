@@ -58,12 +58,8 @@ class RunDirectory:
     def __init__(self, url: str, *, filesystem: pafs.FileSystem | None = None) -> None:
         """Touches nothing. `filesystem` is for tests and stores that a URL does not describe; `url` is then a path in it."""
         self.url = url
-        if filesystem is None:
-            filesystem, self._root = _filesystem_of(url)
-        else:
-            self._root = url
-        self._files = filesystem
-        self.is_local = isinstance(filesystem, pafs.LocalFileSystem)
+        self._files, self._root = (filesystem, url) if filesystem else _filesystem_of(url)
+        self.is_local = isinstance(self._files, pafs.LocalFileSystem)
         self._claim: Claim | None = None
         self._remote_lines: dict[str, _RemoteLines] = {}
 
@@ -117,6 +113,10 @@ class RunDirectory:
         return owner_of(self._files, self._at("driver.lock"))
 
     # Whole files
+
+    def remove(self, name: str) -> None:
+        """Deletes a file. Raises FileNotFoundError when it is not there."""
+        self._files.delete_file(self._at(name))
 
     def exists(self, name: str) -> bool:
         return self._files.get_file_info(self._at(name)).type != pafs.FileType.NotFound

@@ -115,21 +115,67 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
             raise typer.Exit(1)
 
 
+@app.command()
+def replay(
+    run_dir: RunDir,
+    to_step: Annotated[int | None, typer.Option(help="Last step to learn again; all, unless given.")] = None,
+    out: Annotated[str | None, typer.Option(help="Hugging Face folder for the weights that it arrives at.")] = None,
+    address: Address = None,
+    debug: Debug = False,
+) -> None:
+    """Learn again from the recorded trajectories, without sampling; exit code 1 if the weights are not those of the run."""
+    with _reporting(debug=debug):
+        from cluster.run_directory import RunDirectory
+        from deploy import replay as replaying
+        from deploy import run_info
+
+        directory = RunDirectory(run_dir)
+        config = run_info.config_of(directory)
+        done = replaying.replay(directory, config, to_step=to_step, out=out, address=address)
+        verdict = "equal" if done.is_equal else f"not equal: the run published {done.recorded_digest or 'nothing'}"
+        typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {verdict}")
+        if not done.is_equal:
+            raise typer.Exit(1)
+
+
+@app.command()
+def scale(
+    run_dir: RunDir,
+    asked: Annotated[str, typer.Argument(metavar="rollout_workers=N", help="How many rollout workers to have.")],
+    debug: Debug = False,
+) -> None:
+    """Change the number of rollout workers of a live run."""
+    with _reporting(debug=debug):
+        from cluster.run_directory import RunDirectory
+        from deploy import steering
+
+        name, _, number = asked.partition("=")
+        if name != "rollout_workers" or not number.isdecimal():
+            raise ConfigError(f"{asked!r} is not of the form rollout_workers=4")
+        steering.scale(RunDirectory(run_dir), rollout_workers=int(number))
+        typer.echo(f"asked for {number} rollout workers; `treadwheel info {run_dir}` shows them come and go")
+
+
 @passport.command(name="diff")
 def passport_diff(
     left: Annotated[str, typer.Argument(metavar="A", help="Run directory, or passport.json.")],
     right: Annotated[str, typer.Argument(metavar="B", help="Run directory, or passport.json.")],
     debug: Debug = False,
 ) -> None:
-    """What differs in mathematics between two runs; exit code 1 if anything does."""
+    """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""
     with _reporting(debug=debug):
         from deploy import run_info
 
         differences = run_info.passport_differences(left, right)
-        for name, (theirs, ours) in differences.items():
-            typer.echo(f"{name}: {theirs!r} | {ours!r}")
-        typer.echo(f"{len(differences)} differences" if differences else "the same mathematics")
-        if differences:
+        mathematical = {name: pair for name, pair in differences.items() if run_info.is_mathematical(name)}
+        typer.echo("mathematics:" if mathematical else "mathematics: the same")
+        for name, (one, other) in mathematical.items():
+            typer.echo(f"  {name}: {one!r} | {other!r}")
+        if len(mathematical) < len(differences):
+            typer.echo("besides:")
+        for name in sorted(differences.keys() - mathematical.keys()):
+            typer.echo(f"  {name}: {differences[name][0]!r} | {differences[name][1]!r}")
+        if mathematical:
             raise typer.Exit(1)
 
 

@@ -47,6 +47,7 @@ def _series(steps: Mapping[int, Mapping[str, float]], lines: Sequence[tuple[str,
 def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_columns = min(len(panels), 3)
     num_rows = -(-len(panels) // num_columns)
@@ -62,6 +63,7 @@ def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> byte
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=9)

@@ -15,9 +15,11 @@ from cluster.contracts.errors import ConfigError
 from cluster.run_directory import EVENTS, RUN_YAML, STATUS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from deploy import configuration
+from deploy.passport import PASSPORT
 from deploy.summary import Summary
 
-PASSPORT = "passport.json"
+_BESIDES = ("model", "prompts", "seed", "versions")
+"""Parts of a passport that say with what a run computes, not what."""
 _SHOWN = (
     "reward/mean",
     "eval/accuracy",
@@ -66,6 +68,10 @@ def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
     """Entries of the two passports that are not equal: name -> (left, right)."""
     a, b = dict(_flat(_passport(left))), dict(_flat(_passport(right)))
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+
+
+def is_mathematical(name: str) -> bool:
+    return name.partition(".")[0] not in _BESIDES
 
 
 def _rows(

@@ -107,6 +107,16 @@ def test_info_and_verify_refuse_a_folder_without_a_run(tmp_path):
         assert "holds no run" in result.stderr
 
 
+def test_scale_refuses_what_it_cannot_do(tmp_path):
+    assert "is not of the form rollout_workers=4" in treadwheel("scale", tmp_path, "workers=4").stderr
+    assert "has no living driver" in treadwheel("scale", tmp_path, "rollout_workers=4").stderr
+
+
+def test_evaluation_names_what_is_missing(run_file, tmp_path):
+    assert "has no evaluation.prompts" in treadwheel("eval", run_file).stderr
+    assert "is no run file (.yaml), run directory, or checkpoint" in treadwheel("eval", tmp_path / "nothing").stderr
+
+
 def test_the_installed_command_ends_without_a_traceback(run_file):
     command = [str(Path(sys.executable).parent / "treadwheel"), "train", str(run_file), "num_stepz=3"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)

@@ -7,7 +7,7 @@ from rich.console import Console
 from cluster.contracts.errors import ConfigError
 from cluster.run_directory import EVENTS, METRICS, STATUS, RunDirectory
 from deploy.configuration import resolved_yaml, validated
-from deploy.run_info import passport_differences, table
+from deploy.run_info import is_mathematical, passport_differences, table
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_passports_differ_where_the_mathematics_does(tmp_path):
     for name, epsilon in (("a", 1e-6), ("b", 1e-4)):
         (tmp_path / name).mkdir()
-        passport = {"advantage": {"name": "grpo", "epsilon": epsilon}}
+        passport = {"mathematics": {"advantage": {"name": "grpo", "epsilon": epsilon}}, "seed": epsilon}
         (tmp_path / name / "passport.json").write_text(json.dumps(passport))
-    assert passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json")) == {
-        "advantage.epsilon": (1e-6, 1e-4)
-    }
+    differences = passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json"))
+    assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "seed": (1e-6, 1e-4)}
+    assert [name for name in differences if is_mathematical(name)] == ["mathematics.advantage.epsilon"]
