@@ -1,6 +1,9 @@
-"""KL coefficients over steps. Controllers are values: observing a step gives the next one, and a checkpoint keeps its number."""
+"""What changes from step to step: KL coefficients, running moments. All are values: observing a step gives the next one."""
 
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +30,29 @@ class AdaptiveKl:
     def observe(self, kl_per_trajectory: float, *, num_trajectories: int) -> "AdaptiveKl":
         error = min(max(kl_per_trajectory / self.target - 1, -0.2), 0.2)
         return replace(self, coefficient=self.coefficient * (1 + error * num_trajectories / self.horizon))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningMoments:
+    """Mean and spread of all rewards so far, for scaling rewards by a slowly moving number.
+
+    Formula: Chan et al.'s parallel update of mean and M2; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    var: float = 1.0
+    """With ddof 0."""
+    count: float = 1e-24
+
+    def update(self, values_N: Tensor) -> "tuple[RunningMoments, float, float]":
+        """The moments with these values in them, and the values' own mean and std (0 for a single one)."""
+        num = values_N.numel()
+        var, mean = (moment.item() for moment in torch.var_mean(values_N.double(), correction=0))
+        total = self.count + num
+        delta = mean - self.mean
+        squares = var * num + self.var * self.count + delta**2 * self.count * num / total
+        merged = RunningMoments(
+            mean=self.mean + delta * num / total, std=(squares / (total - 1)) ** 0.5, var=squares / total, count=total
+        )
+        return merged, mean, (var * num / (num - 1)) ** 0.5 if num > 1 else 0.0

@@ -45,6 +45,25 @@ def overlong_mask(truncated_N: Tensor) -> Tensor:
     return ~truncated_N
 
 
+def group_weights(
+    rewards_N: Tensor, *, group_index_N: Tensor, cap: float = 3.0, constant_weight: float = 1.0
+) -> Tensor:
+    """Weights that make up for groups without variance: the others count for them, up to a cap.
+
+    min(groups / groups with variance, cap) for groups with variance, `constant_weight` for those without; 1 where none has any.
+    Multiply onto advantages. Peers: LightRFT `clip_filter_like_weight`.
+    """
+    varies_N = zero_variance(rewards_N, group_index_N=group_index_N)
+    rows = group_rows(group_index_N)
+    num_varying = sum(bool(varies_N[members[0]]) for members in rows)
+    weights_N = torch.ones_like(at_least_float32(rewards_N))
+    if num_varying == 0:
+        return weights_N
+    weights_N[varies_N] = min(len(rows) / num_varying, cap)
+    weights_N[~varies_N] = constant_weight
+    return weights_N
+
+
 def high_entropy_tokens(
     entropies_NT: Tensor,
     *,
@@ -85,10 +104,9 @@ def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tens
 def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor:
     length_N = loss_mask_NT.sum(1)
     num_kept_N = torch.clamp((length_N * share).long(), min=1).minimum(length_N)
-    ranked_NT = masked(entropies_NT, loss_mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
-        1, descending=True, stable=True
+    ordered_NT = masked(entropies_NT, loss_mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
+        dim=1, descending=True, stable=True
     )
-    rank_NT = torch.empty_like(ranked_NT).scatter_(
-        1, ranked_NT, torch.arange(ranked_NT.shape[1], device=ranked_NT.device).expand_as(ranked_NT)
-    )
+    position_NT = torch.arange(ordered_NT.shape[1], device=ordered_NT.device).expand_as(ordered_NT)
+    rank_NT = torch.empty_like(ordered_NT).scatter_(1, ordered_NT, position_NT)
     return (rank_NT < num_kept_N[:, None]) & loss_mask_NT

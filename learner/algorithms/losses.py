@@ -149,19 +149,22 @@ def cpgd(
     loss_mask_BT: Tensor,
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
+    offset: Literal["none", "old_logprob"] = "none",
 ) -> TokenLosses:
     """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is `kl.drift`, here `kl.to_rollout_coefficient`.
 
     Formula: −min(log ρ·A, clip(log ρ, log(1−ε_low), log(1+ε_high))·A)
     Source: CPGD, arXiv:2505.12504
-    Degenerate: none
-    Peers: LightRFT `use_cpg_loss` (one ε for both sides)
+    Degenerate: `offset="old_logprob"` adds log π_old to both terms: another value, the same gradient
+    Peers: LightRFT `use_cpg_loss` (one ε for both sides, offset old_logprob)
     """
     ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
     low, high = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
     is_positive_BT = advantages_BT >= 0
     bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=high), ratio_BT.clamp(min=low))
+    if offset == "old_logprob":
+        bounded_BT = bounded_BT + masked(proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
     return TokenLosses(
         -bounded_BT * advantages_BT,
         clipped_low_BT=(ratio_BT < low) & (advantages_BT < 0),

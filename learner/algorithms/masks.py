@@ -90,11 +90,11 @@ def whiten(
     scale: bool = True,
     ddof: int = 1,
     epsilon: float = 1e-8,
-    epsilon_mode: Literal["add", "clamp"] = "add",
+    epsilon_mode: Literal["add", "clamp", "after"] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
     outside: Literal["zero", "whiten"] = "zero",
 ) -> Tensor:
-    """(x − mean) / √(var + ε), or √max(var, ε) by `epsilon_mode`, over all unmasked entries; 0 where masked.
+    """(x − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) (clamp) or √var + ε (after), over all unmasked entries; 0 where masked.
 
     `center=False` adds the mean back after scaling, as torchtune's `whiten(shift_mean=True)` does; `scale=False` only centres.
     Entries that are all equal become exactly 0 (`center`) or stay (`center=False`); `zero_variance="rounding"` skips that test and
@@ -102,13 +102,17 @@ def whiten(
     the peers do; mask again before use.
     """
     x_BT = at_least_float32(x_BT) if outside == "whiten" else masked(x_BT, loss_mask_BT=loss_mask_BT)
-    mean = masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
+    unmasked_M = x_BT[loss_mask_BT]
+    mean = unmasked_M.mean() if unmasked_M.numel() else x_BT.new_zeros(())
     result_BT = x_BT - mean
     if scale:
-        variance = masked_var(x_BT, loss_mask_BT=loss_mask_BT, ddof=ddof)
-        result_BT = result_BT * torch.rsqrt(
-            variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
-        )
+        variance = unmasked_M.var(correction=ddof) if unmasked_M.numel() > ddof else x_BT.new_zeros(())
+        if epsilon_mode == "after":
+            result_BT = result_BT / (variance.sqrt() + epsilon)
+        else:
+            result_BT = result_BT * torch.rsqrt(
+                variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
+            )
     if zero_variance == "zero":
         result_BT = torch.where(is_constant(x_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
     result_BT = result_BT if center else result_BT + mean

@@ -80,12 +80,12 @@ def whiten(
     scale: bool = True,
     ddof: int = 1,
     epsilon: float = 1e-8,
-    epsilon_mode: Literal["add", "clamp"] = "add",
+    epsilon_mode: Literal["add", "clamp", "after"] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
     """Whitens advantages over all tokens of the batch (long trajectories weigh more).
 
-    Formula: (A − mean) / √(var + ε), or √max(var, ε) for `epsilon_mode="clamp"`; `center=False` adds the mean back; `scale=False` only centres
+    Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only centres
     Source: PPO implementations, arXiv:2005.12729
     Degenerate: equal advantages give exactly 0, and a batch without tokens too (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),

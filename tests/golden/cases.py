@@ -142,6 +142,9 @@ def _run_variant(
     except Unsupported as reason:
         outcome.unsupported[variant.name] = str(reason)
         return
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        outcome.differs[variant.name] = f"raised {type(error).__name__}: {error}"
+        return
     compared = [name for name in wanted if name in got]
     outcome.not_offered |= wanted.keys() - got.keys()
     if not compared:

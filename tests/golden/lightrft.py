@@ -1,1 +1,348 @@
-ADAPTERS = {}
+"""LightRFT at commit 30bc53d: losses, models/utils, experience makers and advantage calculators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import advantages, aggregation, filters, kl, losses, masks, shaping
+from learner.algorithms.controllers import AdaptiveKl, FixedKl, RunningMoments
+from learner.algorithms.returns import cumulative_returns, gae, place_rewards
+from learner.algorithms.values import value_clip
+from tests.golden.cases import Unsupported, Variant
+
+
+def _sequence_mean(losses_BT: Tensor, mask: Tensor) -> Tensor:
+    if not mask.any(1).all():
+        raise Unsupported("a row with nothing unmasked: LightRFT gives NaN, we leave the row out")
+    return aggregation.aggregate(losses_BT, weights_BT=aggregation.sequence_mean(mask))
+
+
+def policy_loss(v: Variant) -> dict[str, Any]:
+    mask = torch.ones_like(v.mask()) if "nomask" in v.name else v.mask()
+    given = {"proximal_logprobs_BT": v["old_log_probs"], "advantages_BT": v["advantages"], "loss_mask_BT": mask}
+    epsilon = v.option("clip_eps")
+    if v.option("use_cpg_loss", False):
+        token = losses.cpgd(v["log_probs"], **given, epsilon_low=epsilon, epsilon_high=epsilon, offset="old_logprob")
+    else:
+        token = losses.ppo_clip(v["log_probs"], **given, epsilon_low=epsilon, epsilon_high=epsilon)
+    if v.option("high_entropy_ratio") is not None:
+        mask = _high_entropy(v, v.option("high_entropy_ratio"))
+    return {"loss": _sequence_mean(token.losses_BT, mask)}
+
+
+def _high_entropy(v: Variant, share: float) -> Tensor:
+    if share <= 0:
+        return v.mask()
+    chosen = filters.high_entropy_tokens(
+        v["entropy"], loss_mask_NT=v.mask(), share=share, over="sequence", denominator="kept"
+    )
+    return chosen.denominator_NT
+
+
+def high_entropy_mask(v: Variant) -> dict[str, Any]:
+    return {"mask": _high_entropy(v, v.option("ratio"))}
+
+
+def value_loss(v: Variant) -> dict[str, Any]:
+    token = value_clip(
+        v["values"],
+        old_values_BT=v["old_values"],
+        returns_BT=v["returns"],
+        loss_mask_BT=v.mask(),
+        clip_range=v.option("clip_eps"),
+    )
+    return {"loss": _sequence_mean(token.losses_BT, v.mask())}
+
+
+def approx_kl(v: Variant) -> dict[str, Any]:
+    mask = v.mask() if v.option("action_mask") else torch.ones_like(v.mask())
+    estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[v.option("kl_estimator")]
+    estimate = estimator(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=mask)
+    return {"kl": estimate, "loss": estimate.sum()}
+
+
+def _reward(rewards_N: Tensor, kl_NT: Tensor, mask: Tensor, coefficient: float, clip_range: Any = None) -> Tensor:
+    """A negative coefficient is none; a row with nothing unmasked gets its reward in the last column."""
+    if clip_range:
+        rewards_N = shaping.reward_clip(rewards_N, low=clip_range[0], high=clip_range[1])
+    reach = mask | ~mask.any(1, keepdim=True)
+    return place_rewards(rewards_N, loss_mask_NT=reach) - max(coefficient, 0.0) * kl_NT
+
+
+def compute_reward(v: Variant) -> dict[str, Any]:
+    mask = v.mask()
+    lengths = v.option("num_actions")
+    if lengths is not None:
+        raise Unsupported("rewards of rows given as a list of lengths; ours come as a mask")
+    estimate = kl.k1(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=mask)
+    return {"reward": _reward(v["scores"], estimate, mask, v.option("kl_coef"), v.option("reward_clip_range"))}
+
+
+def masked_mean(v: Variant) -> dict[str, Any]:
+    if not v.mask().any(1).all():
+        raise Unsupported("the mean of nothing: LightRFT gives NaN, we give 0")
+    return {
+        "all": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask()),
+        "row": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask(), dim=1),
+        "nomask": v["entropy"].mean(1),
+    }
+
+
+def _gae(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
+    result, _ = gae(
+        token_rewards,
+        values_NT=v["values"],
+        loss_mask_NT=mask,
+        gamma=gamma,
+        lambda_=v.option("lambd"),
+        holes="discount",
+        outside="carry",
+    )
+    return result, result + masks.masked(v["values"], loss_mask_BT=mask)
+
+
+def gae_advantages(v: Variant) -> dict[str, Any]:
+    result, returns = _gae(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
+    return {"advantages": result, "returns": returns}
+
+
+def gae_calculator(v: Variant) -> dict[str, Any]:
+    result, returns = _gae(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
+    return {"advantages": _norm_and_clip(result, v.mask(), v), "returns": returns}
+
+
+def _norm_and_clip(result: Tensor, mask: Tensor, v: Variant, *, may_norm: bool = True) -> Tensor:
+    if v.option("advantages_norm") and may_norm:
+        result = _whiten_by_std(result, mask)
+    if v.option("advantage_clip"):
+        result = shaping.advantage_clip(result, low=-v.option("advantage_clip"), high=v.option("advantage_clip"))
+    return result
+
+
+def _whiten_by_std(x: Tensor, mask: Tensor) -> Tensor:
+    return masks.whiten(x, loss_mask_BT=mask, epsilon_mode="after", zero_variance="rounding", outside="whiten")
+
+
+def returns_of(v: Variant) -> dict[str, Any]:
+    result = cumulative_returns(
+        v["token_rewards"], loss_mask_NT=v.mask(), gamma=v.option("gamma"), holes="discount", outside="carry"
+    )
+    return {"returns": result}
+
+
+def _whiten_cross_batch(x: Tensor, mask: Tensor, v: Variant) -> Tensor:
+    """Population variance, held at 1e-8, over the tokens of all experiences; padding is shifted and scaled too."""
+    return masks.whiten(
+        x,
+        loss_mask_BT=mask,
+        scale=not v.option("no_advantage_std_norm", False),
+        ddof=0,
+        epsilon_mode="clamp",
+        zero_variance="rounding",
+        outside="whiten",
+    )
+
+
+def cross_batch(v: Variant) -> dict[str, Any]:
+    if v.option("estimator") not in ("gae", "reinforce", "reinforce_baseline"):
+        return {"advantages": v["advantages"]}
+    return {"advantages": _whiten_cross_batch(v["advantages"], v.mask(), v)}
+
+
+def _shaped(rewards_N: Tensor, v: Variant, *, epsilon: float) -> Tensor:
+    """Rewards of a prompt's samples, normalised the estimator's way. A group of one divides 0 by 0 there."""
+    estimator, size = v.option("advantage_estimator"), v.option("n_samples_per_prompt")
+    group_index_N = torch.arange(len(rewards_N)) // size
+    if size == 1 and estimator in ("group_norm", "grpo", "rloo"):
+        raise Unsupported("a group of one: LightRFT gives NaN, we give 0 or an error")
+    if estimator == "rloo":
+        return advantages.over_groups(advantages.rloo, rewards_N, group_index_N=group_index_N)
+    if estimator == "reinforce_baseline":
+        return advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
+    if estimator in ("group_norm", "grpo"):
+        return advantages.over_groups(
+            advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=epsilon, zero_variance="rounding"
+        )
+    return rewards_N
+
+
+def process_experiences(v: Variant) -> dict[str, Any]:
+    return {"rewards": _shaped(v["rewards"], v, epsilon=1e-8)}
+
+
+def preprocess_rewards(v: Variant) -> dict[str, Any]:
+    return {"rewards": _shaped(v["rewards"], v, epsilon=1e-9)}
+
+
+def _gamma(v: Variant) -> float:
+    """Only reinforce, and what is built on it, discounts."""
+    return 1.0 if v.option("advantage_estimator") == "reinforce_baseline" else v.option("gamma")
+
+
+def full(v: Variant) -> dict[str, Any]:
+    """Shaping, KL, returns, whitening inside each experience, clipping, whitening across experiences."""
+    estimator, mask = v.option("advantage_estimator"), v.mask()
+    if estimator == "cpgd":
+        raise Unsupported(
+            "LightRFT's CPGD advantages are 0 by a defect: it sums the batch's rewards; ours is advantage `cpgd`"
+        )
+    token_rewards = _reward(_shaped(v["rewards"], v, epsilon=1e-9), v["kl"], mask, v.option("kl_coef"))
+    if estimator == "gae":
+        before, returns = _gae(v, token_rewards, mask, gamma=v.option("gamma"))
+    else:
+        before = returns = cumulative_returns(
+            token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount", outside="carry"
+        )
+    parts = zip(_split(before, v), _split(mask, v), strict=True)
+    may_norm = estimator not in ("group_norm", "grpo")
+    before = torch.cat([_norm_and_clip(part, part_mask, v, may_norm=may_norm) for part, part_mask in parts])
+    whitens = estimator in ("gae", "reinforce", "reinforce_baseline")
+    after = _whiten_cross_batch(before, mask, v) if whitens else before
+    return {"advantages_pre_xbatch": before, "advantages": after, "returns": returns}
+
+
+def _split(x: Tensor, v: Variant) -> tuple[Tensor, ...]:
+    return x.chunk(int(v["n_experiences"]))
+
+
+def fast_path(v: Variant) -> dict[str, Any]:
+    """The fast experience maker. Gamma reaches the first experience only; dynamic sampling drops groups without variance."""
+    estimator, mask, rewards_N = v.option("advantage_estimator"), v.mask(), v["rewards"]
+    if v.option("overlong_buffer"):
+        rewards_N = shaping.overlong_penalty(
+            rewards_N,
+            completion_lengths_N=mask.sum(1),
+            max_length=mask.shape[1],
+            cache=v.option("overlong_buffer_len"),
+            penalty=v.option("overlong_buffer_penalty_factor"),
+        )
+    shaped_N = _shaped(rewards_N, v, epsilon=1e-9)
+    scored_N = _running_norm(shaped_N, v) if v.option("reward_running_norm") else shaped_N
+    if v.option("reward_clip"):
+        scored_N = shaping.reward_clip(scored_N, low=-v.option("reward_clip"), high=v.option("reward_clip"))
+    token_rewards = _reward(scored_N, v["kl"], mask, v.option("kl_coef"))
+    kept = mask
+    if v.option("dynamic_sampling") and estimator == "group_norm":
+        if v.option("micro_train_batch_size") != v.option("n_samples_per_prompt"):
+            raise Unsupported("dynamic sampling that looks at rows of another group: ours is filter `zero_variance`")
+        group_index_N = torch.arange(len(rewards_N)) // v.option("n_samples_per_prompt")
+        kept = mask & filters.zero_variance(rewards_N, group_index_N=group_index_N)[:, None]
+    gammas = [_gamma(v)] + [1.0] * (int(v["n_experiences"]) - 1)
+    before, returns = _returns_by_experience(v, token_rewards, kept, gammas=gammas)
+    may_norm = estimator not in ("group_norm", "grpo")
+    if may_norm:
+        parts = zip(_split(before, v), _split(mask, v), strict=True)
+        before = torch.cat([_norm_and_clip(part, part_mask, v) for part, part_mask in parts])
+    whitens = estimator in ("gae", "reinforce", "reinforce_baseline")
+    return {
+        "shaped_rewards": shaped_N,
+        "advantages": _whiten_cross_batch(before, mask, v) if whitens else before,
+        "returns": returns,
+        "return_info": token_rewards.sum(1),
+        "mask_after": kept,
+    }
+
+
+def _running_norm(rewards_N: Tensor, v: Variant) -> Tensor:
+    moments, scaled = RunningMoments(), []
+    for part in _split(rewards_N, v):
+        moments, _, _ = moments.update(part)
+        centred = part - moments.mean if v.option("reward_running_norm_minus_mean") else part
+        scaled.append((centred / moments.std).to(part.dtype))
+    return torch.cat(scaled)
+
+
+def _returns_by_experience(
+    v: Variant, token_rewards: Tensor, mask: Tensor, *, gammas: list[float]
+) -> tuple[Tensor, Tensor]:
+    results, returns = [], []
+    pieces = zip(_split(token_rewards, v), _split(mask, v), _split(v["values"], v), gammas, strict=True)
+    for rewards, part_mask, values, gamma in pieces:
+        if v.option("advantage_estimator") == "gae":
+            given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount", "outside": "carry"}
+            result, _ = gae(rewards, values_NT=values, loss_mask_NT=part_mask, **given)
+            returns.append(result + masks.masked(values, loss_mask_BT=part_mask))
+        else:
+            result = cumulative_returns(rewards, loss_mask_NT=part_mask, gamma=gamma, holes="discount", outside="carry")
+            returns.append(result)
+        results.append(result)
+    return torch.cat(results), torch.cat(returns)
+
+
+def clip_filter_weights(v: Variant) -> dict[str, Any]:
+    rewards = v["rewards"]
+    weights = filters.group_weights(
+        rewards.flatten(),
+        group_index_N=torch.arange(rewards.numel()) // rewards.shape[1],
+        cap=v.option("clip_filter_like_weight_clip_eps"),
+        constant_weight=v.option("lamda"),
+    )
+    return {"weights": weights.view(rewards.shape)}
+
+
+def cpgd_advantages(v: Variant) -> dict[str, Any]:
+    """Rewards per token, summed over the row; the whole batch is one group."""
+    rewards_N, kind = v["reward"].sum(-1), v.option("weight_factor")
+    if rewards_N.dim() == 0:
+        raise Unsupported("1-D rewards are summed over the batch by a defect, which leaves 0")
+    if kind == "clip_filter_like_weight":
+        raise Unsupported("weights of a batch that is not made of groups")
+    if kind == "STD_weight":
+        result = advantages.cpgd(rewards_N, center="normalised")
+    else:
+        result = advantages.cpgd(rewards_N, center="mean")
+    per_token = result[:, None] * v.mask()
+    return {"advantages": per_token, "returns": per_token}
+
+
+def adaptive_kl(v: Variant) -> dict[str, Any]:
+    controller = AdaptiveKl(coefficient=v.option("init"), target=v.option("target"), horizon=v.option("horizon"))
+    observed = []
+    for measured in v["kl_sequence"].tolist():
+        controller = controller.observe(measured, num_trajectories=v.option("n_steps"))
+        observed.append(controller.coefficient)
+    return {"values": torch.tensor(observed, dtype=torch.float64)}
+
+
+def fixed_kl(v: Variant) -> dict[str, Any]:
+    coefficient = FixedKl(coefficient=v.option("init")).observe(1.0, num_trajectories=1).coefficient
+    return {"values": torch.full_like(v["kl_sequence"], coefficient)}
+
+
+def running_moments(v: Variant) -> dict[str, Any]:
+    moments, rows = RunningMoments(), []
+    for name in sorted(name for name in v.inputs if name.startswith("x")):
+        moments, mean, std = moments.update(v[name])
+        rows.append([mean, std, moments.mean, moments.std, moments.var, moments.count])
+    return {"batch_mean,batch_std,mean,std,var,count": torch.tensor(rows, dtype=torch.float64)}
+
+
+def not_a_computation(v: Variant) -> dict[str, Any]:
+    raise Unsupported("records how arguments are passed, not a computation")
+
+
+ADAPTERS = {
+    "lightrft.models.loss.PolicyLoss": policy_loss,
+    "PolicyLoss": policy_loss,
+    "ValueLoss": value_loss,
+    "create_high_entropy_mask": high_entropy_mask,
+    "compute_approx_kl": approx_kl,
+    "compute_reward": compute_reward,
+    "masked_mean": masked_mean,
+    "NaiveExperienceMaker.get_advantages_and_returns": gae_advantages,
+    "GAECalculator.get_advantages_and_returns": gae_calculator,
+    "NaiveExperienceMaker.get_cumulative_returns": returns_of,
+    "normalize_advantages_cross_batch": cross_batch,
+    "NaiveExperienceMaker.process_experiences": process_experiences,
+    "get_advantage_calculator(est).preprocess_rewards": preprocess_rewards,
+    "calculator.preprocess_rewards -> compute_reward -> calculator.compute -> normalize_advantages_cross_batch": full,
+    "FastExperienceMaker._process_experiences + _compute_advantages_and_returns": fast_path,
+    "clip_filter_like_weight_func": clip_filter_weights,
+    "CPGDCalculator._get_cpgd_advantages_returns": cpgd_advantages,
+    "trainer.utils.get_cpgd_advantages_returns": cpgd_advantages,
+    "AdaptiveKLController.update": adaptive_kl,
+    "FixedKLController.update": fixed_kl,
+    "RunningMoments.update": running_moments,
+    "NaiveExperienceMaker.make_experience": not_a_computation,
+}
