@@ -161,7 +161,8 @@ def _attend(
 def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
     """[S, 1, Q, K], true where a query sees a key; None is plain causal."""
     num_queries, num_keys = bucket.query_index_SQ.shape[1], bucket.key_index_SK.shape[1]
-    slides = sliding_window is not None and sliding_window < num_keys
+    window = num_keys if sliding_window is None else sliding_window
+    slides = window < num_keys
     if not bucket.has_prompts and not slides:
         return None
     device = bucket.offset_S.device
@@ -169,7 +170,7 @@ def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
     distance_SQK = place_SQ[:, :, None] - torch.arange(num_keys, device=device)
     mask_SQK = distance_SQK >= 0
     if slides:
-        mask_SQK &= distance_SQK < sliding_window
+        mask_SQK &= distance_SQK < window
         # A padding query may lie beyond every key's window; one visible key keeps its softmax finite.
         mask_SQK[:, :, 0] |= ~mask_SQK.any(-1)
     return mask_SQK[:, None]

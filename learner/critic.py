@@ -4,9 +4,10 @@ The value of a token is predicted from the hidden state before it, as its log-pr
 """
 
 import copy
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from learner.model import PolicyModel, TokenOutputs, hidden_states
 from learner.packing import MicroBatch
@@ -20,7 +21,8 @@ class Critic(nn.Module):
         super().__init__()
         reference = next(policy.parameters())
         size = policy.causal_lm.config.get_text_config().hidden_size
-        self.backbone = copy.deepcopy(policy.causal_lm.base_model) if backbone == "own" else None
+        own = copy.deepcopy(policy.causal_lm.base_model) if backbone == "own" else None
+        self.backbone = cast(PreTrainedModel | None, own)
         self.value_head = nn.Linear(size, 1, dtype=reference.dtype, device=reference.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)

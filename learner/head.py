@@ -136,7 +136,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         return (
             None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
             weight_gradient_VH,
-            None if bias_gradient_V is None else bias_gradient_V.to(bias_V.dtype),
+            None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
             None,
             None,
             None,

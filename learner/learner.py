@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ConfigError, NumericsError
+from cluster.contracts.errors import CheckpointError, NumericsError
 from cluster.contracts.types import Progress, StepStats
 from cluster.weights.manifest import pack
 from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.objective import Objective
 from learner.algorithms.statistics import Statistics
 from learner.assemble import Batch, assemble
-from learner.critic import Critic, Networks
-from learner.group import Group, reduce_once, shard
-from learner.lora import add_adapters, without_adapters
-from learner.memory import check_fits, estimate, free_bytes
-from learner.model import load, output_layer, prove, read_config
+from learner.building import build, check_memory, choose_device
+from learner.group import Group, reduce_once
+from learner.lora import without_adapters
+from learner.model import output_layer
 from learner.optimizer import Optimizer
 from learner.packing import MicroBatch, lay_out, plan, tokens_per_pass
 from learner.publishing import canary_of, exported
@@ -57,7 +56,7 @@ class Learner:
         torch.manual_seed(config.seed)
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
-        device = _device(config)
+        device = choose_device(config)
         self._group = Group.join(
             rank=rank,
             size=config.learner.num_ranks,
@@ -67,8 +66,8 @@ class Learner:
         )
         self.objective = Objective.from_config(config.algorithm)
         self._compute_dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._check_memory()
-        self.networks = _build(config, group=self._group, compute_dtype=self._compute_dtype)
+        check_memory(config, device=device)
+        self.networks = build(config, group=self._group, compute_dtype=self._compute_dtype)
         self.policy = self.networks.policy
         self.vocabulary_size = output_layer(self.policy.causal_lm).weight.shape[0]
         value = config.algorithm.value
@@ -304,25 +303,25 @@ class Learner:
     def save(self, directory: str, extra: Mapping[str, Any]) -> None:
         """A checkpoint; see `learner.saving`."""
         self._enter("saving")
-        self._saver.save(Path(directory), extra)
+        self._saver.save(_local_path(directory), extra)
         self._enter("waiting")
 
     def restore(self, directory: str) -> Mapping[str, Any]:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._enter("restoring")
-        extra = self._saver.restore(Path(directory))
+        extra = self._saver.restore(_local_path(directory))
         self._enter("waiting")
         return extra
 
     def restore_latest(self, root: str) -> Mapping[str, Any] | None:
         """The newest checkpoint below `root`, or None and nothing done when there is none."""
-        newest = self._saver.newest(Path(root))
+        newest = None if "://" in root else self._saver.newest(Path(root))
         return None if newest is None else self.restore(str(newest))
 
     def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""
         self._enter("exporting")
-        self._saver.export(Path(directory))
+        self._saver.export(_local_path(directory))
         self._enter("waiting")
 
     @property
@@ -358,16 +357,13 @@ class Learner:
     def _enter(self, phase: str) -> None:
         self._phase, self._since, self._moved = phase, time.time(), time.time()
 
-    def _check_memory(self) -> None:
-        config = self._config
-        value = config.algorithm.value
-        estimated = estimate(
-            read_config(config.model),
-            model=config.model,
-            learner=config.learner,
-            has_own_critic=value is not None and value.backbone == "own",
+
+def _local_path(directory: str) -> Path:
+    if "://" in directory:
+        raise CheckpointError(
+            f"checkpoint {directory} was not saved: object stores are not supported yet; use a local run_dir"
         )
-        check_fits(estimated, free_bytes=free_bytes(self._group.device), model=config.model)
+    return Path(directory)
 
 
 class _Seconds:
@@ -384,38 +380,3 @@ class _Seconds:
     @property
     def total(self) -> float:
         return self._last - self._began
-
-
-def _device(config: RunConfig) -> torch.device:
-    if config.learner.gpus_per_rank == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"learner.gpus_per_rank={config.learner.gpus_per_rank}, but torch sees no GPU here; "
-            "set it to 0, or place the learner on a GPU node"
-        )
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _build(config: RunConfig, *, group: Group, compute_dtype: torch.dtype) -> Networks:
-    """Policy and critic, proven, in the compute type on one rank, as float32 shards on several."""
-    causal_lm = load(config.model, dtype=torch.float32, device="cpu" if group.size > 1 else group.device)
-    policy = prove(
-        causal_lm,
-        model=config.model,
-        packing=config.learner.packing,
-        temperature=config.sampling.temperature,
-        head_chunk_tokens=config.learner.head_chunk_tokens,
-    )
-    value = config.algorithm.value
-    if config.learner.lora is not None:
-        add_adapters(causal_lm, lora=config.learner.lora)
-    networks = Networks(policy, None if value is None else Critic(policy, backbone=value.backbone))
-    if config.learner.activation_checkpointing:
-        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
-        networks.train()
-    else:
-        networks.eval()
-    if group.size > 1:
-        shard(networks, causal_lm, group=group, compute_dtype=compute_dtype)
-    return networks

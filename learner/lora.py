@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from peft import LoraConfig as PeftConfig
@@ -27,7 +28,9 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> None:
         raise ConfigError("learner.lora.publish='adapter' is not supported yet; use 'merged'")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     try:
-        inject_adapter_in_model(PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets), causal_lm)
+        inject_adapter_in_model(
+            PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=targets), causal_lm
+        )
     except ValueError as error:
         raise ConfigError(
             f"learner.lora.target_modules={lora.target_modules!r}: {str(error).splitlines()[0]}"
@@ -68,5 +71,7 @@ def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if not name.endswith(".weight"):
             yield plain, base
             continue
-        down, up = (whole(part[_ADAPTER].weight.detach()).float() for part in (layer.lora_A, layer.lora_B))
+        down, up = (
+            whole(part.get_parameter(f"{_ADAPTER}.weight").detach()).float() for part in (layer.lora_A, layer.lora_B)
+        )
         yield plain, torch.addmm(base.float(), up, down, alpha=layer.scaling[_ADAPTER])

@@ -120,7 +120,7 @@ def token_row(prompt: Sequence[int], completion: Sequence[int]) -> TokenRow:
     )
 
 
-def hidden_states(causal_lm: nn.Module, batch: MicroBatch) -> Tensor:
+def hidden_states(causal_lm: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states at the micro-batch's completion positions, [C, H]."""
     packed = {} if batch.segments is None else {"segments": batch.segments}
     backbone = causal_lm.base_model
@@ -130,7 +130,7 @@ def hidden_states(causal_lm: nn.Module, batch: MicroBatch) -> Tensor:
     return F.embedding(batch.head_index_C, hidden_BLH.flatten(0, 1))
 
 
-def output_layer(causal_lm: nn.Module) -> nn.Linear:
+def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
     """The vocabulary head's layer. LoRA on it would make the weight that the head reads another than the one that trains."""
     layer = causal_lm.get_output_embeddings()
     if layer is None or not isinstance(layer, nn.Linear):
@@ -170,7 +170,8 @@ def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str =
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path={model.path!r} does not load: {str(error).splitlines()[0]}") from error
     without_dropout(causal_lm)
-    return causal_lm.to(device)
+    nn.Module.to(causal_lm, device)
+    return causal_lm
 
 
 def without_dropout(module: nn.Module) -> None:
@@ -196,7 +197,7 @@ def prove(
     neighbours = [rows[0], *_proof_rows(vocabulary_size, shift=5)[1:]]
     expected = [_own_logprobs(causal_lm, row, temperature=temperature) for row in rows]
     dtype = next(causal_lm.parameters()).dtype
-    own_attention = causal_lm.config._attn_implementation
+    own_attention = causal_lm.config._attn_implementation or "eager"
     error = float("inf")
     for layout in _layouts(packing, attention=model.attention):
         causal_lm.set_attn_implementation(

@@ -88,7 +88,8 @@ class Optimizer:
         limit = self._config.max_grad_norm
         if limit is not None and float(gradient_norm) > limit:
             gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-            torch._foreach_mul_([_local(g) for g in gradients], limit / (float(gradient_norm) + 1e-6))
+            for gradient in gradients:
+                _local(gradient).mul_(limit / (float(gradient_norm) + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = learning_rate_at(index, config=self._config, num_steps=self._num_steps, peak=group["peak"])
         self._adam.step()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
 from cluster.weights.manifest import WeightManifest, unpack
-from learner import learner as learner_module
+from learner import building
 from learner.learner import Learner
 from learner.model import ReferenceModel
 from tests.models import make_tiny_model
@@ -231,7 +231,7 @@ def test_lora_on_the_vocabulary_head_is_refused(tmp_path: Path):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_module, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(building, "free_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"needs about .* GiB"):
         Learner(_config(model_path))
 
