@@ -42,7 +42,7 @@ def config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConf
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:
-    Console(highlight=False).print(
+    Console(highlight=False, soft_wrap=True).print(
         f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     )
 
