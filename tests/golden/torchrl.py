@@ -1,1 +1,219 @@
-ADAPTERS = {}
+"""torchrl 0.14.1: GRPOLoss and its kin, MCAdvantage, KLRewardTransform, RetrieveLogProb."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import advantages, aggregation, kl, logprobs, losses, masks, ratios
+from learner.algorithms.returns import place_rewards, subtract_kl
+from learner.algorithms.streaming import Arrival, ReleasedGroup, StreamingGroups
+from learner.algorithms.surrogates import TokenLosses
+from tests.golden.cases import Unsupported, Variant
+from tests.golden.models import load_model
+
+
+def _epsilons(v: Variant) -> tuple[float, float]:
+    epsilon = v.option("clip_epsilon", 0.2)
+    return tuple(epsilon) if isinstance(epsilon, list) else (epsilon, epsilon)
+
+
+def _mask(v: Variant) -> Tensor:
+    strategy = v.option("masking_strategy")
+    return v.mask(f"mask_{strategy}") if strategy else v.mask()
+
+
+def grpo_loss(loss: Callable[..., TokenLosses]) -> Callable[[Variant], dict[str, Any]]:
+    """The objective is a mean over the mask; entropy, KL and clip fraction are means over all positions, padding included."""
+
+    def adapter(v: Variant) -> dict[str, Any]:
+        counted = mask = _mask(v)
+        policy_BT = logprobs.token_logprobs(v["logits"], token_ids_BT=v["tokens"])
+        old_BT, advantages_BT = v["old_log_probs"], v["advantage"].squeeze(-1)
+        if v.option("kl_mask_threshold") is not None:
+            given = {"rollout_logprobs_BT": old_BT, "loss_mask_BT": mask, "high": v.option("kl_mask_threshold")}
+            mask = ratios.rejection(policy_BT, **given, estimator="k2") > 0
+        low, high = _epsilons(v)
+        given = {"proximal_logprobs_BT": old_BT, "advantages_BT": advantages_BT, "loss_mask_BT": mask}
+        token = loss(policy_BT, **given, epsilon_low=low, epsilon_high=high)
+        ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=counted)
+        everywhere = torch.ones_like(mask)
+        result = {
+            "loss_objective": _reduce(token.losses_BT, mask, v),
+            "clip_fraction": masks.masked_mean(_outside(ratio, low, high).to(ratio.dtype), loss_mask_BT=everywhere),
+            "kl_approx": masks.masked_mean(-ratio, loss_mask_BT=everywhere),
+        }
+        if mask.any():
+            result["ESS"] = _effective_sample_size(ratio, mask)
+        if v.option("entropy_bonus", True):
+            entropy_BT = masks.masked(logprobs.entropies(v["logits"]), loss_mask_BT=counted)
+            result["entropy"] = entropy_BT.mean()
+            result["loss_entropy"] = -v.option("entropy_coeff", 0.01) * _reduce(entropy_BT, mask, v)
+        for name, other, coefficient in (
+            ("ref", v["ref_log_probs"], v.option("kl_to_ref_coeff")),
+            ("inference", old_BT, v.option("kl_to_inference_coeff")),
+        ):
+            if coefficient is None or (name == "ref" and coefficient == 0):
+                continue
+            estimate = kl.k3(policy_BT, other_logprobs_BT=other, loss_mask_BT=mask).mean()
+            result |= {f"kl_to_{name}": estimate, f"loss_kl_to_{name}": coefficient * estimate}
+        total = sum(value.sum() for name, value in result.items() if name.startswith("loss_"))
+        # One prompt's mean, and tokens left as they are, keep a trailing dimension there.
+        shapes = {
+            name: _with_dimension(value, v)
+            for name, value in result.items()
+            if name in ("loss_objective", "loss_entropy")
+        }
+        return result | shapes | {"total": total}
+
+    return adapter
+
+
+def _reduce(x_BT: Tensor, mask: Tensor, v: Variant) -> Tensor:
+    kind = v.option("aggregation", "token_mean")
+    if v.option("reduction") == "none" or kind == "none":
+        return aggregation.none(x_BT, loss_mask_NT=mask)
+    weights = (
+        aggregation.sequence_mean(mask, empty_rows="count") if kind == "prompt_mean" else aggregation.token_mean(mask)
+    )
+    return aggregation.aggregate(x_BT, weights_BT=weights)
+
+
+def _with_dimension(value: Tensor, v: Variant) -> Tensor:
+    is_per_token = value.dim() == 2
+    return value[..., None] if is_per_token else value.view(1) if v.option("aggregation") == "prompt_mean" else value
+
+
+def _outside(ratio: Tensor, low: float, high: float) -> Tensor:
+    return (ratio.exp() < 1 - low) | (ratio.exp() > 1 + high)
+
+
+def _effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
+    """(Σw)² / (n·Σw²) over tokens."""
+    weights = ratio[mask]
+    return (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp() / len(weights)
+
+
+def k3_token(v: Variant) -> dict[str, Any]:
+    other, policy = v[v.option("target_log_prob").removeprefix("in.")], v[v.option("log_prob").removeprefix("in.")]
+    return {"kl": kl.k3(policy, other_logprobs_BT=other, loss_mask_BT=torch.ones_like(policy, dtype=torch.bool))}
+
+
+def kl_reward(v: Variant) -> dict[str, Any]:
+    """The reward stands on every token; KL is taken off per token, where the assistant speaks."""
+    lengths = v["lengths"].tolist()
+    prompts = v["prompt_lengths"].tolist() if v.option("assistant_only", True) else [0] * len(lengths)
+    if v.option("pad_output"):
+        prompts = [prompts[0]] * len(lengths)
+    rows = zip(
+        v["log_probs"].split(lengths), v["ref_log_probs"].split(lengths), v["reward"].flatten(), prompts, strict=True
+    )
+    penalties, references, rewards = [], [], []
+    for policy, reference, reward, prompt in rows:
+        mask = (torch.arange(len(policy)) >= prompt)[None]
+        estimate = kl.k1(policy[None], other_logprobs_BT=reference[None], loss_mask_BT=mask)
+        everywhere = torch.ones_like(mask)
+        placed = place_rewards(reward[None], loss_mask_NT=everywhere, placement="every_token")
+        shaped = subtract_kl(
+            placed, kl_NT=estimate, coefficient=v.option("coef", v.option("coeff")), loss_mask_NT=everywhere
+        )
+        penalties.append(estimate[0])
+        references.append(logprobs.of_role(reference[None], role_mask_BT=mask)[0])
+        rewards.append(shaped[0])
+    return _ragged("kl_penalty", penalties) | _ragged("ref_log_probs", references) | _ragged("reward", rewards)
+
+
+def kl_computation(v: Variant) -> dict[str, Any]:
+    """No prompt is masked."""
+    return kl_reward(dataclasses.replace(v, config=dict(v.config) | {"assistant_only": False}))
+
+
+def _ragged(name: str, rows: list[Tensor]) -> dict[str, Any]:
+    return {name: torch.cat(rows), f"{name}.row_lengths": torch.tensor([len(row) for row in rows])}
+
+
+def mc_advantage(*, after_release: str) -> Callable[[Variant], dict[str, Any]]:
+    def adapter(v: Variant) -> dict[str, Any]:
+        if v.option("batch", 1) > 1 and after_release == "slide":
+            raise Unsupported("groups that overlap within a call overwrite each other's advantages")
+        if v.option("candidate_group_size") is not None:
+            raise Unsupported("choosing a group among more candidates: our groups are as large as what is sampled")
+        size, kind = v.option("grpo_size"), v.option("trajectory_return")
+        settings = {"epsilon": 1e-6, "epsilon_mode": "clamp", "zero_variance": "rounding"}
+        groups = StreamingGroups(
+            group_size=size,
+            advantage=functools.partial(advantages.grpo, **settings),
+            over="trajectories" if kind else "steps",
+            trajectory_return=kind or "sum",
+            return_bounds=tuple(v.option("keep_return_bounds")) if v.option("keep_return_bounds") else None,
+            after_release=after_release,
+        )
+        return _feed(v, groups, per_call=v.option("batch", 1))
+
+    return adapter
+
+
+def _feed(v: Variant, groups: StreamingGroups, *, per_call: int) -> dict[str, Any]:
+    rewards = v["rewards"].split(v["lengths"].tolist())
+    arrivals = [
+        Arrival(group_id=prompt, sample_index=index, trajectory_id=str(identity), step_rewards=tuple(reward.tolist()))
+        for index, (prompt, identity, reward) in enumerate(
+            zip(v["prompts"], v["traj_ids"].tolist(), rewards, strict=True)
+        )
+    ]
+    result: dict[str, Any] = {}
+    num_releases = 0
+    for call in range(0, len(arrivals), per_call):
+        released = [group for arrival in arrivals[call : call + per_call] if (group := groups.add(arrival))]
+        if released:
+            last = call // per_call
+            result |= {f"rel{num_releases}.{name}": value for name, value in _columns(released, last).items()}
+            num_releases += 1
+    return result | {"n_releases": torch.tensor(num_releases), "queued_prompts_left": groups.waiting}
+
+
+def _columns(released: list[ReleasedGroup], arrival_index: int) -> dict[str, Tensor]:
+    rows = [row for group in released for row in zip(group.arrivals, group.step_advantages, strict=True)]
+    if any(len(values) == 1 and len(group.arrivals) == 1 for group in released for values in group.step_advantages):
+        raise Unsupported("one step in a group of one: torchrl gives NaN, we give 0")
+    return {
+        "arrival_index": torch.tensor(arrival_index),
+        "traj_id": torch.cat([torch.full((len(values),), int(arrival.trajectory_id)) for arrival, values in rows]),
+        "step": torch.cat([torch.arange(len(values)) for _, values in rows]),
+        "advantage": torch.cat([values for _, values in rows]),
+    }
+
+
+def select(v: Variant) -> dict[str, Any]:
+    raise Unsupported("choosing a group among more candidates: our groups are as large as what is sampled")
+
+
+def retrieve_log_prob(v: Variant) -> dict[str, Any]:
+    """Every token given those before it; the first has none and gets 0."""
+    model, lengths = load_model(v.root), v["lengths"].tolist()
+    rows = []
+    with torch.no_grad():
+        for tokens in v["tokens"].split(lengths):
+            logits = model(input_ids=tokens[None]).logits
+            rows.append(logprobs.next_token_logprobs(logits, token_ids_BT=tokens[None])[0])
+    if v.option("pad_output"):
+        width = max(lengths)
+        return {"log_probs": torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])}
+    return {"log_probs": torch.cat(rows), "row_lengths": torch.tensor(lengths)}
+
+
+ADAPTERS = {
+    "torchrl.objectives.llm.grpo.GRPOLoss": grpo_loss(losses.ppo_clip),
+    "GRPOLoss": grpo_loss(losses.ppo_clip),
+    "torchrl.objectives.llm.grpo.DAPO": grpo_loss(losses.ppo_clip),
+    "torchrl.objectives.llm.grpo.CISPOLoss": grpo_loss(losses.clipped_ratio),
+    "torchrl.objectives.llm.k3_kl_token_estimate": k3_token,
+    "KLRewardTransform.forward": kl_reward,
+    "KLComputation.forward": kl_computation,
+    "MCAdvantage": mc_advantage(after_release="empty"),
+    "MCAdvantageSelector.select": select,
+    "RetrieveLogProb": retrieve_log_prob,
+}
