@@ -21,6 +21,8 @@ from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import FinishReason, sample_seed
 
 _DEFAULT_KV_CACHE_BYTES = 1024**3
+_CPU_PREFILL_TOKENS = 8192
+"""Prompt tokens of one engine step."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
@@ -137,8 +139,9 @@ class VllmEngine:
         Requests that run beside it advance too; `step` returns their tokens afterwards, unless they are aborted.
         """
         request_id = f"probe-{next(self._probe_numbers)}"
+        # Seeded, although its token is thrown away: beside one request without a seed, vLLM on CPU ignores everyone's.
         params = self._vllm.SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
+            max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
         )
         self._engine.add_request(request_id, self._prompt(list(token_ids)), params)
         while True:
@@ -203,6 +206,10 @@ def _arguments(
         dtype=model.dtype,
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
+        # vLLM drops the token of a half-read prompt by winding its seeded generator back, which a CPU generator cannot do: the
+        # engine would die. So prompts are read whole there.
+        enable_chunked_prefill=not is_cpu,
+        max_num_batched_tokens=max(_CPU_PREFILL_TOKENS, max_context) if is_cpu else None,
         enforce_eager=rollout.enforce_eager,
         enable_prefix_caching=rollout.prefix_caching,
         tensor_parallel_size=rollout.tensor_parallel_size,

@@ -78,14 +78,14 @@ async def train(
             stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
             version = stats.policy_version
             sent = await weights.broadcast(pool)
+            timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
+            if _is_due(config.evaluation.every_steps, version, config.num_steps):
+                metric = await _evaluate(evaluator, pool, version=version, log=log)
             await buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
-            timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
             log.step(version, step_metrics(summaries, stats) | timing)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, config, log)
-            if _is_due(config.evaluation.every_steps, version, config.num_steps):
-                metric = await _evaluate(evaluator, pool, version=version, log=log)
             if _is_due(config.checkpoint.every_steps, version, config.num_steps):
                 await learner.save(metric if evaluator else _mean_reward(summaries))
 
