@@ -35,7 +35,7 @@ class Weights:
         stats = self._note(
             await self._transport.broadcast(self._learner, [_Loader(worker, self._timeout_s) for worker in workers])
         )
-        dead = {name: error for name, error in stats.failures}
+        dead = dict(stats.failures)
         await asyncio.gather(*(pool.replace(worker, dead[worker.name]) for worker in workers if worker.name in dead))
         return stats
 

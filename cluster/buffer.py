@@ -40,8 +40,11 @@ class Buffer:
         version: int = 0,
         next_index: int = 0,
     ) -> None:
-        """Nothing starts that no step up to `num_steps` would consume. `in_waves` starts replacements of dropped groups only when nothing is under way, so that which groups are sampled
-        together does not depend on timing. `version` and `next_index` are where a resumed run goes on."""
+        """Nothing starts that no step up to `num_steps` would consume. `version` and `next_index` are where a resumed run goes on.
+
+        `in_waves` starts replacements of dropped groups only when nothing is under way, so that which groups are sampled
+        together does not depend on timing.
+        """
         self._groups_per_step = groups_per_step
         self._bound = max_off_policy_steps
         self._num_steps = num_steps

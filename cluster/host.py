@@ -72,7 +72,12 @@ class Host:
         if own is not None:
             return own()
         return Progress(
-            actor=self._name, phase="starting" if self._object is None else "serving", policy_version=0, since=self._began, last_progress=time.time(), pid=os.getpid()
+            actor=self._name,
+            phase="starting" if self._object is None else "serving",
+            policy_version=0,
+            since=self._began,
+            last_progress=time.time(),
+            pid=os.getpid(),
         )
 
     async def identify(self) -> tuple[int, str]:

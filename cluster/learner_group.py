@@ -67,7 +67,9 @@ class LearnerGroup:
         step = self._ledger.version + 1
         references = [group.reference for _, group in groups]
         name, digest = await self._recorder.call("record", step, *references, deadline_s=self._config.learner.timeout_s)
-        record = self._ledger.append(groups=[index for index, _ in groups], trajectories=name, trajectories_digest=digest)
+        record = self._ledger.append(
+            groups=[index for index, _ in groups], trajectories=name, trajectories_digest=digest
+        )
         try:
             stats = await self._learn(references)
         except (WorkerError, DeadlineError) as error:
@@ -80,7 +82,10 @@ class LearnerGroup:
         while True:
             try:
                 gathered = await asyncio.gather(
-                    *(rank.call_for_references("publish", deadline_s=self._config.weights.timeout_s) for rank in self._ranks)
+                    *(
+                        rank.call_for_references("publish", deadline_s=self._config.weights.timeout_s)
+                        for rank in self._ranks
+                    )
                 )
                 return gathered[0]
             except (WorkerError, DeadlineError) as error:

@@ -75,7 +75,9 @@ class Ledger:
     def append(self, *, groups: Sequence[int], trajectories: str, trajectories_digest: str) -> Record:
         """The record of the next step, on the disk when this returns. Raises LedgerError if a group was consumed before."""
         if not groups or min(groups) < self.next_index or list(groups) != sorted(set(groups)):
-            raise LedgerError(f"step {self.version + 1} would consume groups {list(groups)[:8]} from {self.next_index} on: never twice, in order")
+            raise LedgerError(
+                f"step {self.version + 1} would consume groups {list(groups)[:8]} from {self.next_index} on: never twice, in order"
+            )
         record = Record(
             step=self.version + 1,
             groups=tuple(groups),
@@ -102,7 +104,9 @@ def _read(lines: Sequence[str]) -> tuple[list[Record], int]:
         except (json.JSONDecodeError, ValidationError) as error:
             if number == len(lines):
                 return records, 1
-            raise LedgerError(f"{NAME} line {number} of {len(lines)} is not a record, and is not the last one: {error}") from error
+            raise LedgerError(
+                f"{NAME} line {number} of {len(lines)} is not a record, and is not the last one: {error}"
+            ) from error
         _check_follows(record, records, number)
         records.append(record)
     return records, 0
@@ -111,7 +115,9 @@ def _read(lines: Sequence[str]) -> tuple[list[Record], int]:
 def _check_follows(record: Record, before: Sequence[Record], number: int) -> None:
     previous = before[-1] if before else None
     if record.step != (previous.step if previous else 0) + 1:
-        raise LedgerError(f"{NAME} line {number}: step {record.step} does not follow step {previous.step if previous else 0}")
+        raise LedgerError(
+            f"{NAME} line {number}: step {record.step} does not follow step {previous.step if previous else 0}"
+        )
     if record.previous != (previous.digest if previous else ""):
         raise LedgerError(f"{NAME} line {number}: the record before it was altered (its digest does not match)")
     if previous and min(record.groups) < previous.next_index:

@@ -88,7 +88,9 @@ class Pool:
 
     def actors(self) -> list[RemoteActor]:
         """All living actors, for heartbeats and `info`."""
-        places = [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
+        places = (
+            [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
+        )
         return [place.actor for place in places if place.actor is not None]
 
     def workers(self) -> list[RemoteActor]:
@@ -147,7 +149,9 @@ class Pool:
         }
 
     async def stop(self) -> None:
-        places = [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
+        places = (
+            [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
+        )
         await asyncio.gather(*(place.stop() for place in places))
 
     @property
@@ -263,7 +267,10 @@ class Pool:
         poison = [t for t in tickets if is_poison(t.prompt.prompt_id, history, config) and len(tickets) == 1]
         for ticket in poison:
             self._supervisor.events.event(
-                "quarantine", prompt_id=ticket.prompt.prompt_id, group_id=ticket.group_id, reason=str(error).splitlines()[0]
+                "quarantine",
+                prompt_id=ticket.prompt.prompt_id,
+                group_id=ticket.group_id,
+                reason=str(error).splitlines()[0],
             )
             await buffer.drop(ticket.index)
         if isinstance(error, DataError) and not is_proven:
@@ -282,7 +289,10 @@ class Pool:
                 num_errors=summary.num_reward_errors,
                 num_timeouts=summary.num_reward_timeouts,
             )
-        if num_failed > self._config.buffer.max_failed_share * summary.num_trajectories or num_failed == summary.num_trajectories:
+        if (
+            num_failed > self._config.buffer.max_failed_share * summary.num_trajectories
+            or num_failed == summary.num_trajectories
+        ):
             await self._drop(ticket, "rewards failed", buffer)
         elif not self._keep(summary):
             await self._drop(ticket, "filtered", buffer)
@@ -348,10 +358,9 @@ class Pool:
         """The supervisor's net: no background failure may leave the learner waiting."""
         try:
             await work
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the learner must learn of it
             await buffer.close(error)
 
 
 def _shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:
     return [tickets[place::count] for place in range(count)]
-

@@ -70,14 +70,19 @@ class RemoteActor:
     @classmethod
     async def spawn(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
         """A process with nothing in it yet: for groups whose members must know each other's address to be built."""
-        options: dict[str, Any] = {"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus, "max_restarts": 0, "max_task_retries": 0}
+        options: dict[str, Any] = {
+            "num_cpus": spec.num_cpus,
+            "num_gpus": spec.num_gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         if spec.env:
             options["runtime_env"] = {"env_vars": dict(spec.env)}
         if placement_group is not None and spec.bundle is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group, placement_group_bundle_index=spec.bundle
             )
-        handle = ray.remote(Host).options(**options).remote(spec.name)
+        handle: Any = ray.remote(Host).options(**options).remote(spec.name)
         try:
             pid, node_id = await _wait(handle.identify.remote(), who=spec.name, phase="start", deadline_s=deadline_s)
         except BaseException:
@@ -203,12 +208,16 @@ def _translated(who: str, phase: str) -> Any:
             raise cause from None
         raise WorkerError(f"{who} died in {phase!r}: {' '.join(str(error).split())}") from error
     except RayError as error:
-        raise WorkerError(f"{who} failed in {phase!r}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise WorkerError(
+            f"{who} failed in {phase!r}: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def draining_nodes() -> set[str]:
     """Ids of nodes that announced that they go away (spot termination, scale-down)."""
-    return set(ray._private.state.state.get_draining_nodes())  # Ray has no public name for it; Serve and Train use this too
+    return set(
+        ray._private.state.state.get_draining_nodes()
+    )  # Ray has no public name for it; Serve and Train use this too
 
 
 async def _kill_on_node(pid: int, node_id: str) -> None:

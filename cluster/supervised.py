@@ -158,7 +158,10 @@ class SupervisedActor:
 
 @contextlib.asynccontextmanager
 async def heartbeats(
-    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, *, report: Callable[[Sequence[RemoteActor]], None]
+    actors: Callable[[], Sequence[RemoteActor]],
+    supervisor: Supervisor,
+    *,
+    report: Callable[[Sequence[RemoteActor]], None],
 ) -> AsyncIterator[None]:
     """Asks all actors what they do and reports it; kills one that stays silent for `hang_s`, so that its callers replace it."""
     task = asyncio.create_task(_beat(actors, supervisor, report))
@@ -187,6 +190,8 @@ async def _check(actor: RemoteActor, supervisor: Supervisor) -> None:
     except TreadwheelError:
         silent_s = time.monotonic() - actor.last_seen
         if silent_s > config.hang_s and not actor.is_hung:
-            supervisor.events.event("hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid())
+            supervisor.events.event(
+                "hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid()
+            )
             actor.is_hung = True
             await actor.kill()

@@ -38,7 +38,13 @@ class TicketOffice:
 
 
 def evaluation_tickets(
-    source: PromptSource, *, num_prompts: int, num_samples: int, seed: int, sampling: SamplingParams, policy_version: int
+    source: PromptSource,
+    *,
+    num_prompts: int,
+    num_samples: int,
+    seed: int,
+    sampling: SamplingParams,
+    policy_version: int,
 ) -> list[Ticket]:
     """The first prompts of a held-out source, the same at every evaluation. Their indices are negative: they are never trained on."""
     return [

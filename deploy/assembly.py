@@ -184,7 +184,9 @@ def keep_rule(config: RunConfig) -> Any:
 
 def _weights(config: RunConfig, learner: LearnerGroup) -> Weights:
     timeout_s = config.weights.timeout_s
-    transport = resolve(config.weights.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",))
+    transport = resolve(
+        config.weights.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",)
+    )
     return Weights(transport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s)
 
 

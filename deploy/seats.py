@@ -22,7 +22,9 @@ class ActorSpecs:
 
     def learner_ranks(self) -> list[ActorSpec]:
         return [
-            self._seated(bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path())
+            self._seated(
+                bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path()
+            )
             for bundle in self._placement.of(ActorKind.LEARNER)
         ]
 

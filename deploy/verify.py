@@ -61,7 +61,9 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
     groups = recorder.read(record.trajectories, record.trajectories_digest)
     indices = [group["ticket_index"][0].as_py() for group in groups]
     if indices != list(record.groups):
-        problems.append(f"step {record.step}: {record.trajectories} holds groups {indices[:8]}, the ledger says {record.groups[:8]}")
+        problems.append(
+            f"step {record.step}: {record.trajectories} holds groups {indices[:8]}, the ledger says {record.groups[:8]}"
+        )
     if len(indices) != config.buffer.groups_per_step:
         problems.append(f"step {record.step} consumed {len(indices)} groups, not {config.buffer.groups_per_step}")
     num_tokens = 0
@@ -85,7 +87,9 @@ def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
     logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)}
     missing = [record.step for record in ledger.records if record.step not in logged]
     # The newest step may lack its line: the run was stopped while it was made.
-    return [f"{METRICS}: steps {missing[:8]} are missing"] if [step for step in missing if step < ledger.version] else []
+    return (
+        [f"{METRICS}: steps {missing[:8]} are missing"] if [step for step in missing if step < ledger.version] else []
+    )
 
 
 class _ReadOnly:

@@ -42,7 +42,9 @@ def actor_spec(name: str, kind: ActorKind = ActorKind.ROLLOUT_WORKER) -> ActorSp
     return ActorSpec(name=name, kind=kind, factory="none:none", arguments={})
 
 
-def group_summary(index: int, *, version: int = 0, rewards: tuple[float | None, ...] = (), **fields: Any) -> GroupSummary:
+def group_summary(
+    index: int, *, version: int = 0, rewards: tuple[float | None, ...] = (), **fields: Any
+) -> GroupSummary:
     values: dict[str, Any] = {
         "group_id": f"{index:08d}",
         "prompt_id": f"p{index}",
@@ -83,7 +85,10 @@ class ScriptedWorker:
             error = self._script(ticket)
             if error:
                 raise error
-            yield group_summary(ticket.index, version=ticket.policy_version, prompt_id=ticket.prompt.prompt_id), ticket.index
+            yield (
+                group_summary(ticket.index, version=ticket.policy_version, prompt_id=ticket.prompt.prompt_id),
+                ticket.index,
+            )
 
     async def kill(self) -> None:
         self.is_dead = True

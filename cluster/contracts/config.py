@@ -5,7 +5,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Plugin
@@ -124,7 +133,8 @@ class RolloutConfig(Section):
     """True starts in seconds; False compiles first and samples faster on long runs."""
     prefix_caching: bool = True
     on_update: Literal["continue", "finish", "abort_and_resume"] = "continue"
-    """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as partial rollouts."""
+    """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as
+    partial rollouts (the kept tokens' keys and values are computed again under the new weights)."""
     timeout_s: PositiveFloat = 600.0
     """Deadline of one group, and of an engine without progress."""
 
@@ -209,8 +219,6 @@ class ElasticConfig(Section):
 
 class MetricsConfig(Section):
     sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
-    log_trajectories: bool = True
-    """Writes trajectories/*.arrow; replay and exact recovery need them."""
 
 
 class RunConfig(Section):

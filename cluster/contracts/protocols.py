@@ -9,7 +9,17 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from cluster.contracts.types import Attestation, Completion, FinishReason, Progress, Prompt, Reward, SamplingParams, StepStats, Ticket
+from cluster.contracts.types import (
+    Attestation,
+    Completion,
+    FinishReason,
+    Progress,
+    Prompt,
+    Reward,
+    SamplingParams,
+    StepStats,
+    Ticket,
+)
 
 
 class PromptSource(Protocol):

@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -137,7 +137,8 @@ def _check_types(batch: pa.RecordBatch) -> None:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)
         raise DataError(f"fields differ from the trajectory schema: missing {sorted(missing)}, foreign {sorted(foreign)}")
-    version = (batch.schema.metadata or {}).get(b"treadwheel.schema_version", b"none").decode()
+    metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
+    version = metadata.get(b"treadwheel.schema_version", b"none").decode()
     if version != SCHEMA_VERSION:
         raise DataError(f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}")
     for field in SCHEMA:

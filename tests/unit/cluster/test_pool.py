@@ -97,7 +97,9 @@ async def test_weights_that_fail_attestation_end_the_run_with_their_own_error():
 
 
 async def test_a_worker_that_dies_for_ever_spends_the_budget():
-    scene = Scene(script=lambda t: WorkerError("rollout-0 died in 'generate'"), supervision={"max_restarts": 2, "backoff_s": 0})
+    scene = Scene(
+        script=lambda t: WorkerError("rollout-0 died in 'generate'"), supervision={"max_restarts": 2, "backoff_s": 0}
+    )
     with pytest.raises(WorkerError, match="restart budget is spent"):
         await scene.take()
 
@@ -119,7 +121,7 @@ async def test_half_failed_rewards_train_with_the_other_half():
 
 
 async def test_groups_without_variance_are_sampled_again():
-    keep = lambda summary: len(set(summary.rewards)) > 1  # noqa: E731
+    keep = lambda summary: len(set(summary.rewards)) > 1
     scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, float(i % 2))), keep=keep)
     assert await scene.take() == [0, 2, 4, 6]
 

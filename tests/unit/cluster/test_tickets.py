@@ -22,7 +22,9 @@ def test_an_epoch_sees_each_prompt_once():
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = {tuple(office(seed).prompt(i).prompt_id for i in range(start, start + 5)) for seed in (0, 1) for start in (0, 5)}
+    orders = {
+        tuple(office(seed).prompt(i).prompt_id for i in range(start, start + 5)) for seed in (0, 1) for start in (0, 5)
+    }
     assert len(orders) == 4
 
 
@@ -40,7 +42,9 @@ def test_seeds_differ_by_group_and_sample():
 
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():
     tickets = [
-        evaluation_tickets(Numbers(), num_prompts=9, num_samples=1, seed=0, sampling=SamplingParams(max_tokens=3), policy_version=v)
+        evaluation_tickets(
+            Numbers(), num_prompts=9, num_samples=1, seed=0, sampling=SamplingParams(max_tokens=3), policy_version=v
+        )
         for v in (0, 0)
     ]
     assert tickets[0] == tickets[1] and [t.index for t in tickets[0]] == [-1, -2, -3, -4, -5]
