@@ -223,7 +223,7 @@ def gdpo(
 def over_groups(function: Callable[..., Tensor], rewards_N: Tensor, *, group_index_N: Tensor, **params: Any) -> Tensor:
     """`function` of each group's rewards, put back in the batch's order."""
     result_N = torch.empty_like(at_least_float32(rewards_N))
-    for rows in group_rows(group_index_N):
+    for rows in sorted_group_rows(rewards_N, group_index_N=group_index_N):
         result_N[rows] = function(rewards_N[rows], **params).to(result_N.dtype)
     return result_N
 
@@ -233,6 +233,11 @@ def group_rows(group_index_N: Tensor) -> list[Tensor]:
     order_N = torch.argsort(group_index_N, stable=True)
     _, counts = torch.unique_consecutive(group_index_N[order_N], return_counts=True)
     return list(torch.split(order_N, counts.tolist()))
+
+
+def sorted_group_rows(rewards_N: Tensor, *, group_index_N: Tensor) -> list[Tensor]:
+    """Row numbers of each group by ascending reward: sums over a group then don't depend on the order that trajectories came in."""
+    return [rows[rewards_N[rows].argsort(stable=True)] for rows in group_rows(group_index_N)]
 
 
 def _all_equal(rewards: Tensor) -> bool:

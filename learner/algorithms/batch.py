@@ -129,8 +129,8 @@ class Prepared:
     is_kept_N: Tensor
     zero_variance_N: Tensor
     """bool; its group's shaped rewards are all equal."""
-    group_share_N: Tensor
-    """1 / size of its group, so that groups can be counted over any split."""
+    leads_group_N: Tensor
+    """bool; true for one trajectory of each group, so that groups can be counted over any split."""
     completion_lengths_N: Tensor
     truncated_N: Tensor
     kl_coefficient: float

@@ -38,6 +38,13 @@ def refuse_contradictions(parts: "Parts") -> None:
         raise ConfigError(
             "kl.estimator='unbiased' weighs by the present ratio, which kl.place='reward' does not have; use 'k1' or 'k3'"
         )
+    for variants, needed in ((parts.reward_shaping, "rewards_N"), (parts.advantage_shaping, "advantages_NT")):
+        for variant in variants:
+            if needed not in variant.asks:
+                raise ConfigError(
+                    f"{variant.field}={variant.plugin.name!r} does not take {needed}, which is what it is to shape; "
+                    "reward_shaping and advantage_shaping are two lists"
+                )
     for variant in parts.filters:
         if any(name.endswith("_BT") for name in variant.asks):
             raise ConfigError(

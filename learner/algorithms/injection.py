@@ -51,6 +51,8 @@ class Variant:
     call: Callable[..., Any]
     asks: tuple[str, ...]
     """Names of the tensors it wants."""
+    requires: tuple[str, ...]
+    """Those of them without a default."""
 
     @classmethod
     def from_plugin(cls, plugin: Plugin, *, field: str) -> "Variant":
@@ -58,13 +60,13 @@ class Variant:
         function = find(plugin, home=home, field=field)
         _refuse_foreign_helpers(function, plugin, home=home, field=field)
         bound = resolve(plugin, home=home, field=field, given=SUPPLIED)
-        asks = tuple(name for name in inspect.signature(function).parameters if name in SUPPLIED)
-        return cls(field, plugin, bound, asks)
+        wanted = {name: p for name, p in inspect.signature(function).parameters.items() if name in SUPPLIED}
+        requires = tuple(name for name, p in wanted.items() if p.default is inspect.Parameter.empty)
+        return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any]) -> Any:
         """Calls it with what it asks for. Raises ConfigError naming a tensor that the run does not have."""
-        parameters = inspect.signature(self.function).parameters
-        missing = [n for n in self.asks if supply.get(n) is None and parameters[n].default is inspect.Parameter.empty]
+        missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
         return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None})

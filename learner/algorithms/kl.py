@@ -4,7 +4,6 @@ All take the policy's log-probs and those of the other model (reference, rollout
 KL(π ‖ other) when tokens were sampled from π. A clamp, where given, cuts the log-ratio; none by default.
 """
 
-import torch
 from torch import Tensor
 
 from learner.algorithms.masks import expm1_minus, log_ratio

@@ -193,11 +193,12 @@ def sapo(
         policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
-    is_positive_BT = advantages_BT > 0
-    tau_BT = torch.full_like(ratio_BT, tau_negative).masked_fill_(is_positive_BT, tau_positive)
+    taus = advantages_BT.new_tensor([tau_positive, tau_negative])
+    tau_BT = torch.where(advantages_BT > 0, taus[0], taus[1])
     # The gate is 1 to the last bit long before exp(60); beyond it 0·inf would make its gradient NaN.
-    gate_BT = torch.sigmoid(tau_BT * (ratio_BT.clamp(max=60.0).exp() - 1))
-    return -4 / tau_BT * gate_BT * advantages_BT
+    ratio_BT = ratio_BT if log_ratio_clamp is not None and log_ratio_clamp < 60 else ratio_BT.clamp(max=60.0)
+    gate_BT = torch.sigmoid(tau_BT * (ratio_BT.exp() - 1))
+    return gate_BT * (advantages_BT / tau_BT * -4)
 
 
 def dppo(

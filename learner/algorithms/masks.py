@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-
 _keeps_half = ContextVar("keeps_half", default=False)
 
 
@@ -43,7 +42,9 @@ def log_ratio(
     numerator_BT: Tensor, *, denominator_BT: Tensor, loss_mask_BT: Tensor, clamp: float | None = None
 ) -> Tensor:
     """Difference of two log-probs, 0 where masked. A clamp cuts value and gradient outside ±clamp; None does not clamp."""
-    difference_BT = masked(numerator_BT, loss_mask_BT=loss_mask_BT) - masked(denominator_BT, loss_mask_BT=loss_mask_BT)
+    # Masking the difference is enough: where() hands masked entries a gradient of 0, and a subtraction passes 0 on as it is.
+    difference_BT = at_least_float32(numerator_BT) - at_least_float32(denominator_BT)
+    difference_BT = masked(difference_BT, loss_mask_BT=loss_mask_BT)
     return difference_BT if clamp is None else difference_BT.clamp(-clamp, clamp)
 
 

@@ -163,7 +163,7 @@ class Objective:
             bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
             losses["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=weights_BT)
         value_losses = None
-        if config.value is not None and self._parts.value_loss is not None:
+        if config.value is not None and self._parts.value_loss is not None and rows.value_weights_NT is not None:
             value_losses = _as_token_losses(self._parts.value_loss.with_given(supply))
             losses["value_loss"] = config.value.coefficient * aggregate(
                 value_losses.losses_BT, weights_BT=rows.value_weights_NT

@@ -4,14 +4,14 @@ Advantages see all trajectories, filtered ones too (a truncated answer still mov
 see what is left. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
 from learner.algorithms import kl
-from learner.algorithms.advantages import group_rows
+from learner.algorithms.advantages import group_rows, sorted_group_rows
 from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.filters import Selection
 from learner.algorithms.injection import Variant
@@ -63,7 +63,7 @@ def prepare(batch: BatchTensors, *, parts: "Parts", needs: frozenset[str], kl_co
         if parts.config.value.whiten_returns:
             returns_NT = whiten(returns_NT, loss_mask_BT=mask_NT)
         value_weights_NT = _weights(parts.value_aggregation, supply, mask_NT & is_kept_N[:, None]).to(dtype)
-    zero_variance_N, group_share_N = _groups(shaped_N, batch.group_index_N)
+    zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
     covariances_NT = _covariances(parts, supply, advantages_NT, mask_NT & is_kept_N[:, None])
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],
@@ -85,7 +85,7 @@ def prepare(batch: BatchTensors, *, parts: "Parts", needs: frozenset[str], kl_co
         shaped_rewards_N=shaped_N,
         is_kept_N=is_kept_N,
         zero_variance_N=zero_variance_N,
-        group_share_N=group_share_N,
+        leads_group_N=leads_group_N,
         completion_lengths_N=batch.completion_lengths_N,
         truncated_N=batch.truncated_N,
         kl_coefficient=kl_coefficient,
@@ -120,7 +120,7 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
     }
 
 
-def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: str) -> Tensor:
+def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal["last_token", "every_token"]) -> Tensor:
     """Rewards per token. Where turns carry their own, what shaping changed of the whole lands as a reward of the whole would."""
     if batch.token_rewards_NT is None:
         return place_rewards(shaped_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
@@ -168,7 +168,7 @@ def _advantages(batch: BatchTensors, advantage: Variant, supply: dict[str, Any])
 def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> Tensor:
     rewards_N = supply["rewards_N"]
     result_N = torch.empty_like(rewards_N)
-    for rows in group_rows(batch.group_index_N):
+    for rows in sorted_group_rows(rewards_N, group_index_N=batch.group_index_N):
         try:
             result_N[rows] = advantage.with_given(supply | {"rewards_G": rewards_N[rows]}).to(result_N.dtype)
         except ValueError as error:
@@ -201,11 +201,11 @@ def _weights(aggregation: Variant, supply: dict[str, Any], denominator_NT: Tenso
 
 def _groups(rewards_N: Tensor, group_index_N: Tensor) -> tuple[Tensor, Tensor]:
     zero_variance_N = torch.zeros_like(group_index_N, dtype=torch.bool)
-    share_N = torch.zeros_like(group_index_N, dtype=torch.float64)
+    leads_N = torch.zeros_like(group_index_N, dtype=torch.bool)
     for rows in group_rows(group_index_N):
         zero_variance_N[rows] = rewards_N[rows].max() <= rewards_N[rows].min()
-        share_N[rows] = 1 / len(rows)
-    return zero_variance_N, share_N
+        leads_N[rows[0]] = True
+    return zero_variance_N, leads_N
 
 
 def _corrections(parts: "Parts", supply: dict[str, Any], dtype: torch.dtype) -> Tensor:

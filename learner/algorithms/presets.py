@@ -1,7 +1,8 @@
 """Presets: named bundles of ordinary configuration. `{preset: dapo, ...}` becomes the bundle with your own fields on top.
 
 A field you give replaces the preset's: a variant as a whole (`policy_loss: gspo`), or, when you name no other variant, its parameters
-(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. What would silently undo the point of a preset is refused.
+(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. What would silently undo the point of a
+preset is refused.
 """
 
 from collections.abc import Mapping

@@ -165,7 +165,8 @@ def normalise_weights(
 ) -> Tensor:
     """Weights divided by their mean over the batch's tokens, or (one weight per trajectory) over its trajectories.
 
-    Needs the whole batch, so it is not for micro-batches. `epsilon` is added to token counts. Peers: verl `rollout_is_batch_normalize` (1e-8).
+    Needs the whole batch, so it is not for micro-batches. `epsilon` is added to token counts.
+    Peers: verl `rollout_is_batch_normalize` (1e-8).
     """
     if level == "token":
         mean = masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, epsilon=epsilon)

@@ -25,8 +25,8 @@ def gae(
 
     Formula: δ_t = r_t + γV_{t+1} − V_t; A_t = δ_t + γλA_{t+1}; R = A + V; V is 0 after the last token
     Source: arXiv:1506.02438
-    Degenerate: masked entries are 0 in both results (`outside="carry"` leaves the scan's state there); `holes="discount"` lets γ and λ run through holes as steps with no reward and
-        no value; a trajectory with nothing unmasked is 0
+    Degenerate: masked entries are 0 in both results (`outside="carry"` leaves the scan's state there); `holes="discount"` lets γ and λ
+        run through holes as steps with no reward and no value; a trajectory with nothing unmasked is 0
     Peers: verl (skip; it then whitens), LightRFT and OpenRLHF (discount), torchtune (no mask: give it all true)
     """
     unmasked_values_NT = values_NT

@@ -85,7 +85,8 @@ def whiten(
 ) -> Tensor:
     """Whitens advantages over all tokens of the batch (long trajectories weigh more).
 
-    Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only centres
+    Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
+        centres
     Source: PPO implementations, arXiv:2005.12729
     Degenerate: equal advantages give exactly 0, and a batch without tokens too (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),

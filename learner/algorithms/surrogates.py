@@ -55,11 +55,16 @@ def clipped_surrogate(
         is_negative_BT, log_ratio_BT.clamp(low, max(dual_bound, low)), log_ratio_BT.clamp(max=high)
     )
     ratio_BT = bounded_BT.exp()
-    # A bound within rounding of the ratio changes nothing, and is not counted.
-    is_bound_BT = ratio_BT.detach() != log_ratio_BT.detach().exp()
-    return TokenLosses(
-        -advantages_BT * ratio_BT,
-        clipped_low_BT=is_negative_BT & (log_ratio_BT < low) & is_bound_BT,
-        clipped_high_BT=(advantages_BT > 0) & (log_ratio_BT > high) & is_bound_BT,
-        clipped_dual_BT=is_negative_BT & (log_ratio_BT > dual_bound) & is_bound_BT,
-    )
+    with torch.no_grad():
+        is_bound_BT = _differ(bounded_BT, log_ratio_BT)
+        is_low_BT = is_negative_BT & is_bound_BT & (log_ratio_BT < low)
+        is_high_BT = (advantages_BT > 0) & is_bound_BT
+        is_dual_BT = None if math.isinf(dual_bound) else is_negative_BT & is_bound_BT & ~is_low_BT
+    return TokenLosses(-advantages_BT * ratio_BT, is_low_BT, is_high_BT, is_dual_BT)
+
+
+def _differ(bounded_BT: Tensor, log_ratio_BT: Tensor) -> Tensor:
+    """Where a bound changed the ratio. In half precision it may move log ρ and yet leave ρ, once rounded, as it was."""
+    if log_ratio_BT.dtype in (torch.bfloat16, torch.float16):
+        return bounded_BT.exp() != log_ratio_BT.exp()
+    return bounded_BT != log_ratio_BT

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import masked
+from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.surrogates import TokenLosses
 
 
@@ -22,13 +22,14 @@ def value_clip(
     Degenerate: masked entries give 0
     Peers: torchtune, verl, OpenRLHF, LightRFT (mean per sequence, so aggregation `sequence_mean`), TRL
     """
-    values_BT, returns_BT = masked(values_BT, loss_mask_BT=loss_mask_BT), masked(returns_BT, loss_mask_BT=loss_mask_BT)
-    error_BT = (values_BT - returns_BT).square()
+    values_BT, returns_BT = at_least_float32(values_BT), at_least_float32(returns_BT)
+    error_BT = masked(values_BT - returns_BT, loss_mask_BT=loss_mask_BT).square()
     if clip_range is None:
         return TokenLosses(0.5 * error_BT)
-    old_values_BT = masked(old_values_BT, loss_mask_BT=loss_mask_BT)
+    old_values_BT = at_least_float32(old_values_BT)
     held_BT = torch.clamp(values_BT, old_values_BT - clip_range, old_values_BT + clip_range)
-    held_error_BT = (held_BT - returns_BT).square()
+    held_error_BT = masked(held_BT - returns_BT, loss_mask_BT=loss_mask_BT).square()
     is_held_BT = held_error_BT > error_BT
-    low_BT, high_BT = is_held_BT & (values_BT < old_values_BT), is_held_BT & (values_BT > old_values_BT)
-    return TokenLosses(0.5 * torch.maximum(error_BT, held_error_BT), clipped_low_BT=low_BT, clipped_high_BT=high_BT)
+    is_lower_BT = values_BT < old_values_BT
+    losses_BT = 0.5 * torch.maximum(error_BT, held_error_BT)
+    return TokenLosses(losses_BT, clipped_low_BT=is_held_BT & is_lower_BT, clipped_high_BT=is_held_BT & ~is_lower_BT)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tests.golden import results
 from tests.golden.cases import find_cases, run_case
 from tests.golden.peers import ADAPTERS
 
@@ -15,6 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print only what is not ok, and the summary")
+    parser.add_argument("--record", action="store_true", help="write results.json, which docs/algorithms.md is made of")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folders = find_cases(arguments.directory)
@@ -25,12 +27,16 @@ def main() -> int:
     for outcome in outcomes:
         if not arguments.quiet or outcome.status != "ok":
             print(outcome.line())
+    if arguments.record:
+        results.write(outcomes)
     counts = Counter(outcome.status for outcome in outcomes)
-    variants = f"{sum(len(o.passed) for o in outcomes)} ok, {sum(len(o.differs) for o in outcomes)} differ, "
-    variants += f"{sum(len(o.unsupported) for o in outcomes)} unsupported, {sum(len(o.peer_raised) for o in outcomes)} where the peer raised"
-    print(
-        f"{len(outcomes)} cases: {counts['ok']} ok, {counts['differs']} differ, {counts['unsupported']} unsupported; variants: {variants}"
+    passed, differ = sum(len(o.passed) for o in outcomes), sum(len(o.differs) for o in outcomes)
+    unsupported, raised = sum(len(o.unsupported) for o in outcomes), sum(len(o.peer_raised) for o in outcomes)
+    by_case = (
+        f"{len(outcomes)} cases: {counts['ok']} ok, {counts['differs']} differ, {counts['unsupported']} unsupported"
     )
+    by_variant = f"variants: {passed} ok, {differ} differ, {unsupported} unsupported, {raised} where the peer raised"
+    print(f"{by_case}; {by_variant}")
     return 1 if counts["differs"] else 0
 
 

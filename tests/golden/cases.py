@@ -65,6 +65,8 @@ class Outcome:
     not_offered: set[str] = field(default_factory=set)
     """Recorded outputs, mostly a peer's own log lines, that our adapter returns nothing for."""
     peer_raised: list[str] = field(default_factory=list)
+    functions: dict[str, str] = field(default_factory=dict)
+    """Variant to the peer's function."""
 
     @property
     def status(self) -> str:
@@ -103,6 +105,7 @@ def run_case(folder: Path, *, adapters: Mapping[str, Mapping[str, Adapter]]) -> 
     data = load_file(data_file) if data_file.exists() else {}
     outcome = Outcome(f"{case['peer']}/{case['case']}")
     for name, recorded in case["variants"].items():
+        outcome.functions[name] = recorded["function"]
         if recorded.get("expected_error"):
             outcome.peer_raised.append(name)
             continue

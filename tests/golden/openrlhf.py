@@ -52,7 +52,7 @@ def policy_loss(v: Variant) -> dict[str, Any]:
         return {"loss": mean * rows / v.option("global_batch_size") * v.option("dp_size")}
     return result | {
         "loss": _aggregate(per_token, mask, is_token_level=is_token_level),
-        "clip_ratio": masks.masked_mean(token.clipped_BT.float(), loss_mask_BT=mask),
+        "clip_ratio": masks.masked_mean(token.clipped_BT.double(), loss_mask_BT=mask),
         "ppo_kl": masks.masked_mean(-ratio, loss_mask_BT=mask),
     }
 

@@ -41,7 +41,7 @@ def ppo_loss(v: Variant) -> dict[str, Any]:
         "ratios": masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=everything)
         .exp()
         .mean(),
-        "clipfrac": masks.masked_mean(policy.clipped_BT.float(), loss_mask_BT=mask),
+        "clipfrac": masks.masked_mean(policy.clipped_BT.double(), loss_mask_BT=mask),
     }
 
 

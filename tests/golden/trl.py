@@ -82,7 +82,7 @@ def _policy_loss(
     if kind == "cispo":
         token = losses.cispo(policy_BT, **given, epsilon_max=config["epsilon_high"])
         counted = token.clipped_high_BT & (given["advantages_BT"] > 0)
-        return token, {"metric.cispo_clip_ratio": masks.masked_mean(counted.float(), loss_mask_BT=mask)}
+        return token, {"metric.cispo_clip_ratio": masks.masked_mean(counted.double(), loss_mask_BT=mask)}
     if kind == "sapo":
         taus = {"tau_positive": config["sapo_temperature_pos"], "tau_negative": config["sapo_temperature_neg"]}
         return TokenLosses(losses.sapo(policy_BT, **given, **taus)), {}
@@ -105,14 +105,14 @@ def _clip_ratios(
     ratio: Tensor, A: Tensor, mask: Tensor, bounds: dict[str, Any], *, is_sequence: bool
 ) -> dict[str, Tensor]:
     """Counts by the sign of the advantage; under a sequence ratio the mean is over rows."""
-    if is_sequence and bool((A != A[:, :1])[mask].any()):
+    if is_sequence and bool((A[:, :1] != A)[mask].any()):
         return {}
     A, mask = (A[:, :1], torch.ones_like(A[:, :1], dtype=torch.bool)) if is_sequence else (A, mask)
     ratio = ratio if bounds["delta"] is None else ratio.clamp(max=bounds["delta"])
     low = (ratio < 1 - bounds["epsilon_low"]) & (A < 0)
     high = (ratio > 1 + bounds["epsilon_high"]) & (A > 0)
     return {
-        f"metric.clip_ratio/{name}_mean": masks.masked_mean(which.float(), loss_mask_BT=mask)
+        f"metric.clip_ratio/{name}_mean": masks.masked_mean(which.double(), loss_mask_BT=mask)
         for name, which in (("low", low), ("high", high), ("region", low | high))
     }
 
@@ -239,7 +239,7 @@ def group_advantages(v: Variant) -> dict[str, Any]:
         result = advantages.group_mean_batch_std(rewards_N, group_index_N=group_index_N, epsilon=1e-4)
     else:
         result = advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
-    advantages_N = torch.zeros(len(rewards_NK)).masked_scatter(has_reward_N, result)
+    advantages_N = result.new_zeros(len(rewards_NK)).masked_scatter(has_reward_N, result)
     return {"advantages": advantages_N, "metric.reward": rewards_N.mean()}
 
 

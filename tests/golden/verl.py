@@ -19,6 +19,8 @@ EPSILON = 1e-8
 
 
 def aggregate(losses_BT: Tensor, mask: Tensor, mode: str, *, loss_scale_factor: float | None = None) -> Tensor:
+    if not mask.any() and mode != "token-sum":
+        raise Unsupported("the loss of nothing: verl gives NaN, we give 0")
     width = mask.shape[1]
     weights = {
         "token-mean": lambda: aggregation.token_mean(mask),

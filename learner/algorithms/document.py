@@ -1,0 +1,185 @@
+"""Writes docs/algorithms.md from docstrings and signatures: `python -m learner.algorithms.document`. A test compares the two."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from learner.algorithms import baselines, controllers, filters, kl, ratios, streaming
+from learner.algorithms.injection import HOMES, SUPPLIED, docstring_sections, variants
+from learner.algorithms.presets import PRESETS
+from learner.algorithms.statistics import reported_names
+
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "algorithms.md"
+_RESULTS = _ROOT / "tests" / "golden" / "results.json"
+
+_INTRODUCTION = """\
+# The mathematics, by name
+
+Made by `python -m learner.algorithms.document` from the code; do not edit.
+
+ρ = π/π_old with π the learner's policy now, π_old ("proximal") the policy at the start of the step, μ the rollout policy that sampled
+(`rollout_logprobs`), A the advantage, r a reward, m the loss mask, sg the stop of a gradient. Everything is per completion token and
+masked by the explicit loss mask; what is masked gives neither value nor gradient, even if it is inf or NaN. Every part is chosen in
+`algorithm:` by its name and parameters, or is a function of yours by full path (`my_package.module:function`), which gets the tensors
+that it names as parameters:
+
+* before micro-batching, for the whole batch of a step: {batch}, and `rewards_G`, once per group;
+* for the rows of a micro-batch, with the present policy: {rows}.
+
+All else in its signature is a parameter that config may set."""
+
+_DECISIONS = """\
+## Decided once
+
+| question | here | otherwise |
+|---|---|---|
+| a group whose rewards are all equal | exactly 0, detected as max == min | `zero_variance: rounding`, as the peers |
+| a group of one | 0 for `grpo`, `dr_grpo`; an error for `rloo`, `pass_at_k` | `singleton: zero`, `raw` or `error` |
+| a trajectory with nothing unmasked | refused before the step, by name; the functions give it 0 | `empty_rows: count` has it in denominators |
+| a batch of which filters leave nothing | loss 0, no step; verl and OpenRLHF give NaN | |
+| where a trajectory's reward lands over time | its last unmasked token | `reward_placement: every_token` |
+| holes in the mask (tool output) under GAE and returns | skipped: the successor is the next unmasked token | `holes: discount` |
+| what an entropy filter divides by | all tokens: dropped ones stay in the denominator | `denominator: kept` |
+| what a dropped trajectory is divided by | it leaves the batch and its denominators | |
+| clamps on log-ratios | none | `log_ratio_clamp`, and `kl.log_ratio_clamp` |
+| ddof of a group's spread | 1 | `ddof: 0` |
+| ddof of reported spreads | 0: they describe the batch | |
+| what the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
+| KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | |
+| bfloat16 | computed in float32 | |
+| extreme ratios | kept in log space until a bound cuts them | an unbounded formula overflows to inf, not NaN |
+| a failed trajectory of a streaming group | completes its group without being part of it | |
+| an incomplete group when a stream ends | dropped | `incomplete: release` |"""
+
+_TITLES = {
+    "advantage": "Advantages",
+    "policy_loss": "Policy losses",
+    "value.loss": "Value losses",
+    "aggregation": "Aggregations: weights over the whole batch of a step",
+    "corrections": "Off-policy corrections",
+    "filters": "Filters",
+    "reward_shaping": "Shaping of rewards and advantages",
+}
+
+
+def page() -> str:
+    """The whole of docs/algorithms.md."""
+    parts = [_introduction(), _DECISIONS]
+    parts += [_section(title, HOMES[field], field) for field, title in _TITLES.items()]
+    parts += [_kl(), _others(), _presets(), _statistics(), _golden()]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def main() -> None:
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+
+
+def _introduction() -> str:
+    from learner.algorithms.injection import OF_THE_BATCH, OF_THE_ROWS
+
+    def names(known: frozenset[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(known))
+
+    return _INTRODUCTION.format(batch=names(OF_THE_BATCH), rows=names(OF_THE_ROWS))
+
+
+def _section(title: str, home: str, field: str) -> str:
+    key = "reward_shaping`, `advantage_shaping" if field == "reward_shaping" else field
+    entries = [_entry(name, function) for name, function in variants(home).items()]
+    return "\n\n".join([f"## {title}", f"`{key}` names a function of `{home}`.", *entries])
+
+
+def _kl() -> str:
+    functions = {name: getattr(kl, name) for name in ("k1", "k2", "k3", "unbiased", "absolute", "drift")}
+    note = "`kl.estimator` chooses among the first four; `kl.place` puts it in the loss or the reward, `kl.to_rollout_coefficient` adds one"
+    entries = [_entry(name, function) for name, function in functions.items()]
+    return "\n\n".join(["## KL estimators", f"{note} towards the rollout policy.", *entries])
+
+
+def _others() -> str:
+    described: list[Callable[..., Any]] = [
+        controllers.AdaptiveKl,
+        controllers.RunningMoments,
+        streaming.StreamingGroups,
+        ratios.approximate_proximal,
+        ratios.normalise_weights,
+        filters.group_weights,
+        baselines.remax,
+        baselines.optimal_token_baseline,
+    ]
+    lines = [
+        f"* **`{item.__module__}:{item.__qualname__}`**: {_flat(inspect.getdoc(item) or '')}" for item in described
+    ]
+    return "\n".join(["## Beside these", "", *lines])
+
+
+def _entry(name: str, function: Callable[..., Any]) -> str:
+    sections = docstring_sections(function)
+    lines = [f"### `{name}`", "", sections["summary"], ""]
+    lines += [
+        f"* {label}: {sections[label]}" for label in ("Formula", "Source", "Degenerate", "Peers") if sections.get(label)
+    ]
+    lines.append(f"* Parameters: {_parameters(function)}")
+    return "\n".join(lines)
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    shown = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in SUPPLIED or name == "other_logprobs_BT":
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            shown.append(f"`{name}` (required)")
+        else:
+            shown.append(f"`{name}` = {_literal(parameter.default)}")
+    return ", ".join(shown) or "none"
+
+
+def _literal(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _presets() -> str:
+    lines = [
+        "## Presets",
+        "",
+        "`preset: dapo` expands to ordinary configuration; fields beside it override.",
+        "",
+        "| preset | expands to |",
+        "|---|---|",
+    ]
+    return "\n".join(lines + [f"| `{name}` | `{json.dumps(bundle)}` |" for name, bundle in PRESETS.items()])
+
+
+def _statistics() -> str:
+    lines = ["## Statistics, every step", "", "| name | meaning |", "|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {text} |" for name, text in reported_names().items()])
+
+
+def _golden() -> str:
+    lines = [
+        "## Agreement with the real systems",
+        "",
+        "Variants of golden vectors, made by running the peers, per function of theirs; values, and gradients where they were recorded.",
+        "`python -m tests.golden DIR --record` renews the numbers.",
+        "",
+        "| peer | function | pass | unsupported, with the reason | the peer raised |",
+        "|---|---|---|---|---|",
+    ]
+    for peer, functions in json.loads(_RESULTS.read_text()).items():
+        for function, row in functions.items():
+            reasons = "; ".join(f"{count}: {reason}" for reason, count in row["unsupported"].items())
+            lines.append(f"| {peer} | `{function}` | {row['passed']} | {reasons} | {row['peer_raised'] or ''} |")
+    return "\n".join(lines)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Batches for tests, in float64, with holes in the mask and garbage where it is false."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.batch import BatchTensors, Prepared
+from learner.algorithms.objective import LossResult, Objective
+
+
+class Case:
+    """A batch, and what the learner would compute of it."""
+
+    def __init__(self, batch: BatchTensors, policy: Tensor, entropies: Tensor, values: Tensor) -> None:
+        self.batch, self.policy, self.entropies, self.values = batch, policy, entropies, values
+
+    def rows(self, order: list[int]) -> "Case":
+        index = torch.tensor(order)
+        tensors = {n: getattr(self.batch, n)[index] for n in _names(self.batch) if getattr(self.batch, n) is not None}
+        ids = {n: [getattr(self.batch, n)[i] for i in order] for n in ("trajectory_ids", "group_ids")}
+        return Case(
+            replace(self.batch, **tensors, **ids), self.policy[index], self.entropies[index], self.values[index]
+        )
+
+    def padded(self, *, left: int, right: int, garbage: float) -> "Case":
+        def pad(x: Tensor) -> Tensor:
+            fill = False if x.dtype == torch.bool else 0 if not x.is_floating_point() else garbage
+            return torch.nn.functional.pad(x, (left, right), value=fill)
+
+        tensors = {
+            n: pad(getattr(self.batch, n))
+            for n in _names(self.batch)
+            if n.endswith("_NT") and getattr(self.batch, n) is not None
+        }
+        return Case(replace(self.batch, **tensors), pad(self.policy), pad(self.entropies), pad(self.values))
+
+    def with_garbage(self, garbage: float) -> "Case":
+        def spoil(x: Tensor) -> Tensor:
+            return torch.where(self.batch.loss_mask_NT, x, garbage) if x.is_floating_point() else x
+
+        tensors = {
+            n: spoil(getattr(self.batch, n))
+            for n in _names(self.batch)
+            if n.endswith("_NT") and getattr(self.batch, n) is not None
+        }
+        return Case(replace(self.batch, **tensors), spoil(self.policy), spoil(self.entropies), spoil(self.values))
+
+    def loss(
+        self, objective: Objective, parts: list[list[int]] | None = None
+    ) -> tuple[Tensor, dict[str, float], Tensor]:
+        """Loss, reported statistics, and the gradient of the policy's log-probs; over micro-batches where given."""
+        prepared = objective.prepare(self.batch)
+        policy = self.policy.detach().clone().requires_grad_()
+        chosen = parts or [list(range(len(policy)))]
+        results = [self.of_rows(objective, prepared, policy, rows) for rows in chosen]
+        total = torch.stack([result.loss for result in results]).sum()
+        (gradient,) = torch.autograd.grad(total, policy)
+        from learner.algorithms.statistics import Statistics
+
+        return total.detach(), Statistics.merge([result.statistics for result in results]).compute(), gradient
+
+    def of_rows(self, objective: Objective, prepared: Prepared, policy: Tensor, rows: list[int]) -> LossResult:
+        return objective.loss(
+            prepared.rows(rows),
+            policy_logprobs_BT=policy[rows],
+            entropies_BT=self.entropies[rows],
+            values_BT=self.values[rows],
+        )
+
+
+def _names(batch: BatchTensors) -> list[str]:
+    return [n for n in batch.__dataclass_fields__ if n.endswith(("_NT", "_N", "_NK"))]
+
+
+def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6, spread: float = 0.3) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    num = num_groups * group_size
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lengths = torch.randint(2, width + 1, (num,), generator=generator)
+    mask = torch.arange(width) < lengths[:, None]
+    hole = torch.randint(0, num, (1,), generator=generator)
+    mask[hole, 0] = False
+    rollout = -noise(num, width).abs() - 0.1
+    batch = BatchTensors(
+        loss_mask_NT=mask,
+        rollout_logprobs_NT=rollout,
+        policy_versions_NT=torch.randint(0, 3, (num, width), generator=generator),
+        rewards_N=noise(num).round(decimals=1),
+        group_index_N=torch.arange(num) // group_size,
+        truncated_N=torch.zeros(num, dtype=torch.bool),
+        completion_lengths_N=lengths,
+        trajectory_ids=[f"t{i}" for i in range(num)],
+        group_ids=[f"g{i // group_size}" for i in range(num)],
+        current_version=2,
+        reference_logprobs_NT=rollout + spread * noise(num, width),
+        proximal_logprobs_NT=rollout + spread * noise(num, width),
+        entropies_NT=noise(num, width).abs(),
+        values_NT=noise(num, width),
+        reward_components_NK=noise(num, 2),
+    )
+    return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))

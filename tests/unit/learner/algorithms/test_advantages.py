@@ -1,0 +1,142 @@
+"""Advantages in sentences, with numbers worked out by hand."""
+
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+from learner.algorithms.advantages import (
+    cpgd,
+    gdpo,
+    group_mean_batch_std,
+    grpo,
+    max_rl,
+    mean_centered,
+    over_groups,
+    pass_at_k,
+    raw_reward,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
+from learner.algorithms.baselines import gpg, opo, optimal_token_baseline, remax
+
+
+def test_grpo_divides_by_the_unbiased_spread():
+    assert_close(grpo(tensor([0.0, 2.0]), epsilon=0.0), tensor([-1.0, 1.0]) / 2**0.5)
+
+
+def test_grpo_with_ddof_0_divides_by_the_biased_spread():
+    assert_close(grpo(tensor([0.0, 2.0]), epsilon=0.0, ddof=0), tensor([-1.0, 1.0]))
+
+
+def test_grpo_adds_its_epsilon_or_clamps_at_it():
+    assert_close(grpo(tensor([0.0, 2.0]), epsilon=1.0, ddof=0), tensor([-0.5, 0.5]))
+    assert_close(grpo(tensor([0.0, 2.0]), epsilon=4.0, epsilon_mode="clamp", ddof=0), tensor([-0.25, 0.25]))
+
+
+def test_a_group_without_variance_is_exactly_zero_where_rounding_would_amplify():
+    rewards = tensor([0.7] * 8)
+    assert (grpo(rewards, epsilon=1e-9) == 0).all()
+    assert grpo(rewards, epsilon=1e-9, zero_variance="rounding").abs().max() > 0.1
+
+
+@pytest.mark.parametrize("function", [grpo, mean_centered, rloo])
+def test_a_group_of_one_is_zero_raw_or_an_error_as_told(function):
+    assert function(tensor([3.0]), singleton="zero").tolist() == [0.0]
+    assert function(tensor([3.0]), singleton="raw").tolist() == [3.0]
+    with pytest.raises(ValueError, match="at least 2 trajectories"):
+        function(tensor([3.0]), singleton="error")
+
+
+def test_rloo_rewards_the_only_success():
+    assert_close(rloo(tensor([1.0, 0.0, 0.0])), tensor([1.0, -0.5, -0.5]))
+
+
+def test_rloo_of_one_has_no_baseline():
+    with pytest.raises(ValueError, match="got 1"):
+        rloo(tensor([1.0]))
+
+
+def test_dr_grpo_keeps_the_spread():
+    assert_close(mean_centered(tensor([0.0, 10.0])), tensor([-5.0, 5.0]))
+
+
+def test_max_rl_weighs_rare_success_more():
+    assert_close(max_rl(tensor([1.0, 0.0, 0.0, 0.0]), epsilon=0.0), tensor([3.0, -1.0, -1.0, -1.0]))
+
+
+def test_pass_at_k_pays_the_winner_its_lead():
+    assert_close(pass_at_k(tensor([0.2, 1.0, 0.5])), tensor([0.0, 0.5, 0.0]))
+
+
+def test_raw_reward_is_the_reward():
+    assert raw_reward(tensor([1, 2])).tolist() == [1.0, 2.0]
+
+
+def test_cpgd_centres_or_leaves_the_reward():
+    assert_close(cpgd(tensor([0.0, 2.0])), tensor([-1.0, 1.0]))
+    assert_close(cpgd(tensor([0.0, 2.0]), center="raw"), tensor([0.0, 2.0]))
+    assert_close(cpgd(tensor([0.0, 4.0]), center="normalised"), tensor([-1.0, 1.0]))
+
+
+def test_reinforce_pp_whitens_over_the_batch():
+    assert_close(reinforce_pp(tensor([0.0, 2.0]), ddof=0), tensor([-1.0, 1.0]))
+
+
+def test_reinforce_pp_baseline_centres_groups_first():
+    rewards, groups = tensor([0.0, 2.0, 10.0, 12.0]), tensor([0, 0, 1, 1])
+    assert_close(reinforce_pp_baseline(rewards, group_index_N=groups, ddof=0), tensor([-1.0, 1.0, -1.0, 1.0]))
+
+
+def test_lite_ppo_divides_by_the_batch_spread():
+    rewards, groups = tensor([0.0, 2.0, 4.0, 6.0]), tensor([0, 0, 1, 1])
+    spread = rewards.std()
+    assert_close(
+        group_mean_batch_std(rewards, group_index_N=groups, epsilon=0.0), tensor([-1.0, 1.0, -1.0, 1.0]) / spread
+    )
+
+
+def test_gdpo_normalises_each_component_before_it_sums():
+    rewards, groups = tensor([[0.0, 100.0], [1.0, 0.0]]), tensor([0, 0])
+    assert (gdpo(rewards, group_index_N=groups, epsilon=0.0) == 0).all(), "both components cancel, whatever their scale"
+    weighted = gdpo(rewards, group_index_N=groups, component_weights=(1.0, 0.0), epsilon=0.0, ddof=0)
+    assert_close(weighted, tensor([-1.0, 1.0]))
+
+
+def test_gdpo_wants_a_weight_for_each_component():
+    with pytest.raises(ValueError, match="1 component_weights for 2"):
+        gdpo(torch.zeros(2, 2), group_index_N=tensor([0, 0]), component_weights=(1.0,))
+
+
+def test_opo_weighs_its_baseline_by_length():
+    rewards, lengths = tensor([1.0, 0.0]), tensor([3, 1])
+    assert_close(opo(rewards, completion_lengths_N=lengths, group_index_N=tensor([0, 0])), tensor([0.25, -0.75]))
+
+
+def test_gpg_scales_up_by_the_share_of_failures():
+    rewards, groups = tensor([1.0, 0.0, 0.0, 0.0]), tensor([0, 0, 0, 0])
+    assert_close(gpg(rewards, group_index_N=groups), 4 * tensor([0.75, -0.25, -0.25, -0.25]))
+
+
+def test_remax_subtracts_what_the_greedy_answer_earned():
+    result = remax(tensor([[2.0, 1.0]]), greedy_rewards_N=tensor([0.5]), loss_mask_NT=tensor([[True, False]]))
+    assert result.tolist() == [[1.5, 0.0]]
+
+
+def test_the_optimal_token_baseline_leaves_the_last_one_standing():
+    returns = tensor([[1.0, 1.0], [0.0, 0.0]])
+    mask = tensor([[True, True], [True, False]])
+    result = optimal_token_baseline(
+        returns,
+        logprobs_NT=torch.full((2, 2), 0.5).log(),
+        sum_squared_probs_NT=torch.full((2, 2), 0.5),
+        loss_mask_NT=mask,
+        group_index_N=tensor([0, 0]),
+    )
+    assert_close(result, tensor([[0.5, 1.0], [-0.5, 0.0]]))
+
+
+def test_groups_may_lie_anywhere_in_the_batch():
+    rewards, groups = tensor([0.0, 10.0, 2.0, 12.0]), tensor([7, 3, 7, 3])
+    assert_close(over_groups(mean_centered, rewards, group_index_N=groups), tensor([-1.0, -1.0, 1.0, 1.0]))

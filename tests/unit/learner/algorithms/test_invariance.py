@@ -1,0 +1,224 @@
+"""Every registered loss and advantage, under every layout: the same loss, gradient and statistics to float64 round-off."""
+
+import dataclasses
+import math
+import os
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.contracts.algorithm_config import AlgorithmConfig, KlConfig, ValueConfig
+from learner.algorithms.injection import HOMES, variants
+from learner.algorithms.objective import Objective
+from learner.algorithms.statistics import Statistics
+from tests.unit.learner.algorithms.batches import Case, case
+
+LOSSES = sorted(variants(HOMES["policy_loss"]))
+ADVANTAGES = sorted(variants(HOMES["advantage"]))
+AGGREGATIONS = sorted(set(variants(HOMES["aggregation"])) - {"none"})
+LAYOUTS = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+def objective(**config) -> Objective:
+    given_fields = {
+        "proximal": "recompute",
+        "kl": KlConfig(coefficient=0.1, to_rollout_coefficient=0.05),
+        "entropy_coefficient": 0.01,
+        "value": ValueConfig(),
+        "corrections": ("tis",),
+    }
+    return Objective.from_config(AlgorithmConfig.model_validate(given_fields | config))
+
+
+EVERY = [
+    *({"policy_loss": name} for name in LOSSES),
+    *({"advantage": name} for name in ADVANTAGES),
+    *({"aggregation": name} for name in AGGREGATIONS),
+    {"filters": ("zero_variance", {"name": "high_entropy_tokens", "share": 0.5})},
+    {"filters": ({"name": "high_entropy_tokens", "over": "sequence", "denominator": "kept"},)},
+    {"advantage_shaping": ("whiten",), "advantage": "gae", "kl": KlConfig(coefficient=0.1, place="reward")},
+    {"proximal": "approximate", "corrections": ("decoupled", "opsm")},
+]
+
+
+def same(a: tuple, b: tuple) -> None:
+    torch.testing.assert_close(a[0], b[0], rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(a[2], b[2], rtol=1e-10, atol=1e-13)
+    assert a[1].keys() == b[1].keys()
+    for name, value in a[1].items():
+        assert value == pytest.approx(b[1][name], rel=1e-9, abs=1e-10), name
+
+
+@pytest.mark.parametrize("config", EVERY, ids=str)
+@LAYOUTS
+@given(seed=st.integers(0, 10_000), shuffle=st.randoms(use_true_random=False))
+def test_micro_batches_and_order_change_nothing(config, seed, shuffle):
+    whole, made = case(seed), objective(**config)
+    want = whole.loss(made)
+    order = list(range(len(whole.policy)))
+    shuffle.shuffle(order)
+    cuts = sorted(shuffle.sample(range(1, len(order)), 3))
+    parts = [order[a:b] for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+    same(want, whole.loss(made, parts))
+    loss, report, gradient = whole.rows(order).loss(made)
+    back = torch.empty_like(gradient)
+    back[order] = gradient
+    same(want, (loss, report, back))
+
+
+@pytest.mark.parametrize("config", EVERY, ids=str)
+@LAYOUTS
+@given(seed=st.integers(0, 10_000), left=st.integers(0, 3), right=st.integers(0, 3))
+def test_padding_and_what_is_in_it_change_nothing(config, seed, left, right):
+    whole, made = case(seed), objective(**config)
+    want = whole.loss(made)
+    for garbage in (math.nan, math.inf, -math.inf):
+        loss, report, gradient = whole.with_garbage(garbage).padded(left=left, right=right, garbage=garbage).loss(made)
+        width = whole.policy.shape[1]
+        assert float(gradient[:, :left].abs().sum()) == 0 and float(gradient[:, left + width :].abs().sum()) == 0
+        same(want, (loss, report, gradient[:, left : left + width]))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_masked_tokens_get_no_gradient(loss):
+    spoiled = case(1).with_garbage(math.nan)
+    _, _, gradient = spoiled.loss(objective(policy_loss=loss))
+    assert torch.isfinite(gradient).all()
+    assert (gradient[~spoiled.batch.loss_mask_NT] == 0).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", [40.0, 80.0])
+def test_extreme_ratios_stay_finite_in_float32(loss, size):
+    sign = torch.tensor([1.0, -1.0, 0.0]).repeat(3)[:, None]
+    made = case(2)
+    rows = made.batch.rollout_logprobs_NT.float()
+    proximal = made.batch.proximal_logprobs_NT.float()
+    single = {
+        name: getattr(made.batch, name).float()
+        for name in ("values_NT", "entropies_NT", "reward_components_NK", "rewards_N")
+    }
+    batch = dataclasses.replace(
+        made.batch, rollout_logprobs_NT=rows, proximal_logprobs_NT=proximal, reference_logprobs_NT=rows, **single
+    )
+    extreme = Case(batch, proximal + size * sign, made.entropies.float(), made.values.float())
+    total, _, gradient = extreme.loss(objective(policy_loss=loss, kl={"coefficient": 0.0}, corrections=(), value=None))
+    assert torch.isfinite(total) and torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss):
+    """Under an aggregation by sequences, since sequence losses spread a trajectory's gradient evenly over its tokens."""
+    on_policy = case(3)
+    proximal = on_policy.batch.proximal_logprobs_NT
+    batch = dataclasses.replace(on_policy.batch, rollout_logprobs_NT=proximal)
+    on_policy = Case(batch, proximal, on_policy.entropies, on_policy.values)
+    plain = {
+        "kl": KlConfig(),
+        "entropy_coefficient": 0.0,
+        "value": None,
+        "corrections": (),
+        "aggregation": "sequence_mean",
+    }
+    made = objective(policy_loss=loss, **plain)
+    prepared = made.prepare(on_policy.batch)
+    want = -prepared.advantages_NT * prepared.weights_NT
+    _, _, got = on_policy.loss(made)
+    if loss in ("clip_cov", "kl_cov"):
+        touched = (got - want).abs() > 1e-12
+        assert touched.sum() <= 1, "these change the tokens of highest covariance only"
+        return
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+WITHOUT_BASELINE = ("gdpo", "gae", "cumulative_returns", "raw_reward")
+
+
+@pytest.mark.parametrize("advantage", [name for name in ADVANTAGES if name not in WITHOUT_BASELINE])
+def test_equal_rewards_give_exactly_no_advantage(advantage):
+    equal = case(4)
+    batch = dataclasses.replace(equal.batch, rewards_N=torch.full_like(equal.batch.rewards_N, 0.7).float())
+    prepared = objective(advantage=advantage).prepare(batch)
+    assert (prepared.advantages_NT == 0).all()
+
+
+SHIFT_FREE = [
+    "dr_grpo",
+    "mean_centered",
+    "grpo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "group_mean_batch_std",
+    "opo",
+    "cpgd",
+]
+
+
+@pytest.mark.parametrize("advantage", SHIFT_FREE)
+def test_shifting_all_rewards_moves_no_advantage(advantage):
+    before = case(5)
+    shifted = dataclasses.replace(before.batch, rewards_N=before.batch.rewards_N + 3.0)
+    made = objective(advantage=advantage)
+    torch.testing.assert_close(
+        made.prepare(before.batch).advantages_NT, made.prepare(shifted).advantages_NT, rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_bfloat16_log_probs_are_computed_in_float32(loss):
+    rounded = case(6)
+    low = {
+        name: getattr(rounded.batch, name).bfloat16()
+        for name in ("rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "values_NT")
+    }
+    exact = {name: tensor.float() for name, tensor in low.items()}
+    rewards = {"rewards_N": rounded.batch.rewards_N.float()}
+    policy = rounded.policy.bfloat16()
+    in_half = Case(dataclasses.replace(rounded.batch, **low, **rewards), policy, rounded.entropies, rounded.values)
+    in_single = Case(
+        dataclasses.replace(rounded.batch, **exact, **rewards), policy.float(), rounded.entropies, rounded.values
+    )
+    made = objective(policy_loss=loss)
+    assert in_half.loss(made)[0].dtype == torch.float32
+    assert in_half.loss(made)[0].item() == in_single.loss(made)[0].item()
+
+
+def _one_rank(rank: int, port: int, results) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    whole, made = case(7), objective()
+    mine = list(range(rank, len(whole.policy), 2))
+    policy = whole.policy.clone().requires_grad_()
+    result = whole.of_rows(made, made.prepare(whole.batch), policy, mine)
+    result.loss.backward()
+    loss, gradient = result.loss.detach(), policy.grad
+    torch.distributed.all_reduce(loss)
+    torch.distributed.all_reduce(gradient)
+    moments = [torch.empty_like(result.statistics.to_tensor()) for _ in range(2)]
+    torch.distributed.all_gather(moments, result.statistics.to_tensor())
+    if rank == 0:
+        report = Statistics.merge([Statistics.from_tensor(part) for part in moments]).compute()
+        results.put((loss.item(), gradient.tolist(), report))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_gloo_ranks_agree_with_one():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    loss, gradient, report = results.get()
+    for rank in ranks:
+        rank.join()
+    got = (torch.tensor(loss, dtype=torch.float64), report, torch.tensor(gradient, dtype=torch.float64))
+    same(case(7).loss(objective()), got)

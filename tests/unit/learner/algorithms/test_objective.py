@@ -1,0 +1,259 @@
+"""The composition: what it needs, what it refuses, what it reports."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError, DataError
+from learner.algorithms.objective import Objective
+from learner.algorithms.presets import PRESETS, expand
+from learner.algorithms.statistics import Statistics, reported_names
+from tests.unit.learner.algorithms.batches import case
+
+
+def make(**fields) -> Objective:
+    return Objective.from_config(AlgorithmConfig.model_validate(expand(fields)))
+
+
+def own_advantage(rewards_G: Tensor, *, scale: float) -> Tensor:
+    return scale * rewards_G
+
+
+def own_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor, lags_BT: Tensor) -> Tensor:
+    return -policy_logprobs_BT * advantages_BT / (1 + lags_BT)
+
+
+def test_the_default_is_grpo_and_needs_nothing_more():
+    made = make()
+    assert made.needs == frozenset()
+    assert made.formula()["text"] == "token_mean[ppo_clip(A = grpo)]"
+
+
+def test_needs_follow_from_the_parts():
+    assert make(kl={"coefficient": 0.1}).needs == {"reference_logprobs"}
+    assert make(entropy_coefficient=0.01).needs == {"entropies"}
+    assert make(preset="ppo").needs == {"reference_logprobs", "values"}
+    assert make(proximal="recompute").needs == {"proximal_logprobs"}
+    assert make(filters=["high_entropy_tokens"]).needs == {"proximal_logprobs", "entropies"}
+    assert make(policy_loss="clip_cov").needs == frozenset()
+    assert make(policy_loss="clip_cov", proximal="policy").needs == {"proximal_logprobs"}
+
+
+def test_users_functions_are_named_by_full_path():
+    module = own_advantage.__module__
+    made = make(advantage={"name": f"{module}:own_advantage", "scale": 2.0}, policy_loss=f"{module}:own_loss")
+    whole = case(0)
+    prepared = made.prepare(whole.batch)
+    mask = whole.batch.loss_mask_NT
+    torch.testing.assert_close(prepared.advantages_NT, 2 * whole.batch.rewards_N[:, None] * mask)
+    assert torch.isfinite(whole.loss(made)[0])
+    assert made.formula()["advantage"]["parameters"] == {"scale": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"advantage": "gae"}, r"advantage='gae' needs values, but no critic is configured; add a `value:` section"),
+        ({"aggregation": "none"}, r"aggregation='none' leaves one loss per token.*use 'sum' or 'token_mean'"),
+        ({"corrections": ["tis"]}, r"corrections\[0\]='tis' weighs π_old.*set proximal to 'recompute'"),
+        ({"kl": {"adaptive": {}}}, r"kl.adaptive is set but kl.coefficient=0.0"),
+        (
+            {"kl": {"coefficient": 0.1, "estimator": "unbiased", "place": "reward"}},
+            r"kl.estimator='unbiased'.*use 'k1' or 'k3'",
+        ),
+        ({"advantage": "over_groups"}, r"advantage='over_groups' is not a variant; choose one of cpgd"),
+        (
+            {"advantage": {"name": "grpo", "epsilonn": 1}},
+            r"advantage.epsilonn=1 is not a parameter of 'grpo'; it takes: epsilon",
+        ),
+        ({"advantage": {"name": "grpo", "singleton": "some"}}, r"advantage.singleton='some' is not valid"),
+        (
+            {"advantage_shaping": [{"name": "reward_clip", "low": 0, "high": 1}]},
+            r"advantage_shaping\[0\]='reward_clip' does not take advantages_NT",
+        ),
+        ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
+        (
+            {"preset": "gspo", "policy_loss": "ppo_clip"},
+            r"preset='gspo' with policy_loss='ppo_clip': the ratio of the whole",
+        ),
+        ({"preset": "dr_grpo", "advantage": {"name": "grpo"}}, r"preset='dr_grpo' with advantage='grpo'"),
+        ({"preset": "ppo", "value": None}, r"preset='ppo' with value=None: PPO needs its critic"),
+        ({"preset": "ppo", "advantage": "grpo"}, r"preset='ppo' with advantage='grpo': GAE over a critic"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_starts(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**fields)
+
+
+def spoiled(field: str, row: int, value: float):
+    batch = case(1).batch
+    tensor = getattr(batch, field).clone()
+    if tensor.dim() == 2:
+        tensor[row, batch.loss_mask_NT[row].nonzero()[0]] = value
+    else:
+        tensor[row] = value
+    return dataclasses.replace(batch, **{field: tensor})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rewards_N", math.nan, r"trajectory t4 of group g1: reward \(nan\) is not finite"),
+        ("rewards_N", math.inf, r"trajectory t4 of group g1: reward \(inf\) is not finite"),
+        ("completion_lengths_N", 0, r"trajectory t4 of group g1: completion_lengths is zero"),
+        (
+            "rollout_logprobs_NT",
+            math.nan,
+            r"trajectory t4 of group g1: rollout_logprobs is not finite at an unmasked token",
+        ),
+        ("reference_logprobs_NT", -math.inf, r"trajectory t4 of group g1: reference_logprobs is not finite"),
+        ("values_NT", math.inf, r"trajectory t4 of group g1: values is not finite"),
+    ],
+)
+def test_bad_data_name_trajectory_group_and_field(field, value, message):
+    with pytest.raises(DataError, match=message):
+        make().prepare(spoiled(field, 4, value))
+
+
+def test_a_row_with_nothing_unmasked_is_refused():
+    batch = case(1).batch
+    mask = batch.loss_mask_NT.clone()
+    mask[4] = False
+    with pytest.raises(DataError, match="trajectory t4 of group g1: loss_mask is false for every token"):
+        make().prepare(dataclasses.replace(batch, loss_mask_NT=mask))
+
+
+def test_mismatched_lengths_are_refused():
+    batch = case(1).batch
+    with pytest.raises(DataError, match=r"rollout_logprobs_NT has shape \[9, 5\], but the loss mask makes it \[9, 6\]"):
+        make().prepare(dataclasses.replace(batch, rollout_logprobs_NT=batch.rollout_logprobs_NT[:, :5]))
+
+
+def test_rloo_of_a_group_of_one_names_the_group():
+    batch = dataclasses.replace(case(1).batch, group_index_N=torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3]))
+    with pytest.raises(
+        DataError, match=r"group g2 \(trajectory t8\): rewards: rloo needs at least 2 trajectories in a group, got 1"
+    ):
+        make(advantage="rloo").prepare(batch)
+
+
+def test_what_an_algorithm_needs_must_be_in_the_batch():
+    batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
+    with pytest.raises(DataError, match="policy version 2 has no reference_logprobs"):
+        make(kl={"coefficient": 0.1}).prepare(batch)
+
+
+def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_not():
+    whole = case(2)
+    truncated = whole.batch.truncated_N.clone()
+    truncated[0] = True
+    batch = dataclasses.replace(whole.batch, truncated_N=truncated)
+    prepared = make(filters=["overlong_mask"]).prepare(batch)
+    assert prepared.weights_NT[0].sum() == 0
+    assert prepared.weights_NT.sum().item() == pytest.approx(1.0)
+    chosen = make(filters=[{"name": "high_entropy_tokens", "share": 0.5}]).prepare(whole.batch)
+    assert chosen.num_active_tokens < whole.batch.loss_mask_NT.sum()
+    assert (chosen.weights_NT > 0).sum() == whole.batch.loss_mask_NT.sum()
+
+
+def test_a_step_of_which_nothing_is_left_has_no_active_tokens():
+    whole = case(2)
+    batch = dataclasses.replace(whole.batch, rewards_N=torch.ones_like(whole.batch.rewards_N))
+    made = make(filters=["zero_variance"])
+    prepared = made.prepare(batch)
+    assert prepared.num_active_tokens == 0
+    result = made.loss(prepared, policy_logprobs_BT=whole.policy.requires_grad_())
+    assert result.loss.item() == 0
+    assert result.statistics.compute()["groups_without_variance"] == 3
+
+
+def test_kl_in_the_reward_lowers_the_reward_of_a_trajectory():
+    whole = case(3)
+    made = make(advantage="raw_reward", kl={"coefficient": 0.5, "estimator": "k1", "place": "reward"})
+    batch = dataclasses.replace(whole.batch, proximal_logprobs_NT=None)
+    gap = (batch.rollout_logprobs_NT - batch.reference_logprobs_NT) * batch.loss_mask_NT
+    want = (batch.rewards_N - 0.5 * gap.sum(1))[:, None] * batch.loss_mask_NT
+    torch.testing.assert_close(made.prepare(batch).advantages_NT, want)
+
+
+def test_turns_with_rewards_of_their_own_are_used_where_time_matters():
+    whole = case(4)
+    token_rewards = torch.zeros_like(whole.batch.rollout_logprobs_NT)
+    token_rewards[0, 1] = 2.0
+    batch = dataclasses.replace(
+        whole.batch, token_rewards_NT=token_rewards, loss_mask_NT=torch.ones_like(whole.batch.loss_mask_NT)
+    )
+    prepared = make(advantage="cumulative_returns").prepare(batch)
+    assert prepared.advantages_NT[0].tolist() == [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_narrower_micro_batch_is_welcome_unless_it_loses_tokens():
+    whole, made = case(5), make()
+    wide = whole.padded(left=0, right=3, garbage=0.0)
+    prepared = made.prepare(wide.batch)
+    narrow = made.loss(prepared, policy_logprobs_BT=whole.policy).loss
+    assert narrow.item() == pytest.approx(made.loss(prepared, policy_logprobs_BT=wide.policy).loss.item())
+    with pytest.raises(DataError, match="policy_logprobs have 1 tokens, but the loss mask reaches to 9"):
+        made.loss(prepared, policy_logprobs_BT=whole.policy[:, :1])
+
+
+def test_rows_may_be_a_slice_or_a_list():
+    whole, made = case(5), make()
+    prepared = made.prepare(whole.batch)
+    a = made.loss(prepared.rows(slice(2, 4)), policy_logprobs_BT=whole.policy[2:4]).loss
+    assert a.item() == made.loss(prepared.rows([2, 3]), policy_logprobs_BT=whole.policy[2:4]).loss.item()
+
+
+def test_the_adaptive_coefficient_is_checkpointed():
+    made = make(kl={"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}})
+    made.observe({"kl_reference_per_trajectory_mean": 5.0, "trajectories": 10.0})
+    assert made.kl_coefficient == pytest.approx(0.12)
+    again = make(kl={"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}})
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert again.kl_coefficient == made.kl_coefficient
+    prepared = made.prepare(case(6).batch)
+    assert prepared.kl_coefficient == pytest.approx(0.12)
+
+
+def test_statistics_survive_json_and_are_all_documented():
+    whole, made = case(7), make(preset="ppo", entropy_coefficient=0.01, proximal="recompute", corrections=["tis"])
+    prepared = made.prepare(whole.batch)
+    statistics = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics
+    report = statistics.compute()
+    assert report.keys() <= reported_names().keys()
+    assert Statistics.from_flat(json.loads(json.dumps(statistics.to_flat()))).compute() == report
+    assert report["trajectories"] == 9 and report["groups"] == 3
+    assert report["tokens"] == int(whole.batch.loss_mask_NT.sum())
+
+
+def test_explained_variance_is_one_for_a_perfect_critic():
+    whole, made = case(8), make(preset="ppo", kl={"coefficient": 0.0}, advantage_shaping=[])
+    returns = make(advantage="cumulative_returns").prepare(whole.batch).advantages_NT
+    perfect = dataclasses.replace(whole.batch, values_NT=returns)
+    prepared = made.prepare(perfect)
+    report = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics.compute()
+    assert report["explained_variance"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_trains_and_writes_its_passport(preset):
+    made = make(preset=preset)
+    loss, report, gradient = case(9).loss(made)
+    assert torch.isfinite(loss) and gradient.abs().sum() > 0
+    passport = json.loads(json.dumps(made.formula()))
+    assert passport["advantage"]["formula"] and passport["policy_loss"]["formula"]
+    assert report["loss"] == pytest.approx(loss.item())
+
+
+def test_a_preset_takes_overrides():
+    made = make(preset="dapo", policy_loss={"epsilon_high": 0.3}, kl={"coefficient": 0.01})
+    parameters = made.formula()["policy_loss"]["parameters"]
+    assert (parameters["epsilon_low"], parameters["epsilon_high"]) == (0.2, 0.3)
+    assert make(preset="ppo", value={"coefficient": 0.5}).config.value.loss.params == {"clip_range": 0.2}
+    assert make(preset="grpo", policy_loss="cispo").config.policy_loss.name == "cispo"
