@@ -28,6 +28,8 @@ class Update:
 
     policy_version: int
     tensors: Callable[[], Iterator[tuple[str, Any]]]
+    adapter: Any = None
+    """What the tensors are an adapter of; None when they are the whole model."""
     probe_token_ids: Sequence[int]
     check: Callable[[list[float]], float]
     """Takes the probe's log-probs, returns the largest error in nats; raises WeightsError when it is too large."""
@@ -202,7 +204,10 @@ class EngineThread:
         if self._on_update == "abort_and_resume":
             engine.abort(list(self._active))
         try:
-            engine.load(update.tensors())
+            if update.adapter is None:
+                engine.load(update.tensors())
+            else:
+                engine.load_adapter(update.tensors(), update.adapter)
             # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
             largest = update.check(engine.prompt_logprobs(update.probe_token_ids))
         except WeightsError as error:

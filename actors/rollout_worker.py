@@ -17,7 +17,7 @@ import pyarrow as pa
 from actors.chat import ChatFormatter
 from actors.engine_thread import EngineThread, Update, Updated
 from actors.group import GroupInProgress
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
@@ -67,6 +67,7 @@ class RolloutWorker:
         rollout: RolloutConfig,
         sampling: SamplingConfig,
         weights: WeightsConfig,
+        adapter: LoraConfig | None = None,
     ) -> Self:
         """A worker around an in-process vLLM on `num_threads` cores. Raises ConfigError when model or settings cannot be served."""
         from actors.vllm_engine import VllmEngine
@@ -81,6 +82,7 @@ class RolloutWorker:
             weights=weights,
             max_context=formatter.max_context,
             stop_token_ids=formatter.stop_token_ids,
+            adapter=adapter,
         )
         return cls(
             name=name,
@@ -130,7 +132,6 @@ class RolloutWorker:
         started = time.monotonic()
         parsed = WeightManifest.model_validate(dict(manifest))
         try:
-            _refuse_adapter(parsed)
             await asyncio.to_thread(verify, parsed, buckets)
         except WeightsError as error:
             self._engine.refuse(error)
@@ -138,6 +139,7 @@ class RolloutWorker:
         update = Update(
             policy_version=parsed.policy_version,
             tensors=lambda: unpack(parsed, buckets),
+            adapter=parsed.adapter,
             probe_token_ids=parsed.canary.token_ids,
             check=partial(check_canary, parsed, tolerance=self._tolerance, worker=self._name),
         )
@@ -270,11 +272,3 @@ class _Inbox:
 
     async def get(self) -> Any:
         return await self._events.get()
-
-
-def _refuse_adapter(manifest: WeightManifest) -> None:
-    if manifest.adapter is not None:
-        raise WeightsError(
-            f"policy version {manifest.policy_version} is a LoRA adapter, and this worker loads whole models; "
-            "use learner.lora.publish=merged"
-        )

@@ -6,21 +6,26 @@ belong to the thread that makes them. Used by `actors/rollout_worker.py`.
 
 import logging
 import os
+import tempfile
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import FinishReason, sample_seed
+from cluster.weights.adapter import write_adapter
+from cluster.weights.manifest import Adapter
 
 _DEFAULT_KV_CACHE_BYTES = 1024**3
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _CPU_PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -43,10 +48,12 @@ class VllmEngine:
         weights: WeightsConfig,
         max_context: int,
         stop_token_ids: Sequence[int],
+        adapter: LoraConfig | None = None,
     ) -> None:
         """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings.
 
-        `max_context` counts prompt and completion tokens; `stop_token_ids` end a completion (end of sequence, end of turn).
+        `max_context` counts prompt and completion tokens; `stop_token_ids` end a completion (end of sequence, end of turn);
+        `adapter` says that weights come as adapters of the model on disk, None that they come whole.
         """
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
@@ -66,6 +73,8 @@ class VllmEngine:
         self._running: set[str] = set()
         self._held: list[EngineOutput] = []
         self._num_loads = 0
+        self._adapter_request: Any = None
+        self._base_model = model.path
         self._probe_numbers = count()
         if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, model)
@@ -73,6 +82,7 @@ class VllmEngine:
             "max_context": max_context,
             "needs_tokenizer": self._can_stop_at_strings,
             "receiver": vllm_receiver.BACKEND,
+            "adapter": adapter,
         }
         try:
             self._engine: Any = vllm.LLMEngine.from_engine_args(_arguments(vllm, model, rollout, **settings))
@@ -127,6 +137,27 @@ class VllmEngine:
             raise WeightsError(
                 f"vLLM refused the new weights: {type(error).__name__}: {error}; learner and rollout workers must start from the same model"
             ) from error
+        self._forget_prefixes()
+
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:
+        """A new adapter in place of the one that serves, between two steps; else as `load`."""
+        from vllm.lora.request import LoRARequest
+
+        # vLLM reads adapters from a folder. Its own temporary one: a name that is reused would be served from a cache.
+        with tempfile.TemporaryDirectory(prefix="treadwheel-adapter-") as folder:
+            write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
+            # The same id in place: requests that run go on under the new adapter, as they would under new weights.
+            request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder, load_inplace=True)
+            try:
+                is_loaded = self._engine.add_lora(request)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise WeightsError(f"vLLM refused the adapter: {type(error).__name__}: {error}") from error
+        if not is_loaded:
+            raise WeightsError("vLLM refused the adapter; its log says why")
+        self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder)
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
         # Requests that start from now on must not find keys and values of the old weights. A reset cannot take blocks from running
         # requests, so the cache is also salted with the number of loads.
         self._num_loads += 1
@@ -143,7 +174,7 @@ class VllmEngine:
         params = self._vllm.SamplingParams(
             max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
         )
-        self._engine.add_request(request_id, self._prompt(list(token_ids)), params)
+        self._engine.add_request(request_id, self._prompt(list(token_ids)), params, lora_request=self._adapter_request)
         while True:
             for output in self._engine.step():
                 if output.request_id == request_id:
@@ -156,7 +187,12 @@ class VllmEngine:
             request = self._waiting.popleft()
             kept = request.kept.token_ids if request.kept else []
             params = self._params(request, num_kept=len(kept))
-            self._engine.add_request(request.request_id, self._prompt([*request.prompt_token_ids, *kept]), params)
+            self._engine.add_request(
+                request.request_id,
+                self._prompt([*request.prompt_token_ids, *kept]),
+                params,
+                lora_request=self._adapter_request,
+            )
             self._running.add(request.request_id)
 
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
@@ -195,7 +231,14 @@ class VllmEngine:
 
 
 def _arguments(
-    vllm: Any, model: ModelConfig, rollout: RolloutConfig, *, max_context: int, needs_tokenizer: bool, receiver: str
+    vllm: Any,
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    *,
+    max_context: int,
+    needs_tokenizer: bool,
+    receiver: str,
+    adapter: LoraConfig | None,
 ) -> Any:
     """vLLM's settings; `receiver` names the weight transfer backend."""
     is_cpu = vllm.platforms.current_platform.is_cpu()
@@ -212,6 +255,10 @@ def _arguments(
         max_num_batched_tokens=max(_CPU_PREFILL_TOKENS, max_context) if is_cpu else None,
         enforce_eager=rollout.enforce_eager,
         enable_prefix_caching=rollout.prefix_caching,
+        enable_lora=adapter is not None,
+        # vLLM knows a few ranks only: the next larger one.
+        max_lora_rank=next((rank for rank in _ADAPTER_RANKS if adapter and rank >= adapter.rank), _ADAPTER_RANKS[0]),
+        max_loras=1,
         tensor_parallel_size=rollout.tensor_parallel_size,
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
         kv_cache_memory_bytes=rollout.kv_cache_bytes or (_DEFAULT_KV_CACHE_BYTES if is_cpu else None),

@@ -8,6 +8,7 @@ from cluster.contracts.config import RunConfig
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
     from actors.rollout_worker import RolloutWorker
 
+    lora = config.learner.lora
     return RolloutWorker.with_vllm(
         name=name,
         run_id=run_id,
@@ -16,6 +17,7 @@ def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: st
         rollout=config.rollout,
         sampling=config.sampling,
         weights=config.weights,
+        adapter=lora if lora is not None and lora.publish == "adapter" else None,
     )
 
 

@@ -29,11 +29,11 @@ from learner.algorithms.statistics import Statistics
 from learner.assemble import Batch, assemble
 from learner.building import build, check_memory, choose_device
 from learner.group import Group, reduce_once
-from learner.lora import without_adapters
+from learner.lora import adapter_of, without_adapters
 from learner.model import output_layer
 from learner.optimizer import Optimizer
 from learner.packing import MicroBatch, lay_out, plan, tokens_per_pass
-from learner.publishing import canary_of, exported
+from learner.publishing import canary_of, exported, exported_adapter
 from learner.saving import Saver
 
 
@@ -285,11 +285,16 @@ class Learner:
         self._enter("publishing")
         weights = self._config.weights
         canary = canary_of(self.networks, num_tokens=weights.canary_tokens, device=self._group.device)
-        named = exported(self.policy.causal_lm, dtype=self._compute_dtype)
+        lora, adapter = self._config.learner.lora, None
+        if lora is not None and lora.publish == "adapter":
+            adapter = adapter_of(self.policy.causal_lm, lora=lora)
+            named = exported_adapter(self.policy.causal_lm, dtype=self._compute_dtype)
+        else:
+            named = exported(self.policy.causal_lm, dtype=self._compute_dtype)
         published: tuple[Any, ...] | None = None
         if self._group.rank == 0:
             manifest, buckets = pack(
-                named, policy_version=self.version, bucket_bytes=weights.bucket_bytes, canary=canary
+                named, policy_version=self.version, bucket_bytes=weights.bucket_bytes, canary=canary, adapter=adapter
             )
             published = (manifest.model_dump(), *buckets)
         else:

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from cluster.contracts.config import LoraConfig
 from cluster.contracts.errors import ConfigError
+from cluster.weights.adapter import PREFIX
+from cluster.weights.manifest import Adapter
 from learner.group import whole
 
 _ADAPTER = "default"
@@ -24,8 +26,6 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> None:
         raise ConfigError(
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
         )
-    if lora.publish == "adapter":
-        raise ConfigError("learner.lora.publish='adapter' is not supported yet; use 'merged'")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     try:
         inject_adapter_in_model(
@@ -54,6 +54,19 @@ def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
+    """What the adapter's tensors are, for whoever loads them."""
+    targets = {name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
+
+
+def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(peft's name, whole tensor) of every adapter matrix; all ranks must call it."""
+    for name, parameter in causal_lm.named_parameters():
+        if ".lora_" in name:
+            yield PREFIX + name.replace(f".{_ADAPTER}.", "."), whole(parameter.detach())
 
 
 def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:

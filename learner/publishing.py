@@ -14,7 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from cluster.weights.manifest import Canary
 from learner.critic import Networks
-from learner.lora import merged
+from learner.lora import adapters, merged
 from learner.model import output_layer, score, token_row
 
 
@@ -40,6 +40,13 @@ def canary_of(networks: Networks, *, num_tokens: int, device: torch.device) -> C
             # The root stays gathered after a forward pass without a backward one; shards are what is exported and trained.
             networks.reshard()
     return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs_C.tolist()))
+
+
+@torch.no_grad()
+def exported_adapter(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(peft's name, whole tensor in `dtype`) of the adapter alone; gathered tensor by tensor, on all ranks."""
+    for name, tensor in adapters(causal_lm):
+        yield name, tensor.to(dtype)
 
 
 @torch.no_grad()

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
 from cluster.contracts.errors import CheckpointError
+from cluster.weights.adapter import write_adapter
 from learner import checkpoint
 from learner.checkpoint import FileEntry, Manifest
 from learner.group import fill
-from learner.publishing import exported
+from learner.lora import adapter_of
+from learner.publishing import exported, exported_adapter
 
 if TYPE_CHECKING:
     from learner.learner import Learner
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _WEIGHT = "weight/"
 _MOMENT = "moment/"
 _RNG = "rng/"
+ADAPTER = "adapter"
+"""The adapter alone, as a peft folder, beside the model that has it merged in."""
 
 
 class Saver:
@@ -42,11 +47,12 @@ class Saver:
         config = self._learner.config
         asynchronous = config.checkpoint.asynchronous and self._learner.group.size == 1
         if not asynchronous or self._learner.version >= config.num_steps:
-            self._write(directory, self._manifest(extra), self._state(), self._model())
+            self._write(directory, self._manifest(extra), self._state(), self._model(), self._adapter())
         else:
             state = {name: tensor.detach().clone() for name, tensor in self._state().items()}
             model = [(name, tensor.clone()) for name, tensor in self._model()]
-            arguments = (directory, self._manifest(extra), state, model)
+            adapter = [(name, tensor.clone()) for name, tensor in self._adapter()]
+            arguments = (directory, self._manifest(extra), state, model, adapter)
             self._writing = threading.Thread(target=self._write_beside, args=arguments, name="checkpoint")
             self._writing.start()
         if earlier is not None:
@@ -113,9 +119,14 @@ class Saver:
             self._error = error
 
     def _write(
-        self, directory: Path, manifest: Manifest, state: dict[str, Tensor], model: list[tuple[str, Tensor]]
+        self,
+        directory: Path,
+        manifest: Manifest,
+        state: dict[str, Tensor],
+        model: list[tuple[str, Tensor]],
+        adapter: list[tuple[str, Tensor]],
     ) -> None:
-        """Everything of this rank; rank 0 also the model and, once all ranks are done, the manifest."""
+        """Everything of this rank; rank 0 also the model, its adapter apart, and, once all ranks are done, the manifest."""
         group, config = self._learner.group, self._learner.config.checkpoint
         aside = checkpoint.begin(directory) if group.rank == 0 else directory.with_name(f".{directory.name}.saving")
         self._meet()
@@ -128,6 +139,7 @@ class Saver:
             if group.rank == 0:
                 written = self._write_model(aside / checkpoint.MODEL, model, directory=directory)
                 files |= {f"{checkpoint.MODEL}/{path}": entry for path, entry in written.items()}
+                files |= self._write_adapter(aside, adapter, directory=directory)
         except CheckpointError as failed:
             error = failed
         entries = self._entries_of_ranks(None if error else files[name])
@@ -172,6 +184,21 @@ class Saver:
             raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
         return entries
 
+    def _write_adapter(
+        self, aside: Path, adapter: list[tuple[str, Tensor]], *, directory: Path
+    ) -> dict[str, FileEntry]:
+        """A peft folder beside the merged model; nothing without LoRA."""
+        config = self._learner.config
+        if config.learner.lora is None:
+            return {}
+        folder = aside / ADAPTER
+        described = adapter_of(self._learner.policy.causal_lm, lora=config.learner.lora)
+        try:
+            write_adapter(folder, adapter, adapter=described, base_model=config.model.path)
+            return {f"{ADAPTER}/{path.name}": checkpoint.seal(path) for path in sorted(folder.iterdir())}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
+
     def _state(self) -> dict[str, Tensor]:
         optimizer = self._learner.optimizer
         state: dict[str, Tensor] = {f"{_WEIGHT}{name}": master.detach() for name, master in optimizer.masters().items()}
@@ -186,6 +213,12 @@ class Saver:
         for _ in named:
             pass
         return []
+
+    def _adapter(self) -> list[tuple[str, Tensor]]:
+        """Whole adapter matrices on rank 0, as `_model`; empty without LoRA."""
+        named = exported_adapter(self._learner.policy.causal_lm, dtype=self._learner.compute_dtype)
+        gathered = [(name, tensor.cpu()) for name, tensor in named]
+        return gathered if self._learner.group.rank == 0 else []
 
     def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
         learner = self._learner

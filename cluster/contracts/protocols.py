@@ -78,6 +78,10 @@ class Engine(Protocol):
         """New weights by checkpoint name, as torch CPU tensors, between two steps; running requests go on. Resets prefix caches."""
         ...
 
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Any) -> None:
+        """As `load`, for a LoRA adapter (cluster.weights.manifest.Adapter) of the model that the engine started with."""
+        ...
+
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-prob of each token after the first under the weights that serve now, temperature 1 (the canary)."""
         ...

@@ -1,0 +1,33 @@
+"""A LoRA adapter as a peft folder: what engines load adapters from, and what users get. Written by workers and by exports."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from cluster.weights.manifest import Adapter
+
+PREFIX = "base_model.model."
+"""peft's: before a module's name in the base model."""
+
+
+def write_adapter(
+    folder: Path, named: Iterable[tuple[str, torch.Tensor]], *, adapter: Adapter, base_model: str
+) -> None:
+    """`adapter_model.safetensors` and `adapter_config.json`; `named` by peft's names (`base_model.model.….lora_A.weight`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in named}, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.target_modules),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,109 @@
+"""Adapters alone reach a real vLLM, attested, and samples under them have the learner's log-probs; both exports load elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import WeightsError
+from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from deploy import factories
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.engine]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(make_tiny_model(tmp_path_factory.mktemp("model"))), "dtype": "float32"},
+            "prompts": "none",
+            "sampling": {"max_tokens": 8},
+            "learner": {"lora": {"rank": 4, "publish": "adapter"}, "num_threads": 1},
+            "rollout": {"kv_cache_bytes": 64 * 1024**2},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def learner(config, tmp_path_factory):
+    run_dir = str(tmp_path_factory.mktemp("run"))
+    return factories.learner_rank(config=config, num_threads=1, rank=0, run_dir=run_dir, rendezvous="")
+
+
+@pytest.fixture(scope="module")
+def worker(config):
+    worker = factories.rollout_worker(config=config, num_threads=1, name="rollout-0", run_id="run")
+    yield worker
+    worker.stop()
+
+
+def move(learner, *, seed: int) -> None:
+    """An optimizer step's stand-in: other adapter weights, one version on."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in learner.policy.causal_lm.named_parameters():
+        if ".lora_" in name:
+            parameter.data.normal_(0, 0.1, generator=generator)
+    learner.version += 1
+
+
+async def test_an_adapter_is_small_and_attested_at_every_version(learner, worker):
+    for seed in range(3):
+        move(learner, seed=seed)
+        manifest, *buckets = learner.publish()
+        assert manifest["adapter"] is not None
+        assert manifest["total_bytes"] < sum(p.numel() * 4 for p in learner.policy.parameters()) / 4
+        proof = await worker.load(manifest, *buckets)
+        assert proof.policy_version == learner.version and proof.canary_max_error < 1e-3
+
+
+async def test_an_older_adapter_under_a_new_name_is_refused(learner, worker):
+    move(learner, seed=10)
+    old, *buckets = learner.publish()
+    move(learner, seed=11)
+    new, *_ = learner.publish()
+    with pytest.raises(WeightsError):
+        await worker.load({**old, "canary": new["canary"]}, *buckets)
+    await worker.load(*learner.publish())
+
+
+async def test_samples_under_the_adapter_have_the_learners_logprobs(learner, worker):
+    move(learner, seed=20)
+    await worker.load(*learner.publish())
+    ticket = Ticket(
+        index=0,
+        prompt=Prompt(prompt_id="p", text="12+30="),
+        num_trajectories=4,
+        seed=1,
+        policy_version=learner.version,
+        sampling=SamplingParams(max_tokens=8),
+    )
+    (batch,) = [batch async for batch in worker.generate([ticket])]
+    merged = AutoModelForCausalLM.from_pretrained(export(learner) / "model").requires_grad_(False)
+    for row in batch.to_pylist():
+        tokens = torch.tensor([row["prompt_token_ids"] + row["completion_token_ids"]])
+        logprobs = merged(tokens).logits[0].float().log_softmax(-1)
+        first = len(row["prompt_token_ids"])
+        own = [float(logprobs[at - 1, tokens[0, at]]) for at in range(first, tokens.shape[1])]
+        assert row["rollout_logprobs"] == pytest.approx(own, abs=1e-4)
+
+
+def test_the_exported_adapter_on_the_base_model_is_the_merged_model(learner, config):
+    folder = export(learner)
+    base = AutoModelForCausalLM.from_pretrained(config.model.path)
+    tokens = torch.arange(5, 25)[None]
+    adapted = PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
+    merged = AutoModelForCausalLM.from_pretrained(folder / "model")(tokens).logits
+    torch.testing.assert_close(adapted, merged, atol=1e-4, rtol=1e-4)
+
+
+def export(learner):
+    folder = Path(learner.config.model.path).parent / f"step-{learner.version:06d}"
+    if not folder.exists():
+        learner.save(str(folder), {})
+        learner._saver._finish()
+    return folder
