@@ -6,14 +6,14 @@ max == min: dividing the rounding of its mean by a small epsilon gives advantage
 Shapes: G trajectories of a group, N of the batch, T tokens, K reward components.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from learner.algorithms.baselines import gpg as gpg
 from learner.algorithms.baselines import opo as opo
+from learner.algorithms.groups import over_groups as over_groups
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.returns import cumulative_returns as cumulative_returns
 from learner.algorithms.returns import gae as gae
@@ -218,26 +218,6 @@ def gdpo(
     if len(total_N) <= ddof or _all_equal(total_N):
         return torch.zeros_like(total_N)
     return (total_N - total_N.mean()) / (total_N.std(correction=ddof) + epsilon)
-
-
-def over_groups(function: Callable[..., Tensor], rewards_N: Tensor, *, group_index_N: Tensor, **params: Any) -> Tensor:
-    """`function` of each group's rewards, put back in the batch's order."""
-    result_N = torch.empty_like(at_least_float32(rewards_N))
-    for rows in sorted_group_rows(rewards_N, group_index_N=group_index_N):
-        result_N[rows] = function(rewards_N[rows], **params).to(result_N.dtype)
-    return result_N
-
-
-def group_rows(group_index_N: Tensor) -> list[Tensor]:
-    """Row numbers of each group, groups by ascending index, rows in the batch's order."""
-    order_N = torch.argsort(group_index_N, stable=True)
-    _, counts = torch.unique_consecutive(group_index_N[order_N], return_counts=True)
-    return list(torch.split(order_N, counts.tolist()))
-
-
-def sorted_group_rows(rewards_N: Tensor, *, group_index_N: Tensor) -> list[Tensor]:
-    """Row numbers of each group by ascending reward: sums over a group then don't depend on the order that trajectories came in."""
-    return [rows[rewards_N[rows].argsort(stable=True)] for rows in group_rows(group_index_N)]
 
 
 def _all_equal(rewards: Tensor) -> bool:

@@ -6,6 +6,7 @@ Shapes: G trajectories of a group, N of the batch, T tokens.
 import torch
 from torch import Tensor
 
+from learner.algorithms.groups import group_rows, over_groups
 from learner.algorithms.masks import at_least_float32, masked
 
 
@@ -17,8 +18,6 @@ def opo(rewards_N: Tensor, *, completion_lengths_N: Tensor, group_index_N: Tenso
     Degenerate: equal rewards give exactly 0; a group of one has no baseline and gives its reward
     Peers: verl `opo`
     """
-    from learner.algorithms.advantages import group_rows
-
     rewards_N = at_least_float32(rewards_N)
     result_N = torch.empty_like(rewards_N)
     for rows in group_rows(group_index_N):
@@ -37,11 +36,9 @@ def gpg(rewards_N: Tensor, *, group_index_N: Tensor) -> Tensor:
     Degenerate: equal rewards give exactly 0; a group of one has no baseline
     Peers: verl `gpg`
     """
-    from learner.algorithms.advantages import mean_centered, over_groups
-
     rewards_N = at_least_float32(rewards_N)
     scale = len(rewards_N) / torch.count_nonzero(rewards_N).clamp(min=1)
-    return scale * over_groups(mean_centered, rewards_N, group_index_N=group_index_N, singleton="raw")
+    return scale * over_groups(_centred, rewards_N, group_index_N=group_index_N)
 
 
 def remax(returns_NT: Tensor, *, greedy_rewards_N: Tensor, loss_mask_NT: Tensor) -> Tensor:
@@ -65,8 +62,6 @@ def optimal_token_baseline(
     b_t = Σ_G W_t R_t / Σ_G W_t with W_t = Σ_{s≤t} (1 − 2π_s + Σ_v π_s(v)²); A_t = R_t − b_t. Peers: verl `optimal_token_baseline`.
     Not chosen by name in config: it needs Σ_v π², which nothing computes. Where one trajectory is left it gives its return.
     """
-    from learner.algorithms.advantages import group_rows
-
     weights_NT = masked(1 - 2 * logprobs_NT.exp() + sum_squared_probs_NT, loss_mask_BT=loss_mask_NT).cumsum(1)
     weights_NT, returns_NT = (
         masked(weights_NT, loss_mask_BT=loss_mask_NT),
@@ -79,3 +74,10 @@ def optimal_token_baseline(
         has_company_T = loss_mask_NT[rows].sum(0) > 1
         result_NT[rows] = returns_NT[rows] - torch.where(has_company_T, baseline_T, 0)
     return masked(result_NT, loss_mask_BT=loss_mask_NT)
+
+
+def _centred(rewards_G: Tensor) -> Tensor:
+    """Minus the mean; exactly 0 where all are equal, and left as it is where there is one."""
+    if len(rewards_G) < 2:
+        return rewards_G
+    return torch.zeros_like(rewards_G) if bool(rewards_G.max() == rewards_G.min()) else rewards_G - rewards_G.mean()

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages import group_rows
+from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import at_least_float32, masked
 
 

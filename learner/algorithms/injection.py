@@ -1,6 +1,7 @@
 """Variants get what they ask for by parameter name. One table of names; config binds what is left."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class Variant:
         return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None})
 
     @property
+    def is_of_the_batch(self) -> bool:
+        """It asks for whole-batch tensors, so it runs before micro-batching."""
+        return any(name.endswith(("_NT", "_N")) for name in self.asks)
+
+    @property
     def function(self) -> Callable[..., Any]:
         return self.call.func if isinstance(self.call, functools.partial) else self.call
 
@@ -110,8 +116,6 @@ def docstring_sections(function: Callable[..., Any]) -> dict[str, str]:
 
 def variants(home: str) -> dict[str, Callable[..., Any]]:
     """The functions of a home module that config may name: public, and documented with a formula."""
-    import importlib
-
     found = vars(importlib.import_module(home)).items()
     return {name: item for name, item in sorted(found) if inspect.isfunction(item) and _is_variant(name, item)}
 

@@ -217,7 +217,7 @@ class Objective:
     def _corrections(self, rows: Prepared, supply: dict[str, Tensor | None]) -> Tensor:
         weights_BT = rows.correction_weights_NT
         for correction in self._parts.corrections:
-            if not is_of_the_batch(correction):
+            if not correction.is_of_the_batch:
                 weights_BT = weights_BT * correction.with_given(supply).detach()
         return weights_BT
 
@@ -228,11 +228,6 @@ class Objective:
         if config.estimator == "unbiased":
             return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
         return {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[config.estimator](policy_BT, **given)
-
-
-def is_of_the_batch(variant: Variant) -> bool:
-    """It asks for whole-batch tensors, so it runs before micro-batching."""
-    return any(name.endswith(("_NT", "_N")) for name in variant.asks)
 
 
 def _row_tensors(

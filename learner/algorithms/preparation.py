@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cluster.contracts.errors import DataError
 from learner.algorithms import kl
-from learner.algorithms.advantages import group_rows, sorted_group_rows
 from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.filters import Selection
+from learner.algorithms.groups import group_rows, sorted_group_rows
 from learner.algorithms.injection import Variant
 from learner.algorithms.losses import covariances
 from learner.algorithms.masks import at_least_float32, masked, whiten
@@ -209,11 +209,9 @@ def _groups(rewards_N: Tensor, group_index_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _corrections(parts: "Parts", supply: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    from learner.algorithms.objective import is_of_the_batch
-
     weights_NT = torch.ones_like(supply["loss_mask_NT"], dtype=dtype)
     for correction in parts.corrections:
-        if is_of_the_batch(correction):
+        if correction.is_of_the_batch:
             weights_NT = weights_NT * correction.with_given(supply).to(dtype)
     return weights_NT
 

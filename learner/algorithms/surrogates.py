@@ -63,6 +63,12 @@ def clipped_surrogate(
     return TokenLosses(-advantages_BT * ratio_BT, is_low_BT, is_high_BT, is_dual_BT)
 
 
+def unclipped_surrogate(log_ratio_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    """−ρA from log ρ; a token without an advantage has no loss, where exp(inf)·0 would be NaN."""
+    log_ratio_BT = torch.where(advantages_BT == 0, torch.zeros_like(log_ratio_BT), log_ratio_BT)
+    return -advantages_BT * log_ratio_BT.exp()
+
+
 def _differ(bounded_BT: Tensor, log_ratio_BT: Tensor) -> Tensor:
     """Where a bound changed the ratio. In half precision it may move log ρ and yet leave ρ, once rounded, as it was."""
     if log_ratio_BT.dtype in (torch.bfloat16, torch.float16):
