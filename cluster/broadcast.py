@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.contracts.errors import LostError
 from cluster.learner_group import LearnerGroup
 from cluster.pool import Pool
 from cluster.remote import RemoteActor
@@ -23,6 +24,8 @@ class Weights:
         self._timeout_s = timeout_s
         self._version = -1
         self._is_published = asyncio.Event()
+        self._is_sent = asyncio.Event()
+        self._is_sent.set()
         self._last: BroadcastStats | None = None
 
     async def publish(self) -> BroadcastStats:
@@ -30,27 +33,38 @@ class Weights:
         return self._note(await self._transport.broadcast(self._learner, ()))
 
     async def broadcast(self, pool: Pool) -> BroadcastStats:
-        """Publishes, and loads on every living worker; returns when all of them have proven the version or are replaced."""
-        workers = pool.workers()
-        stats = self._note(
-            await self._transport.broadcast(self._learner, [_Loader(worker, self._timeout_s) for worker in workers])
-        )
-        dead = dict(stats.failures)
-        await asyncio.gather(*(pool.replace(worker, dead[worker.name]) for worker in workers if worker.name in dead))
+        """Publishes, and loads on every living worker. Those that fail are being replaced when this returns, and serve nothing."""
+        self._is_sent.clear()
+        try:
+            while True:
+                workers = {worker.name: worker for worker in pool.workers()}
+                loaders = [_Loader(worker, self._timeout_s) for worker in workers.values()]
+                stats = self._note(await self._transport.broadcast(self._learner, loaders))
+                if not any(isinstance(error, LostError) for _, error in stats.failures):
+                    break  # else the buckets went with a node: publish again
+        finally:
+            self._is_sent.set()
+        for name, error in stats.failures:
+            pool.replace(workers[name], error)
         return stats
 
     async def join(self, worker: RemoteActor) -> None:
         """Loads on a worker that is not in the pool yet: again if a newer version was published meanwhile.
 
-        Between the last check and the worker's joining nothing else runs, so that no broadcast can miss it.
+        A broadcast under way does not know of this worker, so it waits for its end. Between the last check and the worker's
+        joining nothing else runs: no broadcast can miss it.
         """
         await self._is_published.wait()
         version = -1
-        while version != self._version:
+        while version != self._version or not self._is_sent.is_set():
+            await self._is_sent.wait()
             stats = await self._transport.catch_up([_Loader(worker, self._timeout_s)])
-            for _, error in stats.failures:
-                raise error
             version = stats.policy_version
+            for _, error in stats.failures:
+                if not isinstance(error, LostError):
+                    raise error
+                await self.publish()  # the buckets went with a node
+                version = -1
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last broadcast."""

@@ -11,9 +11,11 @@ the group that starts at version s is consumed by the step that begins at versio
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import GroupSummary
 
 
@@ -55,6 +57,8 @@ class Buffer:
         self._num_taken = version * groups_per_step
         self._live: OrderedDict[int, Group | None] = OrderedDict()  # start order; None while under way
         self._finished_at: dict[int, float] = {}
+        self._sizes: dict[int, int] = {}
+        self._size_bytes = 0
         self._num_dropped = 0
         self._wait_seconds = 0.0
         self._head_of_line_seconds = 0.0
@@ -72,8 +76,7 @@ class Buffer:
 
     def num_startable(self) -> int:
         """How many groups may start now."""
-        under_way = sum(group is None for group in self._live.values())
-        if self._in_waves and under_way:
+        if self._in_waves and any(group is None for group in self._live.values()):
             return 0
         last_step = min(self._version + self._bound + 1, self._num_steps)
         free = last_step * self._groups_per_step - self._num_taken - len(self._live)
@@ -91,6 +94,7 @@ class Buffer:
             started = range(self._next_index, self._next_index + count)
             self._next_index += count
             self._live.update((index, None) for index in started)
+            self._changed.notify_all()
             return started
 
     async def add(self, index: int, group: Group) -> None:
@@ -99,22 +103,32 @@ class Buffer:
             if self._live[index] is not None:
                 raise KeyError(f"group {index} was added before")
             self._live[index] = group
+            self._size(index, group.summary.size_bytes)
             self._finished_at[index] = time.monotonic()
             self._changed.notify_all()
+
+    def hold(self, index: int, size_bytes: int) -> None:
+        """The group is sampled, and its bytes wait for what scores it: they count."""
+        self._size(index, size_bytes)
 
     async def drop(self, index: int) -> None:
         """The group leaves without being trained on, and another one may start in its place."""
         async with self._changed:
             del self._live[index]
             self._finished_at.pop(index, None)
+            self._size(index, 0)
             self._num_dropped += 1
             self._changed.notify_all()
 
-    async def take(self, count: int) -> list[tuple[int, Group]]:
-        """The first `count` groups in start order with their indices, once all of them are finished."""
+    async def take(self, count: int, *, stall_s: float | None = None) -> list[tuple[int, Group]]:
+        """The first `count` groups in start order with their indices, once all of them are finished.
+
+        Raises DeadlineError when no group starts, finishes or is dropped for `stall_s`; None waits for ever.
+        """
         began = time.monotonic()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._error or self._num_ready() >= count)
+            while not self._error and self._num_ready(count) < count:
+                await self._change(count, stall_s)
             self._raise_if_closed()
             now = time.monotonic()
             self._wait_seconds = now - began
@@ -122,12 +136,26 @@ class Buffer:
             while len(taken) < count:
                 index, group = self._live.popitem(last=False)
                 assert group is not None
+                self._size(index, 0)
                 taken.append((index, group))
             # What finished groups behind the slowest one of this step waited: head-of-line time.
             finished = [self._finished_at.pop(index) for index, _ in taken]
             self._head_of_line_seconds = sum(max(finished) - at for at in finished) / len(finished)
             self._num_taken += count
             return taken
+
+    async def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
+        """Groups that were taken and not consumed stand in front again; those in `lost` are under way again."""
+        async with self._changed:
+            now = time.monotonic()
+            for index, group in taken:
+                self._live[index] = None if index in lost else group
+                if index not in lost:
+                    self._size(index, group.summary.size_bytes)
+                    self._finished_at[index] = now
+            self._live = OrderedDict(sorted(self._live.items()))
+            self._num_taken -= len(taken)
+            self._changed.notify_all()
 
     async def advance(self, version: int) -> None:
         """Workers have loaded `version`: further groups may start."""
@@ -143,7 +171,8 @@ class Buffer:
 
     @property
     def size_bytes(self) -> int:
-        return sum(group.summary.size_bytes for group in self._live.values() if group is not None)
+        """Of all groups that are sampled and not taken, scored or not."""
+        return self._size_bytes
 
     def stats(self) -> dict[str, float]:
         """Metrics since the last take: waits in seconds, levels in groups and bytes."""
@@ -157,10 +186,28 @@ class Buffer:
             "buffer/size_bytes": float(self.size_bytes),
         }
 
-    def _num_ready(self) -> int:
+    def _size(self, index: int, size_bytes: int) -> None:
+        """Kept as a sum: asking must not cost more the more groups wait."""
+        self._size_bytes += size_bytes - self._sizes.pop(index, 0)
+        if size_bytes:
+            self._sizes[index] = size_bytes
+
+    async def _change(self, count: int, stall_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(stall_s):
+                await self._changed.wait()
+        except TimeoutError:
+            under_way = [index for index, group in self._live.items() if group is None]
+            raise DeadlineError(
+                f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "
+                f"for {stall_s:g} s; under way: groups {under_way[:8]}{' ...' if under_way[8:] else ''}"
+            ) from None
+
+    def _num_ready(self, most: int) -> int:
+        """Finished groups at the front; counts no further than `most`."""
         ready = 0
         for group in self._live.values():
-            if group is None:
+            if group is None or ready == most:
                 break
             ready += 1
         return ready

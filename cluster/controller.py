@@ -8,11 +8,12 @@ from typing import Any, Protocol
 from cluster.broadcast import Weights
 from cluster.buffer import Buffer, Group
 from cluster.contracts.config import EvaluationConfig, RunConfig
-from cluster.contracts.errors import MismatchError, StalenessError
+from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import GroupSummary, SamplingParams, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.pool import Pool
+from cluster.scoring import judging_deadline_s
 from cluster.tickets import TicketOffice, evaluation_tickets
 
 
@@ -73,9 +74,16 @@ async def train(
     async with pool.generating(into=buffer, office=office):  # a dead producer raises in take
         while version < config.num_steps:
             began = time.monotonic()
-            groups = await buffer.take(config.buffer.groups_per_step)  # start order, inside the staleness bound
+            groups = await _take(config, pool=pool, buffer=buffer)  # start order, inside the staleness bound
             _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
-            stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
+            try:
+                stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
+            except LostError as error:  # a node took groups with it: nothing was recorded, they are sampled again
+                lost = await learner.lost(groups)
+                log.event("groups_lost", groups=sorted(lost), reason=str(error))
+                await buffer.put_back(groups, lost=lost)
+                pool.sample_again(lost)
+                continue
             version = stats.policy_version
             sent = await weights.broadcast(pool)
             timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
@@ -96,6 +104,17 @@ async def _evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, lo
     metrics = await evaluator.run(pool, version=version)
     log.step(version, metrics)
     return metrics["eval/reward"]
+
+
+async def _take(config: RunConfig, *, pool: Pool, buffer: Buffer) -> list[tuple[int, Group]]:
+    """The next step's groups. Each wait below has a deadline of its own: this one is for what they all missed."""
+    longest_s = config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s
+    try:
+        return await buffer.take(
+            config.buffer.groups_per_step, stall_s=longest_s + judging_deadline_s(config.reward.timeout_s)
+        )
+    except DeadlineError as error:
+        raise DeadlineError(f"{error}; {pool.describe()}") from None
 
 
 def _is_due(every_steps: int | None, version: int, num_steps: int) -> bool:

@@ -53,17 +53,18 @@ class Host:
         return summarize(batch), batch
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Each item of what the method returns, as an object of its own."""
-        for item in await self._run(getattr(self._object, method), *args):
+        """Each item of what the method returns, as an object of its own; then None, the mark of a complete stream."""
+        for item in await self._run(getattr(self._object, method), *args) or ():
             yield item
+        yield None
 
     async def stream_batches(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Summary, batch, summary, batch, ... of an asynchronous generator of trajectory batches."""
+        """Batch, summary, batch, summary, ... of an asynchronous generator of trajectory batches: a summary proves its batch."""
         last = time.monotonic()
         async for batch in getattr(self._object, method)(*args):
             now = time.monotonic()
-            yield summarize(batch, sampling_seconds=now - last)
             yield batch
+            yield summarize(batch, sampling_seconds=now - last)
             last = now
 
     async def progress(self) -> Progress:

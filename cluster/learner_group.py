@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from cluster.buffer import Group
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.errors import CheckpointError, DeadlineError, LostError, TreadwheelError, WorkerError
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.ledger import Ledger, Record
 from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervised import SupervisedActor, Supervisor
+from cluster.supervised import SupervisedActor, Supervisor, kind_of
+from cluster.supervision import FailureKind
 
 
 class Spawn(Protocol):
@@ -45,62 +46,76 @@ class LearnerGroup:
         self._ledger = ledger
         self._checkpoints = checkpoints
         self._ranks: list[RemoteActor] = []
+        self._turn = asyncio.Lock()
         self.version = 0
         """Policy version of the ranks: completed optimizer steps."""
 
     async def start(self) -> None:
-        """All ranks built, on the initial weights."""
-        config = self._supervisor.config
-        self._ranks = list(await asyncio.gather(*(self._spawn(spec) for spec in self._specs)))
-        address = await self._ranks[0].free_address()
-        await asyncio.gather(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
-        self.version = 0
+        """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
+        while True:
+            try:
+                return await self._begin()
+            except (WorkerError, DeadlineError) as error:
+                if kind_of(error) is not FailureKind.DEATH:
+                    raise
+                await self._let_go(error)
 
     async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did."""
-        extra = await self._all("restore_latest", self._checkpoints)
-        self.version = int(extra["policy_version"]) if extra else 0
-        return [await self._learn_again(record) for record in self._ledger.after(self.version)]
+        async with self._turn:
+            try:
+                return await self._restore()
+            except (WorkerError, DeadlineError) as error:
+                return await self._recover(error)
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
-        """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made."""
-        step = self._ledger.version + 1
-        references = [group.reference for _, group in groups]
-        name, digest = await self._recorder.call("record", step, *references, deadline_s=self._config.learner.timeout_s)
-        record = self._ledger.append(
-            groups=[index for index, _ in groups], trajectories=name, trajectories_digest=digest
-        )
-        try:
-            stats = await self._learn(references)
-        except (WorkerError, DeadlineError) as error:
-            stats, _ = (await self._recover(error))[-1]
-        assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
-        return stats
+        """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made.
+
+        Raises LostError, and has recorded nothing, when a group went with its node: `lost` says which.
+        """
+        async with self._turn:
+            step = self._ledger.version + 1
+            references = [group.reference for _, group in groups]
+            deadline_s = self._config.learner.timeout_s
+            name, digest = await self._recorder.call("record", step, *references, deadline_s=deadline_s)
+            indices = [index for index, _ in groups]
+            record = self._ledger.append(groups=indices, trajectories=name, trajectories_digest=digest)
+            try:
+                stats = await self._learn(references)
+            except (WorkerError, DeadlineError, LostError) as error:
+                stats, _ = (await self._recover(error))[-1]
+            assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
+            return stats
+
+    async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
+        """Indices of the groups that went with a node."""
+        return {index for index, group in groups if not await self._holds(group)}
 
     async def publish(self) -> list[Any]:
         """References to the manifest and the buckets of the current weights."""
-        while True:
-            try:
-                gathered = await asyncio.gather(
-                    *(
-                        rank.call_for_references("publish", deadline_s=self._config.weights.timeout_s)
-                        for rank in self._ranks
-                    )
-                )
-                return gathered[0]
-            except (WorkerError, DeadlineError) as error:
-                await self._recover(error)
+        timeout_s = self._config.weights.timeout_s
+        async with self._turn:
+            while True:
+                try:
+                    calls = (rank.call_for_references("publish", deadline_s=timeout_s) for rank in self._ranks)
+                    return (await asyncio.gather(*calls))[0]
+                except (WorkerError, DeadlineError, LostError) as error:
+                    await self._recover(error)
 
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version. A save that fails leaves the last good one; the run goes on, loudly."""
         extra = {"policy_version": self.version, "next_index": self._ledger.next_index, "metric": metric}
         directory = f"{self._checkpoints}/step-{self.version:06d}"
-        try:
-            await self._all("save", directory, extra)
-        except CheckpointError as error:
-            self._supervisor.events.event("checkpoint_failed", policy_version=self.version, reason=str(error))
-        except (WorkerError, DeadlineError) as error:
-            await self._recover(error)
+        async with self._turn:
+            while True:
+                try:
+                    await self._all("save", directory, extra)
+                    return
+                except CheckpointError as error:
+                    self._supervisor.events.event("checkpoint_failed", policy_version=self.version, reason=str(error))
+                    return
+                except (WorkerError, DeadlineError) as error:
+                    await self._recover(error)
 
     async def formula(self) -> tuple[dict[str, Any], dict[str, str]]:
         """(the resolved mathematics, what the ranks chose while loading), for the passport."""
@@ -129,23 +144,60 @@ class LearnerGroup:
         references = await self._recorder.call_for_references("read", *recorded, deadline_s=deadline_s)
         return await self._learn(references), summaries
 
+    async def _holds(self, group: Group) -> bool:
+        try:
+            return await self._recorder.call("holds", group.reference, deadline_s=self._config.learner.timeout_s)
+        except LostError:
+            return False
+
+    async def _begin(self) -> None:
+        config = self._supervisor.config
+        self._ranks = await self._spawn_all()
+        address = await self._ranks[0].free_address()
+        await asyncio.gather(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
+        self.version = 0
+
+    async def _spawn_all(self) -> list[RemoteActor]:
+        """A process for every rank, or none: one that came up alone would keep the seat."""
+        spawned = await asyncio.gather(*(self._spawn(spec) for spec in self._specs), return_exceptions=True)
+        ranks = [each for each in spawned if isinstance(each, RemoteActor)]
+        failed = [each for each in spawned if isinstance(each, BaseException)]
+        if failed:
+            await asyncio.gather(*(rank.kill() for rank in ranks))
+            raise failed[0]
+        return ranks
+
+    async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
+        extra = await self._all("restore_latest", self._checkpoints)
+        self.version = int(extra["policy_version"]) if extra else 0
+        return [await self._learn_again(record) for record in self._ledger.after(self.version)]
+
+    async def _let_go(self, error: TreadwheelError) -> ActorSpec:
+        """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent."""
+        ranks, self._ranks = self._ranks, []
+        # What a rank could not fetch is there again once it is read from the record: for the ranks that is an error like any.
+        error = WorkerError(str(error)) if isinstance(error, LostError) else error
+        failed = next((rank for rank in ranks if rank.name in str(error) or rank.is_hung), ranks[0] if ranks else None)
+        await asyncio.gather(*(rank.kill() for rank in ranks))
+        spec = failed.spec if failed else self._specs[0]
+        await self._supervisor.handle(spec, error, actor=failed)
+        return spec
+
     async def _recover(self, error: TreadwheelError) -> list[tuple[StepStats, list[GroupSummary]]]:
         """New ranks at the ledger's version. Raises when the restart budget is spent."""
+        began, lost = time.monotonic(), self.version
         while True:
-            began, lost = time.monotonic(), self.version
-            failed = next((rank for rank in self._ranks if rank.name in str(error)), self._ranks[0])
-            await asyncio.gather(*(rank.kill() for rank in self._ranks))
-            await self._supervisor.handle(failed, error)
+            failed = await self._let_go(error)
             try:
-                await self.start()
-                learned = await self.restore()
-            except (WorkerError, DeadlineError) as again:
+                await self._begin()
+                learned = await self._restore()
+            except (WorkerError, DeadlineError, LostError) as again:
                 error = again
                 continue
             self._supervisor.events.event(
                 "recovery",
                 actor=failed.name,
-                actor_kind=str(failed.spec.kind),
+                actor_kind=str(failed.kind),
                 actor_pid=self._ranks[0].pid,
                 seconds=time.monotonic() - began,
                 rolled_back_to=self.version - len(learned),

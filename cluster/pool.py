@@ -8,16 +8,17 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from cluster.buffer import Buffer, Group
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import DataError, DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.errors import DataError, DeadlineError, LostError, TreadwheelError, WorkerError
 from cluster.contracts.types import GroupSummary, Ticket
-from cluster.remote import ActorSpec, RemoteActor
+from cluster.remote import ActorSpec, RemoteActor, describe
+from cluster.scoring import Scorers
 from cluster.supervised import Start, SupervisedActor, Supervisor
-from cluster.supervision import is_poison
+from cluster.suspects import Suspects
 from cluster.tickets import TicketOffice
 
 Keep = Callable[[GroupSummary], bool]
@@ -30,6 +31,18 @@ class Worker:
         self.place = place
         self.under_way: dict[int, Ticket] = {}
         self.is_draining = False
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+
+    def take(self, tickets: Sequence[Ticket]) -> None:
+        self.under_way.update((ticket.index, ticket) for ticket in tickets)
+        self.is_idle.clear()
+
+    def finish(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.under_way.pop(index, None)
+        if not self.under_way:
+            self.is_idle.set()
 
     @property
     def is_serving(self) -> bool:
@@ -58,11 +71,18 @@ class Pool:
         self._join = join
         self._keep = keep
         self._workers = [self._worker(spec) for spec in workers]
-        self._reward = SupervisedActor(reward, start=start, supervisor=supervisor)
-        self._reference = SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None
+        self._suspects = Suspects(supervisor)
+        self._scorers = Scorers(
+            config, reward=reward, reference=reference, start=start, supervisor=supervisor, suspects=self._suspects
+        )
+        self._buffer: Buffer | None = None
+        self._office: TicketOffice | None = None
+        self._error: Exception | None = None
         self._next_number = len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: list[Ticket] = []
+        self._alone: int | None = None
+        """Index of the suspect that runs now: nothing starts beside it."""
         self._wake = asyncio.Event()
         self._num_sampled_tokens = 0
         self._sampling_seconds = 0.0
@@ -71,9 +91,8 @@ class Pool:
     async def start(self) -> None:
         """Reward, reference and the first worker are up when this returns; deterministic runs wait for all workers."""
         starting = [asyncio.create_task(worker.place.ready()) for worker in self._workers]
-        scorers = [place for place in (self._reward, self._reference) if place]
         try:
-            await asyncio.gather(*(place.ready() for place in scorers))
+            await asyncio.gather(*(place.ready() for place in self._scorers.places()))
             when = asyncio.ALL_COMPLETED if self._config.deterministic else asyncio.FIRST_COMPLETED
             done, _ = await asyncio.wait(starting, return_when=when)
             for task in done:
@@ -86,50 +105,72 @@ class Pool:
             if not task.done():
                 self._spawn(self._announce(worker, task))
 
+    def places(self) -> list[SupervisedActor]:
+        """Where actors are, or will be again."""
+        return [*(worker.place for worker in self._workers), *self._scorers.places()]
+
     def actors(self) -> list[RemoteActor]:
-        """All living actors, for heartbeats and `info`."""
-        places = (
-            [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
-        )
-        return [place.actor for place in places if place.actor is not None]
+        """All living actors, for heartbeats."""
+        return [place.actor for place in self.places() if place.actor is not None]
 
     def workers(self) -> list[RemoteActor]:
         return [worker.place.actor for worker in self._workers if worker.place.actor is not None]
 
-    async def replace(self, actor: RemoteActor, error: BaseException) -> None:
-        """`actor`, a rollout worker, failed with `error` at somebody else's call. Raises when the run must stop."""
+    def describe(self) -> str:
+        """What everyone does, for the error of a wait that was too long."""
+        return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())
+
+    def replace(self, actor: RemoteActor, error: BaseException) -> None:
+        """`actor`, a rollout worker, failed with `error` at somebody else's call: another one starts. Returns at once."""
         if not isinstance(error, TreadwheelError):
             raise error
         for worker in self._workers:
             if worker.place.actor is actor:
-                await worker.place.replace(actor, error)
+                self._spawn(self._heal(worker, actor, error))
 
     @contextlib.asynccontextmanager
     async def generating(self, *, into: Buffer, office: TicketOffice) -> AsyncIterator[None]:
         """Groups are under way while this is open. Whatever ends their production is raised by `into.take`."""
-        dispatcher = asyncio.create_task(self._guard(self._dispatch(into, office), into))
+        self._buffer, self._office = into, office
+        if self._error is not None:
+            await into.close(self._error)
+        self._spawn(self._dispatch(into, office))
         try:
             yield
         finally:
-            for task in (dispatcher, *self._tasks):
+            running = tuple(self._tasks)
+            for task in running:
                 task.cancel()
-            await asyncio.gather(dispatcher, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def sample_again(self, indices: Collection[int]) -> None:
+        """Groups that went with a node start again, under the weights that serve now."""
+        assert self._office is not None and self._buffer is not None, "groups are lost while generating"
+        version = self._buffer.version
+        self._retry([self._office.ticket(index, policy_version=version) for index in indices])
 
     async def evaluate(self, tickets: Sequence[Ticket]) -> list[GroupSummary]:
         """Samples and judges tickets that are not trained on. One that a dead worker had is sampled again."""
         left = {ticket.index: ticket for ticket in tickets}
         summaries: list[GroupSummary] = []
 
+        async def judge(ticket: Ticket, reference: Any) -> None:
+            with contextlib.suppress(LostError):  # it stays among those left
+                judged = await self._scorers.judge(ticket, reference)
+                del left[ticket.index]
+                summaries.extend([judged[0]] if judged else [])
+
         async def sample(worker: Worker, share: list[Ticket]) -> None:
             actor = await worker.place.ready()
+            judging: list[asyncio.Task[None]] = []
             try:
                 deadline_s = self._config.rollout.timeout_s
                 async for summary, reference in actor.stream_batches("generate", share, deadline_s=deadline_s):
-                    scored, _ = await self._judge(reference)
-                    left.pop(int(summary.group_id))
-                    summaries.append(scored)
+                    judging.append(asyncio.create_task(judge(left[int(summary.group_id)], reference)))
             except (WorkerError, DeadlineError) as error:
                 await worker.place.replace(actor, error)
+            finally:
+                await asyncio.gather(*judging)
 
         while left:
             serving = [worker for worker in self._workers if worker.is_serving] or self._workers[:1]
@@ -149,10 +190,7 @@ class Pool:
         }
 
     async def stop(self) -> None:
-        places = (
-            [worker.place for worker in self._workers] + [self._reward] + ([self._reference] if self._reference else [])
-        )
-        await asyncio.gather(*(place.stop() for place in places))
+        await asyncio.gather(*(place.stop() for place in self.places()))
 
     @property
     def num_workers(self) -> int:
@@ -208,9 +246,10 @@ class Pool:
             serving.sort(key=lambda worker: len(worker.under_way))
             shares = _shares(tickets, len(serving))
         for worker, share in zip(serving, shares, strict=True):
-            if share:
-                worker.under_way.update((ticket.index, ticket) for ticket in share)
-                self._spawn(self._guard(self._generate(worker, share, buffer), buffer))
+            # The actor of this moment: should it die before the task begins, its call fails and another one takes over.
+            if share and (actor := worker.place.actor):
+                worker.take(share)
+                self._spawn(self._generate(worker, actor, share, buffer))
         self._note_sampling()
 
     def _free_groups(self) -> int:
@@ -218,68 +257,87 @@ class Pool:
         serving = [worker for worker in self._workers if worker.is_serving]
         if not serving:
             return 0
-        if self._retries and self._is_suspect(self._retries[0]):
+        if self._alone is not None:
+            return 0
+        if self._retries and self._suspects.has(self._retries[0]):
             return int(not any(worker.under_way for worker in serving))
-        if self._config.deterministic:
-            return 2**31
+        if self._config.deterministic:  # who samples what is fixed: a missing worker is waited for
+            return 2**31 if len(serving) == len(self._workers) else 0
         capacity = math.ceil(self._config.rollout.max_concurrent_sequences / self._config.buffer.trajectories_per_group)
         return sum(max(0, capacity - len(worker.under_way)) for worker in serving)
 
     def _take_retries(self, free: int) -> list[Ticket]:
-        if self._is_suspect(self._retries[0]):
+        if self._suspects.has(self._retries[0]):
+            self._alone = self._retries[0].index
             return [self._retries.pop(0)]
-        count = next((i for i, ticket in enumerate(self._retries) if self._is_suspect(ticket)), len(self._retries))
+        count = next((i for i, ticket in enumerate(self._retries) if self._suspects.has(ticket)), len(self._retries))
         tickets, self._retries = self._retries[: min(count, free)], self._retries[min(count, free) :]
         return tickets
 
-    def _is_suspect(self, ticket: Ticket) -> bool:
-        failures = self._supervisor.history.prompt_failures.get(ticket.prompt.prompt_id, 0)
-        return failures >= self._supervisor.config.max_prompt_failures - 1
-
-    async def _generate(self, worker: Worker, tickets: list[Ticket], buffer: Buffer) -> None:
-        actor = worker.place.actor
-        assert actor is not None, "groups are assigned to serving workers only"
-        deadline_s = self._config.rollout.timeout_s
-        left = {ticket.index: ticket for ticket in tickets}
+    async def _generate(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
         try:
-            async for summary, reference in actor.stream_batches("generate", tickets, deadline_s=deadline_s):
-                ticket = left.pop(int(summary.group_id))
-                del worker.under_way[ticket.index]
-                self._num_sampled_tokens += summary.num_tokens
-                self._note_sampling()
-                self._wake.set()
-                self._spawn(self._guard(self._finish(ticket, summary, reference, buffer), buffer))
-        except (WorkerError, DeadlineError, DataError) as error:
-            for index in left:
-                worker.under_way.pop(index, None)
-            self._note_sampling()
-            await self._start_again(list(left.values()), error, buffer)
-            if not isinstance(error, DataError):
-                await worker.place.replace(actor, error)
+            await self._generate_all(worker, actor, tickets, buffer)
+        finally:
+            if self._alone in {ticket.index for ticket in tickets}:
+                self._alone = None
             self._wake.set()
 
-    async def _start_again(self, tickets: list[Ticket], error: TreadwheelError, buffer: Buffer) -> None:
-        history, config = self._supervisor.history, self._supervisor.config
-        # A prompt that the engine refuses is to blame alone; a dead worker's prompts are all suspects.
-        is_proven = isinstance(error, DataError) and len(tickets) == 1
-        for ticket in tickets:
-            history.blame([ticket.prompt.prompt_id] * (config.max_prompt_failures if is_proven else 1))
-        poison = [t for t in tickets if is_poison(t.prompt.prompt_id, history, config) and len(tickets) == 1]
-        for ticket in poison:
-            self._supervisor.events.event(
-                "quarantine",
-                prompt_id=ticket.prompt.prompt_id,
-                group_id=ticket.group_id,
-                reason=str(error).splitlines()[0],
-            )
-            await buffer.drop(ticket.index)
-        if isinstance(error, DataError) and not is_proven:
-            for ticket in tickets:  # find the guilty one by running each alone
-                history.prompt_failures[ticket.prompt.prompt_id] = config.max_prompt_failures - 1
-        self._retries = sorted([*self._retries, *(t for t in tickets if t not in poison)], key=lambda t: t.index)
+    async def _generate_all(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
+        left = {ticket.index: ticket for ticket in tickets}
+        while left:
+            try:
+                await self._sample(worker, actor, tickets, left, buffer)
+            except (WorkerError, DeadlineError, DataError) as error:
+                alone = len(tickets) == 1
+                guilty = self._suspects.blame([*left.values()], error, alone=alone)
+                for ticket in guilty:
+                    await buffer.drop(ticket.index)
+                again = [ticket for ticket in left.values() if ticket not in guilty]
+                if self._config.deterministic and not guilty and not any(self._suspects.has(t) for t in again):
+                    # What is sampled together must not depend on when a worker died: the whole call is made again.
+                    await self._heal(worker, actor, error)
+                    actor = await worker.place.ready()
+                    continue
+                worker.finish(left)
+                self._note_sampling()
+                self._retry(again)
+                if not isinstance(error, DataError):
+                    await self._heal(worker, actor, error)
+                return
+            if len(tickets) == 1:
+                self._suspects.absolve(tickets[0])
 
-    async def _finish(self, ticket: Ticket, sampled: GroupSummary, reference: Any, buffer: Buffer) -> None:
-        summary, reference = await self._judge(reference)
+    async def _sample(
+        self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], left: dict[int, Ticket], buffer: Buffer
+    ) -> None:
+        """Takes the finished groups out of `left`, as they come."""
+        async for summary, reference in actor.stream_batches(
+            "generate", tickets, deadline_s=self._config.rollout.timeout_s
+        ):
+            ticket = left.pop(int(summary.group_id), None)
+            if ticket is None:  # made again beside those that a dead worker had left
+                continue
+            worker.finish([ticket.index])
+            buffer.hold(ticket.index, summary.size_bytes)
+            self._num_sampled_tokens += summary.num_tokens
+            self._note_sampling()
+            self._wake.set()
+            self._spawn(self._score(ticket, reference, buffer))
+
+    async def _score(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
+        try:
+            await self._finish(ticket, reference, buffer)
+        except LostError as error:
+            self._supervisor.events.event("groups_lost", groups=[ticket.index], reason=str(error))
+            self._retry([ticket])
+        self._wake.set()
+
+    async def _finish(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
+        judged = await self._scorers.judge(ticket, reference)
+        if judged is None:
+            await buffer.drop(ticket.index)
+            return
+        summary, reference = judged
         num_failed = summary.num_reward_errors + summary.num_reward_timeouts
         if num_failed:
             self._supervisor.events.event(
@@ -289,33 +347,39 @@ class Pool:
                 num_errors=summary.num_reward_errors,
                 num_timeouts=summary.num_reward_timeouts,
             )
-        if (
-            num_failed > self._config.buffer.max_failed_share * summary.num_trajectories
-            or num_failed == summary.num_trajectories
-        ):
+        most = self._config.buffer.max_failed_share * summary.num_trajectories
+        if num_failed > most or num_failed == summary.num_trajectories:
             await self._drop(ticket, "rewards failed", buffer)
         elif not self._keep(summary):
             await self._drop(ticket, "filtered", buffer)
         else:
-            if self._reference is not None:
-                deadline_s = self._config.reference.timeout_s
-                summary, reference = await self._reference.call_for_batch("score", reference, deadline_s=deadline_s)
+            summary, reference = await self._scorers.refer(reference) or judged
             await buffer.add(ticket.index, Group(reference=reference, summary=summary))
-        self._wake.set()
 
     async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
         self._supervisor.events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
         await buffer.drop(ticket.index)
 
-    async def _judge(self, reference: Any) -> tuple[GroupSummary, Any]:
-        # The service keeps a deadline per trajectory; this one is for the service itself.
-        deadline_s = self._config.reward.timeout_s * 2 + 60.0
-        return await self._reward.call_for_batch("score", reference, deadline_s=deadline_s)
+    def _retry(self, tickets: Sequence[Ticket]) -> None:
+        self._retries = sorted([*self._retries, *tickets], key=lambda ticket: ticket.index)
+        self._wake.set()
 
     # Workers
 
     def _worker(self, spec: ActorSpec) -> Worker:
         return Worker(SupervisedActor(spec, start=self._start, supervisor=self._supervisor, on_start=self._join))
+
+    async def _heal(self, worker: Worker, actor: RemoteActor, error: TreadwheelError) -> None:
+        """Another actor in the place of one that failed, unless the worker was to leave anyway."""
+        try:
+            if worker.is_draining:
+                await worker.place.stop()
+            else:
+                await worker.place.replace(actor, error)
+        except WorkerError:
+            if not worker.is_draining:
+                raise
+        self._wake.set()
 
     async def _bring_up(self, worker: Worker) -> None:
         """A worker that joins later: one that never comes is an event, not the end of the run."""
@@ -326,16 +390,15 @@ class Pool:
         try:
             actor = await starting
         except (WorkerError, DeadlineError) as error:
-            self._workers.remove(worker)
+            if worker in self._workers:
+                self._workers.remove(worker)
             events.event("worker_not_joined", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
             return
         events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
         self._wake.set()
 
     async def _retire(self, worker: Worker) -> None:
-        while worker.under_way:
-            self._wake.clear()
-            await self._wake.wait()
+        await worker.is_idle.wait()
         self._workers.remove(worker)
         await worker.place.stop()
         self._supervisor.events.event("worker_left", actor=worker.place.spec.name)
@@ -350,16 +413,18 @@ class Pool:
         self._sampling_since = now if any(worker.under_way for worker in self._workers) else None
 
     def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guard(self, work: Awaitable[None], buffer: Buffer) -> None:
+    async def _guarded(self, work: Awaitable[None]) -> None:
         """The supervisor's net: no background failure may leave the learner waiting."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - whatever it is, the learner must learn of it
-            await buffer.close(error)
+            self._error = self._error or error
+            if self._buffer is not None:
+                await self._buffer.close(error)
 
 
 def _shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:

@@ -1,7 +1,7 @@
 """Ray's edge, driver side: start, call, kill one hosted actor. Every wait has a deadline; every error says who, what, how far.
 
-Failures come out as one of three: a deliberate error of ours (raised as it was), `WorkerError` (death or a bug in the actor),
-`DeadlineError`.
+Failures come out as one of four: a deliberate error of ours (raised as it was), `WorkerError` (death or a bug in the actor),
+`DeadlineError`, `LostError` (an argument went with its node).
 """
 
 import asyncio
@@ -10,17 +10,21 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.errors import DeadlineError, LostError, TreadwheelError, WorkerError
 from cluster.contracts.types import Progress
 from cluster.host import Host
 from cluster.supervision import ActorKind
+
+_SEAT_CHECK_S = 2.0
+"""How often a start that waits asks whether its seat still exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,13 @@ class RemoteActor:
 
     @classmethod
     async def spawn(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
-        """A process with nothing in it yet: for groups whose members must know each other's address to be built."""
+        """A process with nothing in it yet: for groups whose members must know each other's address to be built.
+
+        An actor whose seat went with its node starts wherever there is room: CPU shares place actors, they do not limit them,
+        so it asks for none; a GPU it still waits for.
+        """
+        if placement_group is not None and await _is_seat_lost(placement_group, spec):
+            spec = replace(spec, bundle=None, num_cpus=0.0)
         options: dict[str, Any] = {
             "num_cpus": spec.num_cpus,
             "num_gpus": spec.num_gpus,
@@ -83,11 +93,22 @@ class RemoteActor:
                 placement_group, placement_group_bundle_index=spec.bundle
             )
         handle: Any = ray.remote(Host).options(**options).remote(spec.name)
+        waiting = asyncio.ensure_future(
+            _wait(handle.identify.remote(), who=spec.name, phase="start", deadline_s=deadline_s)
+        )
         try:
-            pid, node_id = await _wait(handle.identify.remote(), who=spec.name, phase="start", deadline_s=deadline_s)
+            while not (await asyncio.wait({waiting}, timeout=_SEAT_CHECK_S))[0]:
+                if placement_group is not None and await _is_seat_lost(placement_group, spec):
+                    raise _SeatLost
+            pid, node_id = waiting.result()
+        except _SeatLost:
+            ray.kill(handle)
+            return await cls.spawn(spec, placement_group=placement_group, deadline_s=deadline_s)
         except BaseException:
             ray.kill(handle)
             raise
+        finally:
+            waiting.cancel()
         return cls(spec, handle, pid, node_id)
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
@@ -111,17 +132,15 @@ class RemoteActor:
     async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """References to the items that the method returns, none of which comes to the driver."""
         generator = self._handle.stream.options(num_returns="streaming").remote(method, *args)
-        references: list[Any] = []
         with _translated(self.name, method):
-            async with asyncio.timeout(deadline_s) as limit:
-                try:
-                    references = [reference async for reference in generator]
-                    if references:  # a failed item is a reference to its error: look at the last one
-                        await _ready(references[-1])
-                except TimeoutError:
-                    if not limit.expired():
-                        raise
-                    raise await self._deadline(method, deadline_s) from None
+            try:
+                async with asyncio.timeout(deadline_s) as limit:
+                    references: list[Any] = [reference async for reference in generator]
+                    await references.pop()  # the mark of a complete stream, or the error that cut it short
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise await self._deadline(method, deadline_s) from None
         return references
 
     async def stream_batches(self, method: str, *args: Any, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
@@ -130,12 +149,16 @@ class RemoteActor:
         while True:
             with _translated(self.name, method):
                 try:
-                    async with asyncio.timeout(deadline_s):
-                        summary = await (await anext(generator))
-                        reference = await anext(generator)
-                except StopAsyncIteration:
-                    return
+                    async with asyncio.timeout(deadline_s) as limit:
+                        reference = await anext(generator, None)
+                        if reference is None:
+                            return
+                        described = await anext(generator, None)
+                        # Without a summary the stream was cut short, and what stands in the batch's place is the error.
+                        summary = await (reference if described is None else described)
                 except TimeoutError:
+                    if not limit.expired():
+                        raise
                     raise await self._deadline(method, deadline_s) from None
             yield summary, reference
 
@@ -164,31 +187,43 @@ class RemoteActor:
             progress = await self.progress(deadline_s=1.0)
         except TreadwheelError:
             progress = self.last_progress
-        return DeadlineError(f"{self.name} did not finish {phase!r} within {deadline_s:g} s; {_describe(progress)}")
+        return DeadlineError(
+            f"{self.name} did not finish {phase!r} within {deadline_s:g} s; {describe('it', progress)}"
+        )
 
 
-def _describe(progress: Progress | None) -> str:
+def describe(who: str, progress: Progress | None) -> str:
+    """What an actor said last that it does, in words."""
     if progress is None:
-        return "it never reported progress"
+        return f"{who} never reported progress"
     ago = time.time() - progress.last_progress
     return (
-        f"it is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
+        f"{who} is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
         f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
     )
 
 
-async def _ready(reference: Any) -> None:
-    """Waits until the object exists without bringing it here; raises its error if it is one."""
-    ready, _ = await asyncio.to_thread(ray.wait, [reference], num_returns=1, timeout=None, fetch_local=False)
-    assert ready
+class _SeatLost(Exception):
+    """The node of the seat that an actor waits for is gone."""
+
+
+async def _is_seat_lost(placement_group: Any, spec: ActorSpec) -> bool:
+    if spec.bundle is None:
+        return False
+    table = await asyncio.to_thread(placement_group_table, placement_group)
+    alive = {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+    return table["bundles_to_node_id"].get(spec.bundle) not in alive
 
 
 async def _wait(reference: Any, *, who: str, phase: str, deadline_s: float) -> Any:
+    limit = asyncio.timeout(deadline_s)
     with _translated(who, phase):
         try:
-            async with asyncio.timeout(deadline_s):
+            async with limit:
                 return await reference
         except (TimeoutError, GetTimeoutError):
+            if not limit.expired():
+                raise
             raise DeadlineError(f"{who} did not finish {phase!r} within {deadline_s:g} s") from None
 
 
@@ -197,6 +232,8 @@ def _translated(who: str, phase: str) -> Any:
     """Ray's errors as ours: one message, the cause kept."""
     try:
         yield
+    except ObjectLostError as error:  # before the others: a task whose argument is lost raises both
+        raise LostError(f"{who}, {phase!r}: {' '.join(str(error).split())[:300]}") from error
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, TreadwheelError):

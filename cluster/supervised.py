@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.types import Progress
 from cluster.remote import ActorSpec, RemoteActor
 from cluster.supervision import Abort, Drain, Failure, FailureKind, History, decide
 
@@ -29,25 +30,28 @@ class Supervisor:
         self.history = History()
         self.events = events
 
-    async def handle(self, actor: RemoteActor, error: TreadwheelError) -> bool:
-        """Records the failure of `actor` and waits out the back-off; False means let it go. Raises `error` when the run must stop."""
+    async def handle(self, spec: ActorSpec, error: TreadwheelError, *, actor: RemoteActor | None) -> bool:
+        """Records the failure of `actor` (None: it never came up) and waits out the back-off; False means let it go.
+
+        Raises WorkerError, or a deliberate `error` itself, when the run must stop.
+        """
         failure = Failure(
-            actor=actor.name,
-            actor_kind=actor.spec.kind,
-            kind=FailureKind.HANG if actor.is_hung else kind_of(error),
+            actor=spec.name,
+            actor_kind=spec.kind,
+            kind=FailureKind.HANG if actor and actor.is_hung else kind_of(error),
             reason=str(error).splitlines()[0],
             at=time.monotonic(),
         )
         decision = decide(failure, self.history, self.config)
-        self.history.add(failure)
+        self.history.add(failure, window_s=self.config.window_s)
         self.events.event(
             "failure",
-            actor=actor.name,
+            actor=failure.actor,
             actor_kind=str(failure.actor_kind),
             failure=str(failure.kind),
             reason=failure.reason,
-            actor_pid=actor.pid,
-            policy_version=actor.last_progress.policy_version if actor.last_progress else None,
+            actor_pid=actor.pid if actor else None,
+            actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
             decision=type(decision).__name__.lower(),
         )
         match decision:
@@ -89,6 +93,9 @@ class SupervisedActor:
         self._on_start = on_start
         self._supervisor = supervisor
         self._healing = asyncio.Lock()
+        self._starting_since = time.time()
+        self._has_served = False
+        self._is_stopped = False
 
     async def ready(self) -> RemoteActor:
         """The actor, started or replaced if need be."""
@@ -103,9 +110,10 @@ class SupervisedActor:
             if self.actor is not actor:
                 return
             self.actor = None
+            self._starting_since = time.time()
             began = time.monotonic()
             await actor.kill()
-            await self._supervisor.handle(actor, error)
+            await self._supervisor.handle(self.spec, error, actor=actor)
             while self.actor is None:
                 await self._begin()
             self._supervisor.events.event(
@@ -128,7 +136,18 @@ class SupervisedActor:
         """As RemoteActor.call_for_references, tried again on the replacement of an actor that died."""
         return await self._retry(lambda actor: actor.call_for_references(method, *args, deadline_s=deadline_s))
 
+    def progress(self) -> Progress | None:
+        """What the actor said last that it does, or since when the place waits for one."""
+        if self.actor is not None:
+            return self.actor.last_progress
+        since = self._starting_since
+        return Progress(
+            actor=self.spec.name, phase="starting", policy_version=0, since=since, last_progress=since, pid=0
+        )
+
     async def stop(self) -> None:
+        """Ends the actor, and one that is still coming up as soon as it is there."""
+        self._is_stopped = True
         if self.actor is not None:
             actor, self.actor = self.actor, None
             await actor.kill()
@@ -142,18 +161,30 @@ class SupervisedActor:
                 await self.replace(actor, error)
 
     async def _begin(self) -> None:
-        actor = await self._start(self.spec)
+        if self._is_stopped:
+            raise WorkerError(f"{self.spec.name} is not wanted any more")
+        actor: RemoteActor | None = None
         try:
+            actor = await self._start(self.spec)
             if self._on_start is not None:
                 await self._on_start(actor)
-        except (WorkerError, DeadlineError) as error:  # it died while getting ready: that is one more failure
-            await actor.kill()
-            await self._supervisor.handle(actor, error)
+        except (WorkerError, DeadlineError) as error:  # it failed while getting ready: that is one more failure
+            if actor is not None:
+                await actor.kill()
+            # What never came up for another reason than a death is not healed by trying again.
+            if not self._has_served and kind_of(error) is not FailureKind.DEATH:
+                raise
+            await self._supervisor.handle(self.spec, error, actor=actor)
             return
         except BaseException:
-            await actor.kill()
+            if actor is not None:
+                await actor.kill()
             raise
-        self.actor = actor
+        # Nothing runs between here and the return of `on_start`: no broadcast can miss the new actor.
+        self.actor, self._has_served = actor, True
+        if self._is_stopped:
+            await self.stop()
+            raise WorkerError(f"{self.spec.name} is not wanted any more")
 
 
 @contextlib.asynccontextmanager
@@ -161,7 +192,7 @@ async def heartbeats(
     actors: Callable[[], Sequence[RemoteActor]],
     supervisor: Supervisor,
     *,
-    report: Callable[[Sequence[RemoteActor]], None],
+    report: Callable[[], None],
 ) -> AsyncIterator[None]:
     """Asks all actors what they do and reports it; kills one that stays silent for `hang_s`, so that its callers replace it."""
     task = asyncio.create_task(_beat(actors, supervisor, report))
@@ -174,12 +205,11 @@ async def heartbeats(
 
 
 async def _beat(
-    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, report: Callable[[Sequence[RemoteActor]], None]
+    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, report: Callable[[], None]
 ) -> None:
     while True:
-        asked = actors()
-        await asyncio.gather(*(_check(actor, supervisor) for actor in asked))
-        report(asked)
+        await asyncio.gather(*(_check(actor, supervisor) for actor in actors()))
+        report()
         await asyncio.sleep(supervisor.config.heartbeat_s)
 
 

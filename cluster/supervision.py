@@ -58,12 +58,14 @@ class Abort:
 
 @dataclass(slots=True)
 class History:
-    """Past failures of this run. The only state of supervision; append-only."""
+    """Past failures of this run: the only state of supervision."""
 
     failures: list[Failure] = field(default_factory=list[Failure])
     prompt_failures: dict[str, int] = field(default_factory=dict[str, int])
 
-    def add(self, failure: Failure) -> None:
+    def add(self, failure: Failure, *, window_s: float = float("inf")) -> None:
+        """Remembers `failure` and forgets what is older than `window_s`: nothing decides by it any more."""
+        self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
         self.failures.append(failure)
 
     def blame(self, prompt_ids: Sequence[str]) -> list[str]:
@@ -71,6 +73,10 @@ class History:
         for prompt_id in prompt_ids:
             self.prompt_failures[prompt_id] = self.prompt_failures.get(prompt_id, 0) + 1
         return list(prompt_ids)
+
+    def absolve(self, prompt_id: str) -> None:
+        """It ran alone and nothing died: the failures were another's."""
+        self.prompt_failures.pop(prompt_id, None)
 
 
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Drain | Abort:

@@ -13,9 +13,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.broadcast import Weights
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import StorageError, WorkerError
 from cluster.contracts.plugins import resolve
-from cluster.contracts.types import GroupSummary
+from cluster.contracts.types import GroupSummary, Progress
 from cluster.controller import step_metrics
 from cluster.learner_group import LearnerGroup
 from cluster.ledger import Ledger
@@ -81,6 +81,10 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
         def everyone() -> list[RemoteActor]:
             return [*pool.actors(), *learner.actors(), *([recorder.actor] if recorder.actor else [])]
 
+        def report() -> None:
+            places = [place.progress() for place in (*pool.places(), recorder)]
+            write_status(run_dir, [*places, *(rank.last_progress for rank in learner.actors())])
+
         async def learn_and_publish() -> None:
             await recorder.ready()
             await learner.start()
@@ -95,7 +99,7 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
             await _together(learn_and_publish(), pool.start())
             pids = {actor.name: actor.pid for actor in everyone()}
             log.event("started", policy_version=learner.version, actors=pids)
-            async with heartbeats(everyone, supervisor, report=lambda living: write_status(run_dir, living)):
+            async with heartbeats(everyone, supervisor, report=report):
                 yield Cluster(pool=pool, learner=learner, weights=weights, supervisor=supervisor, specs=seated.specs)
         finally:
             await asyncio.gather(pool.stop(), learner.stop(), recorder.stop(), return_exceptions=True)
@@ -164,10 +168,11 @@ def available() -> ClusterResources:
     return ClusterResources(nodes=tuple(Node(cpus=each.get("CPU", 0.0), gpus=each.get("GPU", 0.0)) for each in nodes))
 
 
-def write_status(run_dir: RunDirectory, living: Sequence[RemoteActor]) -> None:
+def write_status(run_dir: RunDirectory, doing: Sequence[Progress | None]) -> None:
     """status.json: what everyone is doing and since when, for `treadwheel info` on a live run."""
-    known = [asdict(actor.last_progress) for actor in living if actor.last_progress]
-    run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})
+    known = [asdict(each) for each in doing if each]
+    with contextlib.suppress(StorageError):  # a full disk must not end the heartbeats; events.jsonl says what happens
+        run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})
 
 
 def keep_rule(config: RunConfig) -> Any:

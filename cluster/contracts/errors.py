@@ -36,6 +36,10 @@ class WorkerError(TreadwheelError):
     """A worker failed in a way that starting it again may heal; the message names the worker."""
 
 
+class LostError(TreadwheelError):
+    """Objects went with the node that held them; whoever made them makes them again."""
+
+
 class NumericsError(TreadwheelError):
     """Loss or gradient stayed non-finite for more steps in a row than allowed."""
 
