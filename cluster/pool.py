@@ -77,7 +77,7 @@ class Pool:
         )
         self._buffer: Buffer | None = None
         self._office: TicketOffice | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._next_number = len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: list[Ticket] = []
@@ -413,18 +413,18 @@ class Pool:
         self._sampling_since = now if any(worker.under_way for worker in self._workers) else None
 
     def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(self._guarded(work))
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         """The supervisor's net: no background failure may leave the learner waiting."""
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - whatever it is, the learner must learn of it
-            self._error = self._error or error
-            if self._buffer is not None:
-                await self._buffer.close(error)
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._error = self._error or error
+        if self._buffer is not None:
+            self._spawn(self._buffer.close(error))
 
 
 def _shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:

@@ -1,0 +1,216 @@
+"""The learner dies, comes back, and has made every recorded step exactly once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.buffer import Group
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import CheckpointError, LostError, WorkerError
+from cluster.contracts.types import StepStats
+from cluster.learner_group import LearnerGroup
+from cluster.ledger import Ledger
+from cluster.remote import RemoteActor
+from cluster.supervised import SupervisedActor, Supervisor
+from cluster.supervision import ActorKind
+from tests.fakes import ListedEvents, actor_spec, group_summary
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def append_line(self, name: str, line: str) -> None:
+        self.lines.append(line)
+
+    def read_lines(self, name: str) -> list[str]:
+        return self.lines
+
+    def replace_lines(self, name: str, lines: Any) -> None: ...
+
+
+class ScriptedRank(RemoteActor):
+    """Learns by counting; `fail(method, version)` says what goes wrong instead."""
+
+    def __init__(self, scene: "Scene", spec: Any) -> None:
+        super().__init__(spec, None, 1, "node")
+        self._scene = scene
+        self._version = 0
+
+    async def free_address(self) -> str:
+        return "here:1"
+
+    async def build(self, *, deadline_s: float, **more: Any) -> None:
+        self._scene.fail("build", 0)
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        await asyncio.sleep(0)
+        self._scene.fail(method, self._version)
+        match method:
+            case "restore_latest":
+                self._version = self._scene.saved
+                return {"policy_version": self._version} if self._version else None
+            case "save":
+                self._scene.saved = self._version
+            case "update":
+                self._version += 1
+                self._scene.learned.append(args)
+                return StepStats(
+                    policy_version=self._version, metrics={}, num_trajectories=1, num_trained_tokens=1, seconds=1.0
+                )
+
+    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        self._scene.fail(method, self._version)
+        return [f"weights {self._version}"]
+
+    async def kill(self) -> None:
+        self._scene.num_killed += 1
+
+
+class ScriptedRecorder(ScriptedRank):
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        match method:
+            case "record":
+                if "lost" in args:
+                    raise LostError("recorder, 'record': its node is gone")
+                self._scene.recorded[f"step {args[0]}"] = args[1:]
+                return f"step {args[0]}", "digest"
+            case "holds":
+                if args[0] == "lost":
+                    raise LostError("gone")
+                return True
+            case _:
+                return [group_summary(0)]
+
+    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        return list(self._scene.recorded[args[0]])
+
+
+class Scene:
+    def __init__(self, *failures: tuple[str, int, Exception], num_ranks: int = 1, max_restarts: int = 8) -> None:
+        self._failures = list(failures)
+        self.saved = 0
+        self.learned: list[tuple[Any, ...]] = []
+        self.recorded: dict[str, tuple[Any, ...]] = {}
+        self.num_killed = 0
+        self.events = ListedEvents()
+        supervision = {"backoff_s": 0, "max_restarts": max_restarts}
+        config = RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", "supervision": supervision})
+        supervisor = Supervisor(config.supervision, self.events)
+
+        async def spawn(spec: Any) -> RemoteActor:
+            self.fail("spawn", 0)
+            return ScriptedRank(self, spec)
+
+        async def recorder(spec: Any) -> RemoteActor:
+            return ScriptedRecorder(self, spec)
+
+        self.group = LearnerGroup(
+            config,
+            ranks=[actor_spec(f"learner-{rank}", ActorKind.LEARNER) for rank in range(num_ranks)],
+            spawn=spawn,
+            supervisor=supervisor,
+            recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
+            ledger=Ledger(Lines()),
+            checkpoints="there",
+        )
+
+    def fail(self, method: str, version: int) -> None:
+        for failure in self._failures:
+            if failure[:2] == (method, version):
+                self._failures.remove(failure)
+                raise failure[2]
+
+    async def learn(self, num_steps: int) -> None:
+        for step in range(num_steps):
+            await self.group.update([(step, Group(reference=f"group {step}", summary=group_summary(step)))])
+
+
+def death(method: str) -> WorkerError:
+    return WorkerError(f"learner-0 died in {method!r}: killed")
+
+
+async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_record_again():
+    scene = Scene(("update", 2, death("update")))
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    await scene.learn(0)
+    for step in (1, 2):
+        await scene.group.update([(step, Group(reference=f"group {step}", summary=group_summary(step)))])
+    assert scene.group.version == 3
+    assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
+    recovery = scene.events.events[-1]
+    assert (recovery["kind"], recovery["rolled_back_to"], recovery["steps_learned_again"]) == ("recovery", 1, 2)
+
+
+async def test_deaths_while_it_starts_and_restores_are_healed():
+    scene = Scene(("spawn", 0, death("start")), ("build", 0, death("build")), ("restore_latest", 0, death("restore")))
+    await scene.group.start()
+    assert await scene.group.restore() == []
+    assert scene.events.kinds() == ["failure", "failure", "failure", "recovery"]
+
+
+async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():
+    scene = Scene(("build", 0, WorkerError("learner-0 failed in 'build': KeyError: 'model'")))
+    with pytest.raises(WorkerError, match="KeyError"):
+        await scene.group.start()
+    assert scene.events.kinds() == []
+
+
+async def test_a_learner_that_dies_for_ever_spends_the_budget():
+    scene = Scene(*[("update", 0, death("update"))] * 9, max_restarts=3)
+    await scene.group.start()
+    with pytest.raises(WorkerError, match="restart budget is spent: 3 restarts of learner"):
+        await scene.learn(1)
+    assert scene.num_killed == 4
+
+
+async def test_a_death_while_publishing_publishes_the_same_version_again():
+    scene = Scene(("publish", 1, death("publish")))
+    await scene.group.start()
+    await scene.learn(1)
+    assert await scene.group.publish() == ["weights 1"]
+    assert scene.group.version == 1
+
+
+async def test_a_death_while_saving_saves_again():
+    scene = Scene(("save", 1, death("save")))
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    assert scene.saved == 1
+
+
+async def test_a_full_disk_while_saving_is_an_event_and_the_run_goes_on():
+    scene = Scene(("save", 1, CheckpointError("checkpoint was not saved: No space left on device")))
+    await scene.group.start()
+    await scene.learn(2)
+    await scene.group.save(None)
+    assert scene.events.kinds() == []
+    scene = Scene(("save", 2, CheckpointError("checkpoint was not saved: No space left on device")))
+    await scene.group.start()
+    await scene.learn(2)
+    await scene.group.save(None)
+    assert scene.events.kinds() == ["checkpoint_failed"] and scene.saved == 0
+
+
+async def test_lost_groups_are_named_and_nothing_is_recorded():
+    scene = Scene()
+    await scene.group.start()
+    groups = [
+        (index, Group(reference=name, summary=group_summary(index))) for index, name in ((3, "here"), (4, "lost"))
+    ]
+    with pytest.raises(LostError):
+        await scene.group.update(groups)
+    assert await scene.group.lost(groups) == {4}
+    assert scene.learned == [] and scene.recorded == {}
+
+
+async def test_one_ranks_death_restarts_them_all():
+    scene = Scene(("update", 0, WorkerError("learner-1 died in 'update': killed")), num_ranks=2)
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.num_killed == 2 and scene.group.version == 1
+    assert [event["actor"] for event in scene.events.events] == ["learner-1", "learner-1"]
