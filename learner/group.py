@@ -4,6 +4,7 @@ Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; w
 With one rank everything here is the identity, and no process group exists.
 """
 
+import atexit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,11 +48,9 @@ class Group:
             timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
+        # While Python still stands: the group's threads are not to outlive it.
+        atexit.register(leave)
         return cls(rank=rank, size=size, device=device, mesh=DeviceMesh(device.type, list(range(size))))
-
-    def leave(self) -> None:
-        if self.mesh is not None and dist.is_initialized():
-            dist.destroy_process_group()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all ranks, in place."""
@@ -72,6 +71,12 @@ class Group:
         if self.mesh is not None:
             dist.broadcast(tensor, src=0)
         return tensor
+
+
+def leave() -> None:
+    """Ends this process's part in the group, if it has one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: Group, compute_dtype: torch.dtype) -> None:

@@ -40,6 +40,7 @@ if task["save"]:
 learner.export(task["export"])
 if task["rank"] == 0:
     print("RESULT" + json.dumps({"reports": reports, "canary": published[0]["canary"]["logprobs"]}))
+print("the script is done, the interpreter ends", file=sys.stderr, flush=True)
 """
 
 
@@ -74,7 +75,8 @@ def _run(
     root = Path(__file__).parents[2]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(t)],
+            # An abort in native code then says where it came from.
+            [sys.executable, "-X", "faulthandler", "-c", SCRIPT, json.dumps(t)],
             cwd=root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
