@@ -92,7 +92,7 @@ class LearnerGroup:
         return {index for index, group in groups if not await self._holds(group)}
 
     async def publish(self) -> list[Any]:
-        """References to the manifest and the buckets of the current weights."""
+        """References to the buckets of the current weights and, last, to their manifest."""
         timeout_s = self._config.weights.timeout_s
         async with self._turn:
             while True:
@@ -116,6 +116,12 @@ class LearnerGroup:
                     return
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
+
+    async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
+        """`rank` is dead. New ranks, unless a call found that out before."""
+        async with self._turn:
+            if rank in self._ranks:
+                await self._recover(error)
 
     async def formula(self) -> tuple[dict[str, Any], dict[str, str]]:
         """(the resolved mathematics, what the ranks chose while loading), for the passport."""

@@ -121,12 +121,19 @@ class Pool:
         return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())
 
     def replace(self, actor: RemoteActor, error: BaseException) -> None:
-        """`actor`, a rollout worker, failed with `error` at somebody else's call: another one starts. Returns at once."""
+        """`actor` failed with `error` at somebody else's call: another one starts. Returns at once."""
         if not isinstance(error, TreadwheelError):
             raise error
         for worker in self._workers:
             if worker.place.actor is actor:
                 self._spawn(self._heal(worker, actor, error))
+        for place in self._scorers.places():
+            if place.actor is actor:
+                self._spawn(place.replace(actor, error))
+
+    def watch(self, work: Awaitable[None]) -> None:
+        """Goes on beside everything else; should it fail, `generating` ends with its error."""
+        self._spawn(work)
 
     @contextlib.asynccontextmanager
     async def generating(self, *, into: Buffer, office: TicketOffice) -> AsyncIterator[None]:

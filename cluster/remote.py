@@ -178,9 +178,11 @@ class RemoteActor:
 
     async def _wait(self, reference: Any, *, phase: str, deadline_s: float) -> Any:
         try:
-            return await _wait(reference, who=self.name, phase=phase, deadline_s=deadline_s)
+            result = await _wait(reference, who=self.name, phase=phase, deadline_s=deadline_s)
         except DeadlineError:
             raise await self._deadline(phase, deadline_s) from None
+        self.last_seen = time.monotonic()
+        return result
 
     async def _deadline(self, phase: str, deadline_s: float) -> DeadlineError:
         try:

@@ -192,10 +192,14 @@ async def heartbeats(
     actors: Callable[[], Sequence[RemoteActor]],
     supervisor: Supervisor,
     *,
+    heal: Callable[[RemoteActor, TreadwheelError], None],
     report: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Asks all actors what they do and reports it; kills one that stays silent for `hang_s`, so that its callers replace it."""
-    task = asyncio.create_task(_beat(actors, supervisor, report))
+    """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
+
+    Its callers notice its death as well: whoever is first replaces it.
+    """
+    task = asyncio.create_task(_beat(actors, supervisor, heal, report))
     try:
         yield
     finally:
@@ -205,19 +209,29 @@ async def heartbeats(
 
 
 async def _beat(
-    actors: Callable[[], Sequence[RemoteActor]], supervisor: Supervisor, report: Callable[[], None]
+    actors: Callable[[], Sequence[RemoteActor]],
+    supervisor: Supervisor,
+    heal: Callable[[RemoteActor, TreadwheelError], None],
+    report: Callable[[], None],
 ) -> None:
     while True:
-        await asyncio.gather(*(_check(actor, supervisor) for actor in actors()))
+        asked = actors()
+        errors = await asyncio.gather(*(_check(actor, supervisor) for actor in asked))
+        for actor, error in zip(asked, errors, strict=True):
+            if error is not None:
+                heal(actor, error)
         report()
         await asyncio.sleep(supervisor.config.heartbeat_s)
 
 
-async def _check(actor: RemoteActor, supervisor: Supervisor) -> None:
+async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError | None:
+    """Why the actor needs to be replaced; None when it does not."""
     config = supervisor.config
     try:
         await actor.progress(deadline_s=config.heartbeat_s)
-    except TreadwheelError:
+    except TreadwheelError as error:
+        if kind_of(error) is FailureKind.DEATH:
+            return error
         silent_s = time.monotonic() - actor.last_seen
         if silent_s > config.hang_s and not actor.is_hung:
             supervisor.events.event(
@@ -225,3 +239,5 @@ async def _check(actor: RemoteActor, supervisor: Supervisor) -> None:
             )
             actor.is_hung = True
             await actor.kill()
+            return error
+    return None

@@ -1,4 +1,4 @@
-"""Brings a run's actors up: connected to Ray, placed, the learner restored, its weights attested; and takes them down again."""
+"""Brings a run's actors up: placed, the learner restored, its weights attested; and takes them down again."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.broadcast import Weights
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import StorageError, WorkerError
+from cluster.contracts.errors import StorageError, TreadwheelError, WorkerError
 from cluster.contracts.plugins import resolve
 from cluster.contracts.types import GroupSummary, Progress
 from cluster.controller import step_metrics
@@ -46,20 +46,6 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str | None) -> AsyncIterator[None]:
-    """A Ray cluster: the one at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one for this run alone."""
-    address = address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"log_to_driver": False, "namespace": "treadwheel", "logging_level": "error"}
-    if address is None:
-        options |= {"include_dashboard": False}
-    await asyncio.to_thread(lambda: ray.init(address, **options))
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(ray.shutdown)
-
-
-@contextlib.asynccontextmanager
 async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log) -> AsyncIterator[Cluster]:
     """All actors up, the learner restored, its weights on the workers and attested. Kills them all at the end."""
     async with _seated(config, run_dir) as seated:
@@ -81,6 +67,13 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
         def everyone() -> list[RemoteActor]:
             return [*pool.actors(), *learner.actors(), *([recorder.actor] if recorder.actor else [])]
 
+        def heal(actor: RemoteActor, error: TreadwheelError) -> None:
+            pool.replace(actor, error)
+            if actor is recorder.actor:
+                pool.watch(recorder.replace(actor, error))
+            if actor in learner.actors():
+                pool.watch(learner.heal(actor, error))
+
         def report() -> None:
             places = [place.progress() for place in (*pool.places(), recorder)]
             write_status(run_dir, [*places, *(rank.last_progress for rank in learner.actors())])
@@ -91,6 +84,7 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
             for stats, summaries in await learner.restore():
                 log.step(stats.policy_version, step_metrics(summaries, stats))
             sent = await weights.publish()
+            log.event("published", policy_version=sent.policy_version, digest=sent.digest)
             if not run_dir.exists(PASSPORT):
                 formula, described = await learner.formula()
                 write_passport(run_dir, config, formula=formula, learner=described, weights_digest=sent.digest)
@@ -99,7 +93,7 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
             await _together(learn_and_publish(), pool.start())
             pids = {actor.name: actor.pid for actor in everyone()}
             log.event("started", policy_version=learner.version, actors=pids)
-            async with heartbeats(everyone, supervisor, report=report):
+            async with heartbeats(everyone, supervisor, heal=heal, report=report):
                 yield Cluster(pool=pool, learner=learner, weights=weights, supervisor=supervisor, specs=seated.specs)
         finally:
             await asyncio.gather(pool.stop(), learner.stop(), recorder.stop(), return_exceptions=True)

@@ -15,6 +15,7 @@ from cluster.ledger import Ledger
 from cluster.run_directory import EVENTS, RunDirectory
 from cluster.weights.object_store import ObjectStoreTransport
 from deploy import assembly, launch
+from deploy.connection import connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ async def _replay(
 ) -> str:
     with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
         async with (
-            assembly.connected(address),
+            connected(address),
             assembly.learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=nothing) as learner,
         ):
             await learner.restore()
@@ -73,7 +74,8 @@ async def _replay(
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:
     events = run_dir.read_json_lines(EVENTS)
-    found = [each for each in events if each["kind"] == "broadcast" and each["policy_version"] == version]
+    kinds = ("broadcast", "published")  # a step that a resumed run learned again was only published
+    found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None
 
 
