@@ -19,6 +19,8 @@ import ray
 from cluster.contracts.schema import summarize
 from cluster.contracts.types import Progress
 
+_END = object()
+
 
 class Host:
     """Holds one object and forwards calls to it."""
@@ -54,7 +56,9 @@ class Host:
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Each item of what the method returns, as an object of its own; then None, the mark of a complete stream."""
-        for item in await self._run(getattr(self._object, method), *args) or ():
+        items = iter(await self._run(getattr(self._object, method), *args) or ())
+        # A generator computes when it is asked: in the object's thread, like everything else of it.
+        while (item := await self._run(next, items, _END)) is not _END:
             yield item
         yield None
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, NumericsError
 from cluster.contracts.types import Progress, StepStats
-from cluster.weights.manifest import pack
+from cluster.weights.manifest import WeightManifest, packing
 from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.objective import Objective
 from learner.algorithms.statistics import Statistics
@@ -280,28 +280,34 @@ class Learner:
 
     # Weights
 
-    def publish(self) -> tuple[Any, ...] | None:
-        """(manifest, bucket, bucket, ...) of the current weights on rank 0, None on the others; all ranks must call it."""
+    def publish(self) -> Iterator[Any]:
+        """On rank 0 the buckets of the current weights, one after the other, and their manifest last; nothing on the others.
+
+        All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for.
+        """
         self._enter("publishing")
-        weights = self._config.weights
-        canary = canary_of(self.networks, num_tokens=weights.canary_tokens, device=self._group.device)
-        lora, adapter = self._config.learner.lora, None
+        config, causal_lm = self._config, self.policy.causal_lm
+        canary = canary_of(self.networks, num_tokens=config.weights.canary_tokens, device=self._group.device)
+        lora, adapter = config.learner.lora, None
         if lora is not None and lora.publish == "adapter":
-            adapter = adapter_of(self.policy.causal_lm, lora=lora)
-            named = exported_adapter(self.policy.causal_lm, dtype=self._compute_dtype)
+            adapter = adapter_of(causal_lm, lora=lora)
+            named = exported_adapter(causal_lm, dtype=self._compute_dtype)
         else:
-            named = exported(self.policy.causal_lm, dtype=self._compute_dtype)
-        published: tuple[Any, ...] | None = None
+            named = exported(causal_lm, dtype=self._compute_dtype)
         if self._group.rank == 0:
-            manifest, buckets = pack(
-                named, policy_version=self.version, bucket_bytes=weights.bucket_bytes, canary=canary, adapter=adapter
-            )
-            published = (manifest.model_dump(), *buckets)
+            for part in packing(
+                named,
+                policy_version=self.version,
+                bucket_bytes=config.weights.bucket_bytes,
+                canary=canary,
+                adapter=adapter,
+            ):
+                self._moved = time.time()
+                yield part.model_dump() if isinstance(part, WeightManifest) else part
         else:
             for _ in named:
                 self._moved = time.time()
         self._enter("waiting")
-        return published
 
     # Checkpoints
 

@@ -122,8 +122,8 @@ class Learner(Protocol):
         """One optimizer step over the groups, in the order given."""
         ...
 
-    def publish(self) -> Any:
-        """(manifest, bucket, bucket, ...) of the current weights: rank 0; the others return None."""
+    def publish(self) -> Iterator[Any]:
+        """Buckets of the current weights, then their manifest: rank 0; the others yield nothing, but must be iterated too."""
         ...
 
     def save(self, directory: str, extra: Mapping[str, Any]) -> None: ...

@@ -9,7 +9,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -79,12 +79,28 @@ def pack(
     canary: Canary,
     adapter: Adapter | None = None,
 ) -> tuple[WeightManifest, list[np.ndarray]]:
-    """Copies tensors, from any device, into buckets of at most `bucket_bytes` (or one tensor, if that is larger), uint8 arrays.
+    """All at once what `packing` gives piece by piece."""
+    *buckets, manifest = packing(
+        named_tensors, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
+    )
+    return cast(WeightManifest, manifest), cast(list[np.ndarray], buckets)
 
-    Tensors that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers
-    shards as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
+
+def packing(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    policy_version: int,
+    bucket_bytes: int,
+    canary: Canary,
+    adapter: Adapter | None = None,
+) -> Iterator[np.ndarray | WeightManifest]:
+    """Bucket after bucket, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), and the manifest last.
+
+    Memory is bounded by one bucket if the caller lets each go before it asks for the next. Tensors come from any device; those
+    that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
+    as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
     """
-    buckets: list[np.ndarray] = []
+    bucket_digests: list[str] = []
     entries: list[TensorEntry] = []
     seen: dict[int, weakref.ref[torch.Tensor]] = {}
     buffer, used = np.empty(0, np.uint8), 0
@@ -96,7 +112,8 @@ def pack(
         offset = -(-used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if offset + size > len(buffer):
             if used:
-                buckets.append(buffer[:used])
+                bucket_digests.append(_digest(buffer[:used]))
+                yield buffer[:used]
             # Pages that are never written take no memory, so a small model does not pay for a large bucket.
             buffer, used, offset = np.empty(max(bucket_bytes, size), np.uint8), 0, 0
         place = torch.from_numpy(buffer[offset : offset + size])
@@ -107,7 +124,7 @@ def pack(
                 name=name,
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
-                bucket=len(buckets),
+                bucket=len(bucket_digests),
                 offset_bytes=offset,
                 size_bytes=size,
             )
@@ -115,18 +132,17 @@ def pack(
         used = offset + size
     if not entries:
         raise WeightsError(f"policy version {policy_version}: no tensors to publish")
-    buckets.append(buffer[:used])
-    bucket_digests = tuple(_digest(bucket) for bucket in buckets)
-    manifest = WeightManifest(
+    bucket_digests.append(_digest(buffer[:used]))
+    yield buffer[:used]
+    yield WeightManifest(
         policy_version=policy_version,
         tensors=tuple(entries),
-        bucket_digests=bucket_digests,
+        bucket_digests=tuple(bucket_digests),
         digest=_digest_of_table(entries, bucket_digests),
         total_bytes=sum(entry.size_bytes for entry in entries),
         canary=canary,
         adapter=adapter,
     )
-    return manifest, buckets
 
 
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:

@@ -21,7 +21,7 @@ class Publishing(Protocol):
     """The learner group as a transport sees it."""
 
     def publish(self) -> AsyncIterator[Reference]:
-        """References of what `Learner.publish` returns on rank 0, one each: the manifest, then every bucket."""
+        """References of what `Learner.publish` yields on rank 0, one each: every bucket, then the manifest."""
         ...
 
 
@@ -79,13 +79,13 @@ class ObjectStoreTransport:
                 references = [reference async for reference in learner.publish()]
                 if not references:
                     raise WeightsError("the learner published nothing: rank 0 must return a manifest and its buckets")
-                self._manifest = await references[0]
+                self._manifest = await references[-1]
         except TimeoutError as error:
             version = self._manifest.get("policy_version", "none")
             raise DeadlineError(
                 f"learner, publishing weights: not done after {self._timeout_s:g} s; last published policy version: {version}"
             ) from error
-        self._published = tuple(references)
+        self._published = (references[-1], *references[:-1])
         return await self._deliver(workers, started=started, publish_seconds=time.monotonic() - started)
 
     async def catch_up(self, workers: Sequence[Loading]) -> BroadcastStats:

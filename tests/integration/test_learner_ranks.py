@@ -34,12 +34,12 @@ while learner.version < task["until"]:
         for i in range(1 if last else 3)
     ]
     reports.append(learner.update(*groups).metrics)
-published = learner.publish()
+published = list(learner.publish())
 if task["save"]:
     learner.save(task["save"], {"policy_version": learner.version})
 learner.export(task["export"])
 if task["rank"] == 0:
-    print("RESULT" + json.dumps({"reports": reports, "canary": published[0]["canary"]["logprobs"]}))
+    print("RESULT" + json.dumps({"reports": reports, "canary": published[-1]["canary"]["logprobs"]}))
 print("the script is done, the interpreter ends", file=sys.stderr, flush=True)
 """
 

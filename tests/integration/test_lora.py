@@ -42,6 +42,11 @@ def worker(config):
     worker.stop()
 
 
+async def load(worker, learner):
+    *buckets, manifest = learner.publish()
+    return await worker.load(manifest, *buckets)
+
+
 def move(learner, *, seed: int) -> None:
     """An optimizer step's stand-in: other adapter weights, one version on."""
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +59,7 @@ def move(learner, *, seed: int) -> None:
 async def test_an_adapter_is_small_and_attested_at_every_version(learner, worker):
     for seed in range(3):
         move(learner, seed=seed)
-        manifest, *buckets = learner.publish()
+        *buckets, manifest = learner.publish()
         assert manifest["adapter"] is not None
         assert manifest["total_bytes"] < sum(p.numel() * 4 for p in learner.policy.parameters()) / 4
         proof = await worker.load(manifest, *buckets)
@@ -63,17 +68,17 @@ async def test_an_adapter_is_small_and_attested_at_every_version(learner, worker
 
 async def test_an_older_adapter_under_a_new_name_is_refused(learner, worker):
     move(learner, seed=10)
-    old, *buckets = learner.publish()
+    *buckets, old = learner.publish()
     move(learner, seed=11)
-    new, *_ = learner.publish()
+    *_, new = learner.publish()
     with pytest.raises(WeightsError):
         await worker.load({**old, "canary": new["canary"]}, *buckets)
-    await worker.load(*learner.publish())
+    await load(worker, learner)
 
 
 async def test_samples_under_the_adapter_have_the_learners_logprobs(learner, worker):
     move(learner, seed=20)
-    await worker.load(*learner.publish())
+    await load(worker, learner)
     ticket = Ticket(
         index=0,
         prompt=Prompt(prompt_id="p", text="12+30="),

@@ -79,13 +79,12 @@ def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_
 def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: str):
     learner = Learner(_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype))
     learner.update(*_groups(learner))
-    published = learner.publish()
-    assert published is not None
-    manifest = WeightManifest.model_validate(published[0])
+    *buckets, last = learner.publish()
+    manifest = WeightManifest.model_validate(last)
     names = {entry.name for entry in manifest.tensors}
     assert manifest.policy_version == 1 and ("lm_head.weight" in names) is not tied
     served = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
-    missing, unexpected = served.load_state_dict(dict(unpack(manifest, published[1:])), strict=False)
+    missing, unexpected = served.load_state_dict(dict(unpack(manifest, buckets)), strict=False)
     assert not unexpected and missing == (["lm_head.weight"] if tied else [])
     ids = torch.tensor([manifest.canary.token_ids])
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
@@ -213,11 +212,10 @@ def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, 
     assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[1]["learner/kl_reference_k3_mean"]
     moved = {n for n, p in learner.policy.named_parameters() if not torch.equal(p, before[n])}
     assert moved and all(".lora_" in name for name in moved)
-    published = learner.publish()
-    assert published is not None
-    manifest = WeightManifest.model_validate(published[0])
+    *buckets, last = learner.publish()
+    manifest = WeightManifest.model_validate(last)
     served = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
-    _, unexpected = served.load_state_dict(dict(unpack(manifest, published[1:])), strict=False)
+    _, unexpected = served.load_state_dict(dict(unpack(manifest, buckets)), strict=False)
     assert not unexpected
     ids = torch.tensor([manifest.canary.token_ids])
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]

@@ -60,14 +60,14 @@ class StuckWorker(FakeWorker):
 
 async def test_every_worker_gets_manifest_and_buckets():
     workers = [FakeWorker("w0"), FakeWorker("w1")]
-    stats = await ObjectStoreTransport(timeout_s=5).broadcast(FakeLearner(MANIFEST, b"one", b"two"), workers)
+    stats = await ObjectStoreTransport(timeout_s=5).broadcast(FakeLearner(b"one", b"two", MANIFEST), workers)
     assert [worker.loaded for worker in workers] == [[MANIFEST, b"one", b"two"]] * 2
     assert (stats.policy_version, stats.digest, stats.size_bytes) == (3, "d3", 100)
     assert [attestation.worker for attestation in stats.attestations] == ["w0", "w1"]
 
 
 async def test_a_late_worker_catches_up_without_the_learner():
-    learner, late = FakeLearner(MANIFEST, b"one"), FakeWorker("late")
+    learner, late = FakeLearner(b"one", MANIFEST), FakeWorker("late")
     transport = ObjectStoreTransport(timeout_s=5)
     await transport.broadcast(learner, [])
     await transport.catch_up([late])
