@@ -6,13 +6,12 @@ Failures come out as one of four: a deliberate error of ours (raised as it was),
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group_table
@@ -25,6 +24,10 @@ from cluster.supervision import ActorKind
 
 _SEAT_CHECK_S = 2.0
 """How often a start that waits asks whether its seat still exists."""
+
+
+_EXIT_S = 1.0
+"""What a process that was told to end gets to do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +173,7 @@ class RemoteActor:
         return progress
 
     async def kill(self) -> None:
-        """Ends the process, even one that is stopped or deaf: SIGKILL by pid on its node."""
+        """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
         with contextlib.suppress(RayError, ValueError):
             ray.kill(self._handle)
         with contextlib.suppress(RayError, TreadwheelError):
@@ -261,7 +264,7 @@ def draining_nodes() -> set[str]:
 
 async def _kill_on_node(pid: int, node_id: str) -> None:
     if node_id == ray.get_runtime_context().get_node_id():
-        _kill_process(pid)
+        await asyncio.to_thread(_kill_process, pid)
         return
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
@@ -269,5 +272,9 @@ async def _kill_on_node(pid: int, node_id: str) -> None:
 
 
 def _kill_process(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    """Gives a process that was told to end a moment to do it, which Ray then takes for intended; then kills it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(timeout=_EXIT_S)
+        process.kill()
