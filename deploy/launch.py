@@ -20,8 +20,9 @@ from cluster.ledger import Ledger
 from cluster.metrics import MetricLog, open_log
 from cluster.run_directory import RunDirectory
 from cluster.tickets import TicketOffice
-from deploy.assembly import actors, connected
+from deploy.assembly import actors
 from deploy.configuration import resolved_yaml
+from deploy.connection import connected
 from deploy.steering import Steering
 from deploy.summary import Summary, summarize
 

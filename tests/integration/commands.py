@@ -1,0 +1,99 @@
+"""`treadwheel` as a process of its own: what it says, what it writes, what it leaves behind."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = "deploy/runs/quickstart.yaml"
+SMALL = (
+    "buffer.groups_per_step=8",
+    "evaluation.num_prompts=16",
+    "rollout.kv_cache_bytes=67108864",
+    "metrics.sinks=[console, jsonl]",
+)
+"""Overrides of the quickstart: steps of a fraction of a second, everything else as it is."""
+_BIN = str(Path(sys.executable).parent)
+_MARK = "TREADWHEEL_TEST_MARK"
+"""A variable that all processes of a command inherit, so that they can be told from everybody else's."""
+
+
+def treadwheel(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the installed command to its end, in the repository root."""
+    return run(f"{_BIN}/treadwheel", *map(str, arguments), env=env)
+
+
+def run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The deadline is for commands that would never end: the machine may be busy."""
+    own = {**environment(), **(env or {})}
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=1500, check=False)
+
+
+def environment() -> dict[str, str]:
+    """Ours, with our commands on the PATH and without a cluster that a shell may have named."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+class Background:
+    """A command that runs while the test looks on. Ctrl-C reaches its whole process group, as a terminal's does."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._mark = secrets.token_hex(8)
+        with tempfile.NamedTemporaryFile(delete=False) as output:
+            self._output = Path(output.name)
+            self._process = subprocess.Popen(
+                [f"{_BIN}/treadwheel", *map(str, arguments)],
+                cwd=ROOT,
+                env={**environment(), _MARK: self._mark},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Background":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._living():
+            process.kill()
+        self._process.wait()
+        self._output.unlink()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert self._process.poll() is None, f"ended with {self._process.returncode} too early:\n{self.output}"
+            time.sleep(0.1)
+
+    def press_ctrl_c(self) -> None:
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def exit_code(self) -> int:
+        return self._process.wait(timeout=600)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def left_behind(self) -> list[str]:
+        """Processes that it started and that live on, a moment after its end."""
+        _, alive = psutil.wait_procs(self._living(), timeout=10)
+        return [str(process) for process in alive]
+
+    def _living(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if _mark_of(process) == self._mark]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(_MARK)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
