@@ -247,6 +247,9 @@ class Pool:
 
     def _assign(self, tickets: list[Ticket], buffer: Buffer) -> None:
         serving = [worker for worker in self._workers if worker.is_serving]
+        if not serving or (self._config.deterministic and len(serving) < len(self._workers)):
+            self._retry(tickets)  # whoever was free died while the buffer let nothing start
+            return
         if self._config.deterministic:
             shares = [[t for t in tickets if t.index % len(serving) == place] for place in range(len(serving))]
         else:

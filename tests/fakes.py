@@ -97,9 +97,13 @@ class ScriptedWorker:
 class ScriptedScorer:
     """A reward service or reference scorer; a reference stands for its group's index."""
 
-    def __init__(self, spec: ActorSpec, score: Callable[[int], GroupSummary]) -> None:
+    def __init__(
+        self, spec: ActorSpec, score: Callable[[int], GroupSummary], *, gate: asyncio.Event | None = None
+    ) -> None:
+        """A closed `gate` keeps every group waiting."""
         self.spec = spec
         self.pid = 2
+        self._gate = gate
         self.is_hung = False
         self.last_progress = None
         self.scored: list[int] = []
@@ -112,6 +116,8 @@ class ScriptedScorer:
     async def call_for_batch(self, method: str, reference: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
         self.scored.append(reference)
         await asyncio.sleep(0)
+        if self._gate is not None:
+            await self._gate.wait()
         return self._score(reference), reference
 
     async def kill(self) -> None: ...

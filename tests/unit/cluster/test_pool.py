@@ -6,7 +6,7 @@ import pytest
 
 from cluster.buffer import Buffer
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import DataError, WeightsError, WorkerError
+from cluster.contracts.errors import DataError, DeadlineError, LostError, WeightsError, WorkerError
 from cluster.contracts.types import SamplingParams
 from cluster.pool import Pool
 from cluster.supervised import Supervisor
@@ -34,11 +34,18 @@ class Scene:
         self.workers: list[ScriptedWorker] = []
         score = score or (lambda index: group_summary(index, rewards=(1.0, 0.0)))
 
+        self.coming = asyncio.Event()
+        self.coming.set()
+        self.judging = asyncio.Event()
+        self.judging.set()
+        self.supervisor = Supervisor(self.config.supervision, self.events)
+
         async def start(spec):
+            await self.coming.wait()
             if spec.kind is ActorKind.ROLLOUT_WORKER:
                 self.workers.append(ScriptedWorker(spec, script))
                 return self.workers[-1]
-            return ScriptedScorer(spec, score)
+            return ScriptedScorer(spec, score, gate=self.judging)
 
         async def join(actor):
             await asyncio.sleep(0)
@@ -49,7 +56,7 @@ class Scene:
             reward=actor_spec("reward", ActorKind.REWARD_SERVICE),
             reference=None,
             start=start,
-            supervisor=Supervisor(self.config.supervision, self.events),
+            supervisor=self.supervisor,
             join=join,
             keep=keep,
         )
@@ -135,3 +142,100 @@ async def test_an_evaluation_survives_a_death():
     )
     summaries = await asyncio.wait_for(scene.pool.evaluate(tickets), 10)
     assert sorted(int(summary.group_id) for summary in summaries) == [-5, -4, -3, -2, -1]
+
+
+async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotten():
+    scene = Scene()
+    buffer = Buffer(groups_per_step=4)
+    await scene.pool.start()
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        await asyncio.wait_for(buffer.take(4), 10)  # now the dispatcher waits for the next version
+        scene.coming.clear()
+        scene.pool.replace(scene.workers[0], WorkerError("rollout-0 died in 'load'"))
+        await asyncio.sleep(0)
+        await buffer.advance(1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        scene.coming.set()
+        assert [index for index, _ in await asyncio.wait_for(buffer.take(4), 10)] == [4, 5, 6, 7]
+
+
+async def test_a_deterministic_call_is_made_again_whole_after_a_death():
+    deaths = iter([WorkerError("rollout-0 died in 'generate': killed")])
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 2 else None, deterministic=True)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers] == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+
+
+async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
+    deaths = iter([WorkerError("rollout-0 died in 'generate'")] * 2)
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None)
+    assert await scene.take(num_steps=2) == list(range(8))
+    assert scene.workers[2].calls[:4] == [[0], [1], [2], [3]]
+    assert scene.supervisor.history.prompt_failures == {}
+
+
+async def test_a_group_that_kills_the_reward_service_again_and_again_is_quarantined():
+    def score(index):
+        if index == 1:
+            raise WorkerError("reward died in 'score'")
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score)
+    assert await scene.take() == [0, 2, 3, 4]
+    assert [event["group_id"] for event in scene.events.events if event["kind"] == "quarantine"] == ["00000001"]
+
+
+async def test_a_group_that_went_with_its_node_is_sampled_again():
+    lost = iter([LostError("reward, 'score': its node is gone")])
+
+    def score(index):
+        if index == 1 and (error := next(lost, None)):
+            raise error
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [1]] and scene.events.kinds() == ["groups_lost"]
+
+
+async def test_slow_rewards_slow_sampling_and_nothing_grows():
+    scene = Scene(num_workers=3, score=lambda i: group_summary(i, rewards=(1.0, 0.0), size_bytes=100))
+    buffer = Buffer(groups_per_step=4, max_off_policy_steps=1)
+    await scene.pool.start()
+    scene.judging.clear()
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        sampled = sum(len(call) for worker in scene.workers for call in worker.calls)
+        assert sampled == 8, "the window of two steps, and not one group more"
+        assert buffer.size_bytes == 8 * 100, "what waits for its reward counts"
+        scene.judging.set()
+        await asyncio.wait_for(buffer.take(4), 10)
+
+
+async def test_a_worker_told_to_leave_while_it_comes_up_is_not_left_behind():
+    scene = Scene()
+    await scene.pool.start()
+    scene.coming.clear()
+    scene.pool.scale(2, spec=lambda number: actor_spec(f"rollout-{number}"))
+    await asyncio.sleep(0)
+    scene.pool.scale(1, spec=lambda number: actor_spec(f"rollout-{number}"))
+    scene.coming.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [worker.is_dead for worker in scene.workers] == [False, True]
+    assert len(scene.pool.workers()) == 1
+
+
+async def test_a_long_wait_names_who_does_what():
+    scene = Scene()
+    await scene.pool.start()
+    buffer = Buffer(groups_per_step=2)
+    await buffer.start()
+    with pytest.raises(
+        DeadlineError,
+        match="waits for 2 groups at policy version 0 and has 0; nothing moved for",
+    ):
+        await buffer.take(2, stall_s=0.01)
+    assert "rollout-0 never reported progress" in scene.pool.describe()
