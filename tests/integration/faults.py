@@ -1,0 +1,203 @@
+"""A real run, small enough to be killed many times: start it, hurt it, read what it left behind.
+
+What is hurt was started by the test: pids come from the run's own events, and are checked to be actors before they are signalled.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+import yaml
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
+from cluster.run_directory import RunDirectory
+from deploy import run_info, verify
+from tests.integration.commands import Background, treadwheel
+from tests.models import make_tiny_model
+
+ACTORS = ("rollout-0", "reward", "reference", "recorder", "learner-0")
+"""One of each kind."""
+_NOT_MATHEMATICS = ("time", "speed/", "buffer/", "weights/", "rollout/")
+"""Metrics that say how long, how fast, or who was there. All others of a deterministic run are equal whenever it is repeated."""
+
+
+def write_run(folder: Path, model: Path, **settings: Any) -> Path:
+    """A run file on the random `model`: deterministic, on-policy, steps of a fraction of a second; `settings` go on top."""
+    run = {
+        "num_steps": 12,
+        "deterministic": True,
+        "model": {"path": str(model), "dtype": "float32"},
+        "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 200, "seed": 1},
+        "reward": {"judge": "tests.integration.judges:digit_share"},
+        "sampling": {"max_tokens": 24},
+        "buffer": {"groups_per_step": 4, "trajectories_per_group": 4},
+        "rollout": {"num_threads": 1, "cpus_per_worker": 0.5, "kv_cache_bytes": 64 * 1024**2},
+        "learner": {"num_threads": 1},
+        "reference": {"num_threads": 1},
+        "algorithm": {"kl": {"coefficient": 0.01}},
+        "optimizer": {"learning_rate": 1e-3},
+        "checkpoint": {"every_steps": 3},
+        # Silence is a hang after seconds: these actors have little to do.
+        "supervision": {"heartbeat_s": 1, "hang_s": 10, "backoff_s": 0, "max_restarts": 100, "max_prompt_failures": 100},
+        "metrics": {"sinks": ["jsonl"]},
+    }
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        if key:
+            run.setdefault(section, {})[key] = value
+        else:
+            run[section] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(run))
+    return file
+
+
+def undisturbed_run(factory: pytest.TempPathFactory) -> tuple[Path, "Run"]:
+    """(run file, a run of it that nobody hurt): one for all tests that compare with it."""
+    return _undisturbed(factory.getbasetemp() / "undisturbed")
+
+
+@functools.cache
+def _undisturbed(folder: Path) -> tuple[Path, "Run"]:
+    file = write_run(folder, make_tiny_model(folder / "model"))
+    return file, Run(folder / "run").to_end(file)
+
+
+class Run:
+    """A run directory, and the driver that works on it at the moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self.directory = RunDirectory(str(directory))
+
+    def start(self, file: Path, *overrides: str) -> Background:
+        return Background("train", file, f"run_dir={self.path}", *overrides)
+
+    def to_end(self, file: Path, *overrides: str) -> "Run":
+        """Runs it undisturbed."""
+        ended = treadwheel("train", file, f"run_dir={self.path}", *overrides)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return self
+
+    # What it says while it runs
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        found = self.directory.read_json_lines("events.jsonl")
+        return [event for event in found if event["kind"] in kinds] if kinds else found
+
+    def num_steps(self) -> int:
+        return max(self.metrics(), default=0)
+
+    def num_recorded(self) -> int:
+        return len(self.directory.read_lines("ledger/ledger.jsonl"))
+
+    def pid(self, actor: str) -> int | None:
+        """Of the living actor; None while another one comes up."""
+        pid: int | None = None
+        for event in self.events("started", "recovery", "worker_joined", "failure", "hang"):
+            if event["kind"] == "started":
+                pid = event["actors"].get(actor)
+            elif event["actor"] == actor:
+                pid = None if event["kind"] in ("failure", "hang") else event["actor_pid"]
+        return pid if pid is not None and is_actor(pid) else None
+
+    def strike(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int | None:
+        """Sends a signal to the actor; its pid, None when it was not there."""
+        pid = self.pid(actor)
+        if pid is not None:
+            os.kill(pid, number)
+        return pid
+
+    def kill_driver(self) -> None:
+        pid = self.events("launched")[-1]["pid"]
+        assert "treadwheel" in " ".join(psutil.Process(pid).cmdline())
+        os.kill(pid, signal.SIGKILL)
+
+    # What it left behind
+
+    def config(self) -> RunConfig:
+        return run_info.config_of(self.directory)
+
+    def problems(self) -> tuple[str, ...]:
+        return verify.verify(self.directory, self.config()).problems
+
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """By step; a step learned again replaces its line."""
+        lines = self.directory.read_json_lines("metrics.jsonl")
+        return {line["policy_version"]: line for line in lines if "reward/mean" in line}
+
+    def mathematics(self) -> dict[int, dict[str, Any]]:
+        return {
+            step: {name: value for name, value in numbers.items() if not name.startswith(_NOT_MATHEMATICS)}
+            for step, numbers in self.metrics().items()
+        }
+
+    def trajectories(self) -> dict[int, pa.Table]:
+        """By step, without what says where and when."""
+        tables: dict[int, pa.Table] = {}
+        for file in sorted((self.path / "trajectories").glob("*.arrow")):
+            with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
+                tables[int(file.stem.removeprefix("step-"))] = reader.read_all().drop_columns([*RUN_DEPENDENT_COLUMNS])
+        return tables
+
+    def weights(self) -> dict[int, str]:
+        """Digest of the weights that each step published."""
+        return {event["policy_version"]: event["digest"] for event in self.events("published", "broadcast")}
+
+    def checkpoint(self, step: int) -> dict[str, str]:
+        """Digest of each tensor file."""
+        folder = self.path / "checkpoints" / f"step-{step:06d}"
+        files = sorted(folder.rglob("*.safetensors"))
+        return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Of each step, as the ledger says."""
+        return [tuple(json.loads(line)["groups"]) for line in self.directory.read_lines("ledger/ledger.jsonl")]
+
+    def recovery_seconds(self) -> dict[str, list[float]]:
+        """By actor kind, from the failure that was noticed to the replacement that serves."""
+        found: dict[str, list[float]] = {}
+        for event in self.events("recovery"):
+            found.setdefault(event["actor_kind"], []).append(event["seconds"])
+        return found
+
+
+def assert_equal_bit_for_bit(run: Run, other: Run, *, steps: Sequence[int], checkpoint: int | None = None) -> None:
+    """Trajectories, mathematics and published weights of `steps`, and the tensors of one checkpoint."""
+    ours, theirs = run.trajectories(), other.trajectories()
+    for step in steps:
+        assert ours[step].equals(theirs[step]), f"trajectories of step {step} differ"
+    for step in steps:
+        left, right = run.mathematics()[step], other.mathematics()[step]
+        assert left == right, {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}
+    assert [run.weights()[step] for step in steps] == [other.weights()[step] for step in steps]
+    if checkpoint is not None:
+        assert run.checkpoint(checkpoint) == other.checkpoint(checkpoint)
+
+
+def is_actor(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).cmdline()[0].startswith("ray::")
+    except (psutil.NoSuchProcess, IndexError):
+        return False
+
+
+def until(condition: Callable[[], Any], *, process: Background | None = None, seconds: float = 240.0) -> None:
+    """Polls finely: moments such as `while a checkpoint is written` are short."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        if process is not None:
+            process.wait_until(lambda: True)  # says what it printed if it ended
+        time.sleep(0.005)

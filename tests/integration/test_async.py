@@ -1,0 +1,106 @@
+"""Asynchronous runs: the bound as the tokens themselves show it, completions that cross updates, and their replay."""
+
+import pyarrow as pa
+import pytest
+
+from deploy import replay
+from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, write_run
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def asynchronous(folder, model, *, bound: int, **settings) -> Run:
+    """Completions take several steps: short steps of two groups, up to 160 tokens each."""
+    file = write_run(
+        folder,
+        model,
+        num_steps=STEPS,
+        deterministic=False,
+        sampling__max_tokens=160,
+        buffer={"groups_per_step": 2, "trajectories_per_group": 2, "max_off_policy_steps": bound},
+        **settings,
+    )
+    return Run(folder / "run").to_end(file)
+
+
+@pytest.fixture(scope="module")
+def bound_2(tmp_path_factory, model) -> Run:
+    return asynchronous(tmp_path_factory.mktemp("bound-2"), model, bound=2, rollout__num_workers=2)
+
+
+@pytest.fixture(scope="module")
+def bound_1(tmp_path_factory, model) -> Run:
+    mismatch = {"alarm_nats": 1e-9}  # float32 rounding passes it: each step raises the alarm
+    folder = tmp_path_factory.mktemp("bound-1")
+    return asynchronous(folder, model, bound=1, rollout__on_update="abort_and_resume", mismatch=mismatch)
+
+
+def off_policy_steps(run: Run) -> dict[int, list[list[int]]]:
+    """Of every token of every completion: step -> completion -> learner version minus the version that sampled it."""
+    return {
+        step: [[step - 1 - version for version in versions] for versions in table["policy_versions"].to_pylist()]
+        for step, table in run.trajectories().items()
+    }
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_no_token_is_older_than_the_bound(bound, request):
+    run = request.getfixturevalue(f"bound_{bound}")
+    found = [age for completions in off_policy_steps(run).values() for ages in completions for age in ages]
+    assert min(found) == 0 and max(found) <= bound
+    assert max(found) > 0, "nothing overlapped: this run proves nothing"
+    assert run.problems() == ()
+    assert max(numbers["staleness/max"] for numbers in run.metrics().values()) <= bound
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_completions_go_on_under_new_weights_and_their_tokens_say_so(bound, request):
+    run = request.getfixturevalue(f"bound_{bound}")
+    completions = [
+        versions for table in run.trajectories().values() for versions in table["policy_versions"].to_pylist()
+    ]
+    assert any(len(set(versions)) > 1 for versions in completions)
+    assert all(versions == sorted(versions) for versions in completions)
+
+
+def test_log_probs_of_both_sides_agree_whatever_version_sampled_a_token(bound_2):
+    # Measured on tokens of the current version: in-flight updates, prefix caches and resumed requests are all in it.
+    measured = [numbers.get("mismatch/mean_abs_nats") for numbers in bound_2.metrics().values()]
+    known = [value for value in measured if value is not None]
+    assert known and max(known) < 1e-4
+
+
+def test_an_asynchronous_run_is_replayed_bit_for_bit(bound_2):
+    done = replay.replay(bound_2.directory, bound_2.config())
+    assert done.is_equal and done.num_steps == STEPS
+
+
+def test_a_mismatch_beyond_the_alarm_is_an_event_of_its_step(bound_1):
+    measured = {step for step, numbers in bound_1.metrics().items() if "mismatch/mean_abs_nats" in numbers}
+    assert {event["policy_version"] for event in bound_1.events("mismatch_alarm")} == measured != set()
+
+
+def test_a_bound_of_zero_equals_the_deterministic_loop_bit_for_bit(tmp_path_factory):
+    file, undisturbed = undisturbed_run(tmp_path_factory)
+    run = Run(tmp_path_factory.mktemp("bound-0") / "run").to_end(
+        file, "deterministic=false", "num_steps=6", "rollout.on_update=finish"
+    )
+    assert_equal_bit_for_bit(undisturbed, run, steps=range(1, 7))
+    assert {age for ages in off_policy_steps(run).values() for each in ages for age in each} == {0}
+
+
+def test_every_token_has_its_own_version_and_log_prob(bound_2):
+    for table in bound_2.trajectories().values():
+        for column in ("policy_versions", "rollout_logprobs"):
+            assert _lengths(table[column]) == _lengths(table["completion_token_ids"])
+
+
+def _lengths(column: pa.ChunkedArray) -> list[int]:
+    return [len(each) for each in column.to_pylist()]

@@ -1,0 +1,109 @@
+"""Hangs, silence, full disks and full memory: each is noticed within its deadline, said loudly, and survived."""
+
+import resource
+import signal
+
+import psutil
+import pyarrow as pa
+import pytest
+import ray
+
+from cluster.contracts.errors import WorkerError
+from cluster.remote import ActorSpec, RemoteActor
+from cluster.supervision import ActorKind
+from tests.integration.faults import Run, until, write_run
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+GROUPS = 4
+"""Of each step."""
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory) -> Run:
+    """Rewards that never return, a full disk under a checkpoint, and a worker and a reward service that stand still."""
+    folder = tmp_path_factory.mktemp("troubled")
+    file = write_run(
+        folder,
+        make_tiny_model(folder / "model"),
+        num_steps=30,
+        deterministic=False,
+        reward={"judge": "tests.integration.judges:never_for_some", "timeout_s": 0.5},
+        buffer={"groups_per_step": GROUPS, "trajectories_per_group": 4, "max_off_policy_steps": 1},
+    )
+    run = Run(folder / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 4, process=driver)
+        learner = run.pid("learner-0")
+        _, most = resource.prlimit(learner, resource.RLIMIT_FSIZE)
+        resource.prlimit(learner, resource.RLIMIT_FSIZE, (64 * 1024, most))  # for this process the disk is full
+        until(lambda: run.events("checkpoint_failed"), process=driver)
+        resource.prlimit(learner, resource.RLIMIT_FSIZE, (most, most))
+        for actor in ("rollout-0", "reward"):
+            goes_on_from = run.num_steps()
+            until(lambda actor=actor: run.pid(actor), process=driver)
+            stopped = run.strike(actor, signal.SIGSTOP)
+            until(lambda since=goes_on_from: run.num_steps() >= since + 3, process=driver)
+            assert not psutil.pid_exists(stopped), "what hung was replaced, so it must be gone"
+        assert driver.exit_code() == 0, driver.output
+    return run
+
+
+def test_the_run_ends_with_every_group_consumed_once(troubled):
+    assert troubled.num_steps() == 30
+    assert troubled.problems() == ()
+    consumed = [index for groups in troubled.groups() for index in groups]
+    assert len(consumed) == len(set(consumed)) == 30 * GROUPS
+
+
+def test_a_reward_that_never_returns_is_a_timeout_and_no_zero(troubled):
+    assert sum(numbers["reward/num_timeouts"] for numbers in troubled.metrics().values()) > 0
+    for table in troubled.trajectories().values():
+        rewards, statuses = table["reward"].to_pylist(), table["reward_status"].to_pylist()
+        assert [reward is None for reward in rewards] == [status == "timeout" for status in statuses]
+
+
+def test_a_full_disk_under_a_checkpoint_is_an_event_and_later_checkpoints_are_good(troubled):
+    failed = troubled.events("checkpoint_failed")
+    assert failed and "File too large" in failed[0]["reason"] and "the last good one stands" in failed[0]["reason"]
+    assert troubled.checkpoint(30), "saving went on once there was room"
+
+
+def test_silence_is_a_hang_and_is_noticed_in_time(troubled):
+    hangs = {event["actor"]: event["silent_s"] for event in troubled.events("hang")}
+    limits = troubled.config().supervision
+    assert hangs.keys() == {"rollout-0", "reward"}
+    # Asked every heartbeat, with an answer due within another one; the rest is for the machine.
+    assert all(limits.hang_s < silent_s < limits.hang_s + 4 * limits.heartbeat_s + 5 for silent_s in hangs.values())
+    assert {event["failure"] for event in troubled.events("failure")} == {"hang"}
+
+
+class Hoarder:
+    """A plain object for an actor: makes what does not fit."""
+
+    def make(self, size_bytes: int) -> list[pa.Buffer]:
+        return [pa.py_buffer(bytes(size_bytes))]
+
+
+async def test_a_full_object_store_is_a_clear_error_and_no_hang():
+    # A full store spills to disk, which costs speed and no more: here the disk counts as full too.
+    full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
+    ray.init(
+        num_cpus=1,
+        object_store_memory=100 * 1024**2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _system_config=full_disk,
+    )
+    try:
+        factory = "tests.integration.test_faults:Hoarder"
+        spec = ActorSpec(name="rollout-0", kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={})
+        actor = await RemoteActor.start(spec, deadline_s=120)
+        kept = await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
+        with pytest.raises(WorkerError, match="ObjectStoreFullError|OutOfDiskError"):
+            await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
+        del kept  # the next one fits again
+        assert await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
+    finally:
+        ray.shutdown()
