@@ -100,7 +100,9 @@ def _check_mathematics(config: RunConfig) -> frozenset[str]:
     from learner.algorithms.objective import Objective
 
     try:
-        return Objective.from_config(config.algorithm).needs
+        objective = Objective.from_config(config.algorithm)
+        objective.check_group_size(config.buffer.trajectories_per_group)
+        return objective.needs
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from cluster.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +24,12 @@ def refuse_contradictions(parts: "Parts") -> None:
                 raise ConfigError(
                     f"{variant.field}={variant.plugin.name!r} needs values, but no critic is configured; "
                     "add a `value:` section, or use an advantage without a critic such as 'grpo'"
+                )
+    for variant in parts.all():
+        for name, value in variant.plugin.params.items():
+            if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
+                raise ConfigError(
+                    f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
                 )
     if config.proximal == "rollout":
         for variant in parts.corrections:
@@ -50,3 +58,15 @@ def refuse_contradictions(parts: "Parts") -> None:
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
             )
+
+
+def refuse_group_size(parts: "Parts", *, trajectories_per_group: int) -> None:
+    """Raises ConfigError for groups that the advantage cannot compare within: asked with one group of invented rewards."""
+    if parts.advantage.requires != ("rewards_G",):
+        return
+    try:
+        parts.advantage.call(rewards_G=torch.zeros(trajectories_per_group))
+    except ValueError as error:
+        raise ConfigError(
+            f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}: {error}"
+        ) from error

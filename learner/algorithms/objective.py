@@ -16,7 +16,7 @@ from learner.algorithms import kl
 from learner.algorithms.aggregation import aggregate
 from learner.algorithms.batch import BatchTensors as BatchTensors
 from learner.algorithms.batch import Prepared as Prepared
-from learner.algorithms.checks import refuse_contradictions
+from learner.algorithms.checks import refuse_contradictions, refuse_group_size
 from learner.algorithms.controllers import AdaptiveKl, FixedKl
 from learner.algorithms.injection import Variant
 from learner.algorithms.masks import at_least_float32, masked
@@ -99,6 +99,10 @@ class Objective:
         parts = Parts.from_config(algorithm)
         refuse_contradictions(parts)
         return cls(parts)
+
+    def check_group_size(self, trajectories_per_group: int) -> None:
+        """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled."""
+        refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group)
 
     @property
     def config(self) -> AlgorithmConfig:

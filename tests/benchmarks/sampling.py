@@ -18,6 +18,7 @@ from tests.models import make_tiny_model, make_tokenizer
 NUM_GROUPS, GROUP_SIZE, MAX_TOKENS = 16, 8, 64
 ROUNDS = 5
 CONTEXT = 256
+PROMPTS = [f"{number}+{3 * number}=" for number in range(10, 10 + NUM_GROUPS)]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -37,12 +38,11 @@ async def _rows(path: Path) -> list[dict[str, Any]]:
         weights=WeightsConfig(),
     )
     await worker.load(*_published(path))
-    bare = _bare_engine(path)
-    prompts = [f"{number}+{3 * number}=" for number in range(10, 10 + NUM_GROUPS)]
+    bare = bare_engine(path)
     ours, theirs = [], []
     for _ in range(ROUNDS):
-        ours.append(await _sample_with(worker, prompts))
-        theirs.append(_sample_bare(bare, prompts))
+        ours.append(await _sample_with(worker, PROMPTS))
+        theirs.append(sample_bare(bare, PROMPTS))
     worker.stop()
     return [
         {
@@ -69,11 +69,18 @@ def _published(path: Path) -> list[Any]:
 
 
 async def _sample_with(worker: RolloutWorker, prompts: list[str]) -> float:
+    began, num_tokens = time.perf_counter(), 0
+    async for batch in worker.generate(tickets(prompts)):
+        num_tokens += len(batch["completion_token_ids"].flatten())
+    return num_tokens / (time.perf_counter() - began)
+
+
+def tickets(prompts: list[str]) -> list[Ticket]:
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
-    tickets = [
+    return [
         Ticket(
             index=index,
-            prompt=Prompt(prompt_id=str(index), text=text),
+            prompt=Prompt(prompt_id=str(index), text=text, columns={"answer": "0"}),
             num_trajectories=GROUP_SIZE,
             seed=index,
             policy_version=0,
@@ -81,13 +88,9 @@ async def _sample_with(worker: RolloutWorker, prompts: list[str]) -> float:
         )
         for index, text in enumerate(prompts)
     ]
-    began, num_tokens = time.perf_counter(), 0
-    async for batch in worker.generate(tickets):
-        num_tokens += len(batch["completion_token_ids"].flatten())
-    return num_tokens / (time.perf_counter() - began)
 
 
-def _bare_engine(path: Path) -> Any:
+def bare_engine(path: Path) -> Any:
     import vllm
 
     return vllm.LLMEngine.from_engine_args(
@@ -105,7 +108,7 @@ def _bare_engine(path: Path) -> Any:
     )
 
 
-def _sample_bare(engine: Any, prompts: list[str]) -> float:
+def sample_bare(engine: Any, prompts: list[str]) -> float:
     from vllm import SamplingParams as Sampling
     from vllm.sampling_params import RequestOutputKind
 
