@@ -257,9 +257,9 @@ def _translated(who: str, phase: str) -> Any:
 
 def draining_nodes() -> set[str]:
     """Ids of nodes that announced that they go away (spot termination, scale-down)."""
-    return set(
-        ray._private.state.state.get_draining_nodes()
-    )  # Ray has no public name for it; Serve and Train use this too
+    from ray._private.state import state  # Ray has no public name for it
+
+    return set(state.get_draining_nodes())
 
 
 async def _kill_on_node(pid: int, node_id: str) -> None:

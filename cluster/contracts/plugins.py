@@ -70,7 +70,9 @@ def resolve(plugin: Plugin, *, home: str, field: str = "plugin", given: Collecti
     return functools.partial(found, **check_params(found, plugin, field=field, given=given))
 
 
-def check_params(found: Callable[..., Any], plugin: Plugin, *, field: str, given: Collection[str] = ()) -> dict[str, Any]:
+def check_params(
+    found: Callable[..., Any], plugin: Plugin, *, field: str, given: Collection[str] = ()
+) -> dict[str, Any]:
     """The parameters, converted to their annotated types. Raises ConfigError as `resolve` does."""
     signature = inspect.signature(found)
     accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
@@ -88,7 +90,9 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, field: str, given
         checked[name] = _convert(value, hints.get(name, Any), field=f"{field}.{name}")
     missing = [name for name, p in own.items() if p.default is inspect.Parameter.empty and name not in plugin.params]
     if missing:
-        raise ConfigError(f"{field}={plugin.name!r} needs {', '.join(missing)}; write {field}: {{name: {plugin.name}, {missing[0]}: ...}}")
+        raise ConfigError(
+            f"{field}={plugin.name!r} needs {', '.join(missing)}; write {field}: {{name: {plugin.name}, {missing[0]}: ...}}"
+        )
     return checked
 
 

@@ -136,7 +136,9 @@ def _check_types(batch: pa.RecordBatch) -> None:
     if batch.schema.names != SCHEMA.names:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)
-        raise DataError(f"fields differ from the trajectory schema: missing {sorted(missing)}, foreign {sorted(foreign)}")
+        raise DataError(
+            f"fields differ from the trajectory schema: missing {sorted(missing)}, foreign {sorted(foreign)}"
+        )
     metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
     version = metadata.get(b"treadwheel.schema_version", b"none").decode()
     if version != SCHEMA_VERSION:
@@ -162,9 +164,16 @@ def _check_finite(batch: pa.RecordBatch, name: str) -> None:
 def _check_reward_status(batch: pa.RecordBatch) -> None:
     status = batch["reward_status"]
     known = pc.is_in(status, value_set=pa.array([*map(str, RewardStatus)]))
-    _refuse(batch, "reward_status", pc.and_(pc.is_valid(status), pc.invert(known)), f"is none of {', '.join(RewardStatus)}")
+    _refuse(
+        batch, "reward_status", pc.and_(pc.is_valid(status), pc.invert(known)), f"is none of {', '.join(RewardStatus)}"
+    )
     is_ok = pc.fill_null(pc.equal(status, str(RewardStatus.OK)), False)
-    _refuse(batch, "reward", pc.not_equal(is_ok, pc.is_valid(batch["reward"])), "must be given exactly when its status is 'ok'")
+    _refuse(
+        batch,
+        "reward",
+        pc.not_equal(is_ok, pc.is_valid(batch["reward"])),
+        "must be given exactly when its status is 'ok'",
+    )
 
 
 def _not_finite(values: pa.Array) -> pa.Array:

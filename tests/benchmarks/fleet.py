@@ -163,6 +163,7 @@ async def _measure(size: int) -> dict[str, float]:
 
     async def join(actor: RemoteActor) -> None: ...
 
+    supervisor = Supervisor(config.supervision, _Silent())
     pool = Pool(
         config,
         workers=[
@@ -171,7 +172,7 @@ async def _measure(size: int) -> dict[str, float]:
         reward=_spec("reward", ActorKind.REWARD_SERVICE, "Scorer"),
         reference=None,
         start=partial(RemoteActor.start, deadline_s=600.0),
-        supervisor=Supervisor(config.supervision, _Silent()),
+        supervisor=supervisor,
         join=join,
     )
     try:
@@ -184,9 +185,9 @@ async def _measure(size: int) -> dict[str, float]:
         await asyncio.to_thread(ray.shutdown)
 
 
-def _spec(name: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:
+def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:
     path = f"tests.benchmarks.fleet:{factory}"
-    return ActorSpec(name=name, kind=kind, factory=path, arguments=arguments, env={"PYTHONPATH": os.getcwd()})
+    return ActorSpec(name=actor, kind=kind, factory=path, arguments=arguments, env={"PYTHONPATH": os.getcwd()})
 
 
 async def _run(config: RunConfig, pool: Pool) -> dict[str, float]:
@@ -201,7 +202,8 @@ async def _run(config: RunConfig, pool: Pool) -> dict[str, float]:
     )
     own = psutil.Process()
     version = num_groups = 0
-    began, cpu, memory = 0.0, 0.0, 0
+    began, cpu = 0.0, 0.0
+    memory: list[tuple[int, int]] = []
     async with pool.generating(into=buffer, office=office):
         while version < 3 or time.monotonic() - began < SECONDS:
             await buffer.take(size, stall_s=300.0)
@@ -210,14 +212,17 @@ async def _run(config: RunConfig, pool: Pool) -> dict[str, float]:
             if version < 3:  # the pipeline fills
                 continue
             if version == 3:
-                began, cpu, memory = time.monotonic(), sum(own.cpu_times()[:2]), own.memory_info().rss
+                began, cpu = time.monotonic(), sum(own.cpu_times()[:2])
                 continue
             num_groups += size
+            memory.append((num_groups, own.memory_info().rss))
     seconds = time.monotonic() - began
+    # Of the second half: in the first, caches and connections fill.
+    (groups_half, bytes_half), (groups_end, bytes_end) = memory[len(memory) // 2], memory[-1]
     return {
         "groups_per_s": num_groups / seconds,
         "cpu_ms_per_group": 1000 * (sum(own.cpu_times()[:2]) - cpu) / num_groups,
-        "growth_kb_per_group": (own.memory_info().rss - memory) / 1024 / num_groups,
+        "growth_kb_per_group": (bytes_end - bytes_half) / 1024 / (groups_end - groups_half),
     }
 
 

@@ -101,7 +101,7 @@ async def test_a_full_object_store_is_a_clear_error_and_no_hang():
         spec = ActorSpec(name="rollout-0", kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={})
         actor = await RemoteActor.start(spec, deadline_s=120)
         kept = await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
-        with pytest.raises(WorkerError, match="ObjectStoreFullError|OutOfDiskError"):
+        with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
             await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
         del kept  # the next one fits again
         assert await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
