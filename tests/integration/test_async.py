@@ -70,9 +70,9 @@ def test_completions_go_on_under_new_weights_and_their_tokens_say_so(bound, requ
     assert all(versions == sorted(versions) for versions in completions)
 
 
-def test_log_probs_of_both_sides_agree_whatever_version_sampled_a_token(bound_2):
-    # Measured on tokens of the current version: in-flight updates, prefix caches and resumed requests are all in it.
-    measured = [numbers.get("mismatch/mean_abs_nats") for numbers in bound_2.metrics().values()]
+def test_log_probs_of_both_sides_agree_where_requests_are_resumed_under_new_weights(bound_1):
+    # What `abort_and_resume` buys: with `continue` later tokens see keys and values that the old weights made.
+    measured = [numbers.get("mismatch/mean_abs_nats") for numbers in bound_1.metrics().values()]
     known = [value for value in measured if value is not None]
     assert known and max(known) < 1e-4
 

@@ -158,3 +158,29 @@ def test_the_bound_holds_for_every_token_under_any_timing(seed, num_workers, bou
         assert order == sorted(set(order))
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_again():
+    buffer = Buffer(groups_per_step=2, max_off_policy_steps=1)
+    await buffer.start()
+    for index in range(4):
+        await buffer.add(index, group(size_bytes=10))
+    taken = await buffer.take(2)
+    await buffer.put_back(taken, lost={1})
+    assert buffer.num_startable() == 0 and buffer.size_bytes == 30
+    taking = asyncio.create_task(buffer.take(2))
+    await asyncio.sleep(0)
+    assert not taking.done(), "group 1 is sampled again, and nobody overtakes it"
+    await buffer.add(1, group())
+    assert [index for index, _ in await taking] == [0, 1]
+
+
+async def test_bytes_of_groups_that_wait_for_their_scores_count():
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=3, max_size_bytes=100)
+    await buffer.start(limit=2)
+    buffer.hold(0, 60)
+    buffer.hold(1, 60)
+    assert buffer.size_bytes == 120 and buffer.num_startable() == 0
+    await buffer.add(0, group(size_bytes=70))
+    await buffer.take(1)
+    assert buffer.size_bytes == 60 and buffer.num_startable() == 2

@@ -48,3 +48,10 @@ def test_a_prompt_that_kills_three_times_is_poison():
         history.blame(["a", "b"])
     history.blame(["a"])
     assert is_poison("a", history, SupervisionConfig()) and not is_poison("b", history, SupervisionConfig())
+
+
+def test_what_nothing_decides_by_any_more_is_forgotten():
+    history = History()
+    for at in range(1000):
+        history.add(failure(at), window_s=100)
+    assert len(history.failures) == 101

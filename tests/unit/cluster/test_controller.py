@@ -1,0 +1,123 @@
+"""The loop with everything around it scripted."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from cluster.buffer import Buffer, Group
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import LostError, MismatchError, StalenessError
+from cluster.contracts.types import StepStats
+from cluster.controller import train
+from cluster.weights.object_store import BroadcastStats
+from tests.fakes import ListedEvents, group_summary
+
+
+class Scene:
+    """A pool that finishes every group at once, a learner that counts."""
+
+    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **config: Any) -> None:
+        self.config = RunConfig.model_validate(
+            {"model": {"path": "none"}, "prompts": "none", "num_steps": 3, "buffer": {"groups_per_step": 2}, **config}
+        )
+        self.buffer = Buffer(groups_per_step=2)
+        self.log = ListedEvents()
+        self.version = 0
+        self.learned: list[list[int]] = []
+        self.again: list[int] = []
+        self.saved: list[int] = []
+        self._mismatch, self._lost, self._age = differs_by, set(lost), age
+
+    async def run(self) -> None:
+        await train(
+            self.config,
+            pool=self,
+            office=None,
+            learner=self,
+            buffer=self.buffer,
+            weights=self,
+            log=self.log,
+        )
+
+    # pool
+
+    @contextlib.asynccontextmanager
+    async def generating(self, *, into: Buffer, office: Any):
+        task = asyncio.create_task(self._generate(into))
+        yield
+        task.cancel()
+
+    async def _generate(self, buffer: Buffer) -> None:
+        while True:
+            for index in await buffer.start():
+                await self._add(index)
+
+    async def _add(self, index: int) -> None:
+        summary = group_summary(index, version=self.buffer.version - self._age, rewards=(1.0, 0.0))
+        await self.buffer.add(index, Group(reference=index, summary=summary))
+
+    def sample_again(self, indices: set[int]) -> None:
+        self.again += sorted(indices)
+        self._lost -= indices
+        self._adding = [asyncio.create_task(self._add(index)) for index in indices]
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    # learner
+
+    async def update(self, groups: Any) -> StepStats:
+        if self._lost & {index for index, _ in groups}:
+            raise LostError("its node is gone")
+        self.learned.append([index for index, _ in groups])
+        self.version += 1
+        metrics = {"mismatch/mean_abs_nats": self._mismatch}
+        return StepStats(
+            policy_version=self.version, metrics=metrics, num_trajectories=4, num_trained_tokens=8, seconds=1.0
+        )
+
+    async def lost(self, groups: Any) -> set[int]:
+        return {index for index, _ in groups} & self._lost
+
+    async def save(self, metric: float | None) -> None:
+        self.saved.append(self.version)
+
+    # weights
+
+    async def broadcast(self, pool: Any) -> BroadcastStats:
+        return BroadcastStats(
+            policy_version=self.version, digest="d", size_bytes=1, seconds=0.0, publish_seconds=0.0, attestations=()
+        )
+
+
+async def test_every_step_consumes_its_groups_and_the_last_one_is_saved():
+    scene = Scene()
+    await scene.run()
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [3]
+
+
+async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_once():
+    scene = Scene(lost=(3,))
+    await scene.run()
+    assert scene.again == [3]
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]]
+    assert [event["groups"] for event in scene.log.events if event["kind"] == "groups_lost"] == [[3]]
+
+
+async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajectories():
+    scene = Scene(differs_by=0.6)
+    await scene.run()
+    assert scene.log.kinds().count("mismatch_alarm") == 3
+    scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
+    with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001.arrow"):
+        await scene.run()
+    assert scene.learned == [[0, 1]] and scene.saved == []
+
+
+async def test_a_token_beyond_the_bound_is_never_trained_on():
+    scene = Scene(age=1)
+    with pytest.raises(StalenessError, match="group 0 has a token of policy version -1, the learner is at 0"):
+        await scene.run()
+    assert scene.learned == []
