@@ -2,7 +2,7 @@
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
 SHELL := /bin/bash
 BIN := .venv/bin
-FLAVOUR := $(if $(GPU),gpu,cpu)
+FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
 .PHONY: install train test test-fast check format bench docs

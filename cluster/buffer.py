@@ -15,8 +15,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.contracts.errors import DeadlineError
+from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import GroupSummary
+
+_MAX_DROPPED_STEPS = 20
+"""Steps' worth of groups that may be dropped in a row: beyond it nothing will ever train, and sampling on would hide it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class Buffer:
         self._sizes: dict[int, int] = {}
         self._size_bytes = 0
         self._num_dropped = 0
+        self._num_dropped_in_a_row = 0
         self._wait_seconds = 0.0
         self._head_of_line_seconds = 0.0
         self._error: BaseException | None = None
@@ -102,6 +106,7 @@ class Buffer:
         async with self._changed:
             if self._live[index] is not None:
                 raise KeyError(f"group {index} was added before")
+            self._num_dropped_in_a_row = 0
             self._live[index] = group
             self._size(index, group.summary.size_bytes)
             self._finished_at[index] = time.monotonic()
@@ -111,9 +116,18 @@ class Buffer:
         """The group is sampled, and its bytes wait for what scores it: they count."""
         self._size(index, size_bytes)
 
-    async def drop(self, index: int) -> None:
-        """The group leaves without being trained on, and another one may start in its place."""
+    async def drop(self, index: int, *, why: str = "") -> None:
+        """The group leaves without being trained on, and another one may start in its place.
+
+        Ends the run's waits with DataError when `_MAX_DROPPED_STEPS` steps' worth was dropped and not one group kept.
+        """
         async with self._changed:
+            self._num_dropped_in_a_row += 1
+            if self._num_dropped_in_a_row >= _MAX_DROPPED_STEPS * self._groups_per_step:
+                self._error = self._error or DataError(
+                    f"{self._num_dropped_in_a_row} groups in a row were dropped, the last one because: {why or 'unknown'}; "
+                    "events.jsonl and the reward's messages say more: mend the reward, the prompts or the filter"
+                )
             del self._live[index]
             self._finished_at.pop(index, None)
             self._size(index, 0)

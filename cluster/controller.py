@@ -13,7 +13,6 @@ from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import GroupSummary, SamplingParams, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.pool import Pool
-from cluster.scoring import judging_deadline_s
 from cluster.tickets import TicketOffice, evaluation_tickets
 
 
@@ -70,7 +69,8 @@ async def train(
 ) -> None:
     """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
     version = learner.version
-    metric = await _evaluate(evaluator, pool, version=version, log=log) if version == 0 else None
+    if version == 0:
+        await _evaluate(evaluator, pool, version=version, log=log)
     async with pool.generating(into=buffer, office=office):  # a dead producer raises in take
         while version < config.num_steps:
             began = time.monotonic()
@@ -87,6 +87,7 @@ async def train(
             version = stats.policy_version
             sent = await weights.broadcast(pool)
             timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
+            metric = None
             if _is_due(config.evaluation.every_steps, version, config.num_steps):
                 metric = await _evaluate(evaluator, pool, version=version, log=log)
             await buffer.advance(version)  # only now may further rollouts start
@@ -95,6 +96,7 @@ async def train(
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, config, log)
             if _is_due(config.checkpoint.every_steps, version, config.num_steps):
+                # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 await learner.save(metric if evaluator else _mean_reward(summaries))
 
 
@@ -108,11 +110,10 @@ async def _evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, lo
 
 async def _take(config: RunConfig, *, pool: Pool, buffer: Buffer) -> list[tuple[int, Group]]:
     """The next step's groups. Each wait below has a deadline of its own: this one is for what they all missed."""
-    longest_s = config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s
+    judging_s = config.reward.timeout_s * config.buffer.trajectories_per_group + 60.0
+    stall_s = config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
     try:
-        return await buffer.take(
-            config.buffer.groups_per_step, stall_s=longest_s + judging_deadline_s(config.reward.timeout_s)
-        )
+        return await buffer.take(config.buffer.groups_per_step, stall_s=stall_s)
     except DeadlineError as error:
         raise DeadlineError(f"{error}; {pool.describe()}") from None
 

@@ -49,6 +49,8 @@ class LearnerGroup:
         self._turn = asyncio.Lock()
         self.version = 0
         """Policy version of the ranks: completed optimizer steps."""
+        self.saved_version = 0
+        """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
@@ -110,9 +112,12 @@ class LearnerGroup:
             while True:
                 try:
                     await self._all("save", directory, extra)
+                    self.saved_version = self.version
                     return
                 except CheckpointError as error:
-                    self._supervisor.events.event("checkpoint_failed", policy_version=self.version, reason=str(error))
+                    self._supervisor.events.event(
+                        "checkpoint_failed", policy_version=self.version, reason=str(error), message=str(error)
+                    )
                     return
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
@@ -175,7 +180,7 @@ class LearnerGroup:
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         extra = await self._all("restore_latest", self._checkpoints)
-        self.version = int(extra["policy_version"]) if extra else 0
+        self.version = self.saved_version = int(extra["policy_version"]) if extra else 0
         return [await self._learn_again(record) for record in self._ledger.after(self.version)]
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:

@@ -269,10 +269,12 @@ class Pool:
             return 0
         if self._alone is not None:
             return 0
+        if self._config.deterministic and len(serving) < len(self._workers):
+            return 0  # who samples what is fixed: a missing worker is waited for
         if self._retries and self._suspects.has(self._retries[0]):
             return int(not any(worker.under_way for worker in serving))
-        if self._config.deterministic:  # who samples what is fixed: a missing worker is waited for
-            return 2**31 if len(serving) == len(self._workers) else 0
+        if self._config.deterministic:
+            return 2**31
         capacity = math.ceil(self._config.rollout.max_concurrent_sequences / self._config.buffer.trajectories_per_group)
         return sum(max(0, capacity - len(worker.under_way)) for worker in serving)
 
@@ -358,7 +360,9 @@ class Pool:
                 num_timeouts=summary.num_reward_timeouts,
             )
         most = self._config.buffer.max_failed_share * summary.num_trajectories
-        if num_failed > most or num_failed == summary.num_trajectories:
+        # One trajectory that is left of several has nothing to be compared with: no group advantage is defined for it.
+        num_left = summary.num_trajectories - num_failed
+        if num_failed > most or num_left == 0 or (num_failed and num_left < 2):
             await self._drop(ticket, "rewards failed", buffer)
         elif not self._keep(summary):
             await self._drop(ticket, "filtered", buffer)
@@ -368,7 +372,7 @@ class Pool:
 
     async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
         self._supervisor.events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
-        await buffer.drop(ticket.index)
+        await buffer.drop(ticket.index, why=why)
 
     def _retry(self, tickets: Sequence[Ticket]) -> None:
         self._retries = sorted([*self._retries, *tickets], key=lambda ticket: ticket.index)

@@ -5,6 +5,7 @@ configuration: `differing` says which setting another one changes, and only sett
 """
 
 import contextlib
+import errno
 import json
 import os
 import posixpath
@@ -36,8 +37,10 @@ MAY_CHANGE = (
     "rollout.num_workers",
     "learner.num_ranks",
 )
-"""Settings, or sections, that a resumed run may have otherwise; besides these, timeouts and how many CPUs, GPUs and threads."""
-_MAY_CHANGE_ENDINGS = (
+"""Settings, or sections, that a resumed run may have otherwise (`num_steps` with a constant schedule, `num_workers` unless
+deterministic); besides these, timeouts and how many CPUs, GPUs and threads."""
+_SECTIONS_WITH_RESOURCES = ("learner", "reference", "reward", "rollout", "weights")
+_RESOURCES = (
     "timeout_s",
     "num_threads",
     "cpus",
@@ -204,8 +207,13 @@ class RunDirectory:
         with _naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
-            with open(path, "ab", buffering=0) as file:
-                file.write(f"{line}\n".encode())
+            with open(path, "ab+", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                is_torn = before > 0 and os.pread(file.fileno(), 1, before - 1) != b"\n"
+                content = f"{chr(10) * is_torn}{line}\n".encode()
+                if file.write(content) != len(content):  # an almost full disk takes a part without an error
+                    file.truncate(before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if is_durable:
                     os.fsync(file.fileno())
 
@@ -257,12 +265,18 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     return {
         name: (left.get(name), right.get(name))
         for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and not _may_change(name)
+        if left.get(name) != right.get(name) and not _may_change(name, theirs)
     }
 
 
-def _may_change(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE) or name.endswith(_MAY_CHANGE_ENDINGS)
+def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
+    if name == "num_steps":  # a schedule that ends with the run gives its past steps other learning rates
+        return theirs.get("optimizer", {}).get("schedule", "constant") == "constant"
+    if name == "rollout.num_workers":  # which worker samples what is part of a deterministic run
+        return not theirs.get("deterministic", False)
+    section, _, setting = name.partition(".")
+    is_resource = section in _SECTIONS_WITH_RESOURCES and setting in _RESOURCES
+    return is_resource or any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

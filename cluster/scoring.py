@@ -14,9 +14,14 @@ from cluster.supervised import Start, SupervisedActor, Supervisor
 from cluster.suspects import Suspects
 
 
-def judging_deadline_s(timeout_s: float) -> float:
-    """The reward service keeps a deadline per trajectory; this one is for the service itself."""
-    return timeout_s * 2 + 60.0
+def judging_deadline_s(config: RunConfig) -> float:
+    """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
+
+    Only a service that answers heartbeats and yet judges nothing meets this one; a dead or silent one is found much sooner.
+    """
+    buffer = config.buffer
+    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * buffer.trajectories_per_group
+    return config.reward.timeout_s * num_queued + 60.0
 
 
 class Scorers:
@@ -42,7 +47,7 @@ class Scorers:
 
     async def judge(self, ticket: Ticket, reference: Any) -> tuple[GroupSummary, Any] | None:
         """The group with rewards; None when it is quarantined. Raises LostError when it went with its node."""
-        deadline_s = judging_deadline_s(self._config.reward.timeout_s)
+        deadline_s = judging_deadline_s(self._config)
         while True:
             alone = self._suspects.has(ticket)
             async with self._suspects.turn(alone=alone):

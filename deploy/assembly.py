@@ -186,7 +186,9 @@ def _weights(config: RunConfig, learner: LearnerGroup) -> Weights:
     transport = resolve(
         config.weights.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",)
     )
-    return Weights(transport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s)
+    # Publishing may have to wait for a learner that heals and learns again: its calls have the deadlines, this only bounds their sum.
+    longest_s = timeout_s + 10 * (config.learner.timeout_s + config.supervision.start_s)
+    return Weights(transport(timeout_s=longest_s), learner=learner, timeout_s=timeout_s)
 
 
 async def _reserve(placement: PlacementPlan, *, deadline_s: float) -> Any:

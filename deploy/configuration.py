@@ -54,7 +54,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
 
 def resolved_yaml(config: RunConfig) -> str:
     """Every setting with its value, as run.yaml keeps it. What looks like a secret is hidden: secrets come from the environment."""
-    return yaml.safe_dump(_hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
 
 
 def fields(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -153,11 +153,11 @@ def _joined(problems: Sequence[str], *, source: str) -> str:
     return f"{source}: {len(problems)} problems" + "".join(f"\n  {problem}" for problem in problems)
 
 
-def _hidden(value: Any, name: str = "") -> Any:
+def hidden(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _hidden(item, key) for key, item in value.items()}
+        return {key: hidden(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_hidden(item, name) for item in value]
+        return [hidden(item, name) for item in value]
     if isinstance(value, str):
         return HIDDEN if _SECRET.search(name) else _CREDENTIALS_IN_URL.sub(HIDDEN, value)
     return value

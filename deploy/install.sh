@@ -78,7 +78,11 @@ sys.exit(problem)
 PYTHON
 }
 
+if [ "$(cat "$venv/.flavour" 2>/dev/null || echo "$flavour")" != "$flavour" ]; then
+    die "$venv is a $(cat "$venv/.flavour") installation; remove it first: the two builds of torch and vLLM do not mix"
+fi
 make_venv
+echo "$flavour" >"$venv/.flavour"
 case $flavour in
     cpu) install_cpu ;;
     gpu) install_gpu ;;

@@ -10,7 +10,7 @@ import psutil
 
 from cluster.buffer import Buffer
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import SamplingParams
@@ -20,7 +20,7 @@ from cluster.ledger import Ledger
 from cluster.metrics import MetricLog, open_log
 from cluster.run_directory import RunDirectory
 from cluster.tickets import TicketOffice
-from deploy.assembly import actors
+from deploy.assembly import Cluster, actors
 from deploy.configuration import resolved_yaml
 from deploy.connection import connected
 from deploy.steering import Steering
@@ -85,6 +85,25 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
                 log=log,
                 evaluator=evaluator,
             )
+        await _save_the_end(cluster, evaluator, log)
+
+
+async def _save_the_end(cluster: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
+    """For a run that was stopped between its last step and its last save, or whose last save failed. Raises CheckpointError."""
+    learner = cluster.learner
+    if learner.saved_version == learner.version:
+        return
+    metric = None
+    if evaluator is not None:
+        metrics = await evaluator.run(cluster.pool, version=learner.version)
+        log.step(learner.version, metrics)
+        metric = metrics["eval/reward"]
+    await learner.save(metric)
+    if learner.saved_version != learner.version:
+        raise CheckpointError(
+            f"the weights of the last step, {learner.version}, were not saved; events.jsonl says why. "
+            "Mend that and start the same command again: it learns from the record and saves"
+        )
 
 
 async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | None) -> dict[str, float]:

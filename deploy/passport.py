@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.run_directory import RunDirectory
+from deploy.configuration import hidden
 
 PASSPORT = "passport.json"
 _PACKAGES = (
@@ -29,8 +30,7 @@ def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however their files are cut."""
-    run_dir.write_json(
-        PASSPORT,
+    passport = hidden(
         {
             "mathematics": formula,
             "batch": config.buffer.model_dump(mode="json", exclude={"max_size_bytes"}),
@@ -52,6 +52,7 @@ def write_passport(
             "versions": {"python": platform.python_version(), **_versions()},
         },
     )
+    run_dir.write_json(PASSPORT, passport)
 
 
 def tokenizer_digest(path: str) -> str | None:

@@ -76,11 +76,17 @@ class Steering:
         self._set(self._config.rollout.num_workers, why="asked for")
         while True:
             await asyncio.sleep(_POLL_S)
-            if (asked := self._asked()) is not None:
-                self._set(asked, why="treadwheel scale")
-            have = self._cluster.pool.num_workers
-            self._set(decide(self._loads, num_workers=have, config=self._config.elastic), why="elastic")
-            self._leave_draining_nodes()
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - a look that failed is taken again; the run does not hang on it
+                self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
+
+    def _look(self) -> None:
+        if (asked := self._asked()) is not None:
+            self._set(asked, why="treadwheel scale")
+        have = self._cluster.pool.num_workers
+        self._set(decide(self._loads, num_workers=have, config=self._config.elastic), why="elastic")
+        self._leave_draining_nodes()
 
     def _set(self, num_workers: int, *, why: str) -> None:
         pool = self._cluster.pool

@@ -122,9 +122,24 @@ async def test_failed_rewards_are_dropped_never_zero():
     assert scene.events.kinds() == ["reward_failure", "drop"]
 
 
-async def test_half_failed_rewards_train_with_the_other_half():
-    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, None), num_reward_errors=1))
+async def test_some_failed_rewards_train_with_the_others():
+    rewards = (1.0, None, 0.0, 1.0)
+    scene = Scene(score=lambda i: group_summary(i, num_trajectories=4, rewards=rewards, num_reward_errors=1))
     assert await scene.take() == [0, 1, 2, 3]
+
+
+async def test_a_reward_that_is_left_alone_is_dropped():
+    def score(index):
+        if index == 0:
+            return group_summary(index, rewards=(1.0, None), num_reward_errors=1)
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    assert await Scene(score=score).take() == [1, 2, 3, 4]
+
+
+async def test_a_reward_that_always_fails_ends_the_run_and_says_so():
+    with pytest.raises(DataError, match="80 groups in a row were dropped, the last one because: rewards failed"):
+        await Scene(score=lambda i: group_summary(i, rewards=(None, None), num_reward_errors=2)).take()
 
 
 async def test_groups_without_variance_are_sampled_again():
