@@ -199,7 +199,7 @@ def is_actor(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], Any], *, process: Background | None = None, seconds: float = 240.0) -> None:
+def until(condition: Callable[[], Any], *, process: Background | None = None, seconds: float = 900.0) -> None:
     """Polls finely: moments such as `while a checkpoint is written` are short."""
     deadline = time.monotonic() + seconds
     while not condition():

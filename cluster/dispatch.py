@@ -1,0 +1,261 @@
+"""Who samples what: gives every group that may start to a worker, and follows it to the buffer. The pool runs it.
+
+A group's way is worker -> reward -> reference -> buffer, and only references pass through here. A dead actor's unfinished groups
+start again, under the same tickets.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from cluster.buffer import Buffer, Group
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import DataError, DeadlineError, LostError, TreadwheelError, WorkerError
+from cluster.contracts.types import GroupSummary, Ticket
+from cluster.remote import RemoteActor
+from cluster.scoring import Scorers
+from cluster.supervised import Events, SupervisedActor
+from cluster.suspects import Suspects
+from cluster.tickets import TicketOffice
+
+Keep = Callable[[GroupSummary], bool]
+"""Which finished groups are worth training on."""
+
+
+class Worker:
+    """A rollout worker's place, and the groups it has under way."""
+
+    def __init__(self, place: SupervisedActor) -> None:
+        self.place = place
+        self.under_way: dict[int, Ticket] = {}
+        self.is_draining = False
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+
+    def take(self, tickets: Sequence[Ticket]) -> None:
+        self.under_way.update((ticket.index, ticket) for ticket in tickets)
+        self.is_idle.clear()
+
+    def finish(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.under_way.pop(index, None)
+        if not self.under_way:
+            self.is_idle.set()
+
+    @property
+    def is_serving(self) -> bool:
+        return self.place.actor is not None and not self.is_draining
+
+
+class Dispatcher:
+    """Keeps every startable group under way."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        workers: Sequence[Worker],
+        scorers: Scorers,
+        suspects: Suspects,
+        events: Events,
+        keep: Keep,
+        heal: Callable[[Worker, RemoteActor, TreadwheelError], Awaitable[None]],
+        spawn: Callable[[Awaitable[None]], None],
+    ) -> None:
+        """`workers` is the pool's own list: who joins or leaves shows in it. `spawn` runs what goes on beside everything else."""
+        self._config = config
+        self._workers = workers
+        self._scorers = scorers
+        self._suspects = suspects
+        self._events = events
+        self._keep = keep
+        self._heal = heal
+        self._spawn = spawn
+        self._retries: list[Ticket] = []
+        self._alone: int | None = None
+        """Index of the suspect that runs now: nothing starts beside it."""
+        self._wake = asyncio.Event()
+        self._num_sampled_tokens = 0
+        self._sampling_seconds = 0.0
+        self._sampling_since: float | None = None
+
+    def wake(self) -> None:
+        """A worker came, or came free."""
+        self._wake.set()
+
+    def retry(self, tickets: Sequence[Ticket]) -> None:
+        """These groups start again, before any new one."""
+        self._retries = sorted([*self._retries, *tickets], key=lambda ticket: ticket.index)
+        self._wake.set()
+
+    def stats(self) -> dict[str, float]:
+        """Sampling since the last call: seconds with a group under way, and tokens."""
+        self._note_sampling()
+        tokens, seconds = self._num_sampled_tokens, self._sampling_seconds
+        self._num_sampled_tokens, self._sampling_seconds = 0, 0.0
+        return {"time/sampling_s": seconds, "speed/sampling_tokens_per_s": tokens / seconds if seconds else 0.0}
+
+    async def run(self, buffer: Buffer, office: TicketOffice) -> None:
+        """Never returns."""
+        while True:
+            while not (free := self._free_groups()):
+                self._wake.clear()
+                await self._wake.wait()
+            if self._retries:
+                tickets = self._take_retries(free)
+            else:
+                started = asyncio.create_task(buffer.start(limit=free))
+                woken = asyncio.create_task(self._wake.wait())
+                try:
+                    await asyncio.wait({started, woken}, return_when=asyncio.FIRST_COMPLETED)
+                    if not started.done():
+                        self._wake.clear()
+                        continue
+                    tickets = [office.ticket(index, policy_version=buffer.version) for index in started.result()]
+                finally:
+                    woken.cancel()
+                    started.cancel()
+            self._assign(tickets, buffer)
+
+    def _assign(self, tickets: list[Ticket], buffer: Buffer) -> None:
+        serving = [worker for worker in self._workers if worker.is_serving]
+        if not serving or (self._config.deterministic and len(serving) < len(self._workers)):
+            self.retry(tickets)  # whoever was free died while the buffer let nothing start
+            return
+        if self._config.deterministic:
+            dealt = [[t for t in tickets if t.index % len(serving) == place] for place in range(len(serving))]
+        else:
+            serving.sort(key=lambda worker: len(worker.under_way))
+            dealt = shares(tickets, len(serving))
+        for worker, share in zip(serving, dealt, strict=True):
+            # The actor of this moment: should it die before the task begins, its call fails and another one takes over.
+            if share and (actor := worker.place.actor):
+                worker.take(share)
+                self._spawn(self._generate(worker, actor, share, buffer))
+        self._note_sampling()
+
+    def _free_groups(self) -> int:
+        """Groups that the serving workers can take now; suspects of killing a worker run alone."""
+        serving = [worker for worker in self._workers if worker.is_serving]
+        if not serving:
+            return 0
+        if self._alone is not None:
+            return 0
+        if self._config.deterministic and len(serving) < len(self._workers):
+            return 0  # who samples what is fixed: a missing worker is waited for
+        if self._retries and self._suspects.has(self._retries[0]):
+            return int(not any(worker.under_way for worker in serving))
+        if self._config.deterministic:
+            return 2**31
+        capacity = math.ceil(self._config.rollout.max_concurrent_sequences / self._config.buffer.trajectories_per_group)
+        return sum(max(0, capacity - len(worker.under_way)) for worker in serving)
+
+    def _take_retries(self, free: int) -> list[Ticket]:
+        if self._suspects.has(self._retries[0]):
+            self._alone = self._retries[0].index
+            return [self._retries.pop(0)]
+        count = next((i for i, ticket in enumerate(self._retries) if self._suspects.has(ticket)), len(self._retries))
+        tickets, self._retries = self._retries[: min(count, free)], self._retries[min(count, free) :]
+        return tickets
+
+    async def _generate(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
+        try:
+            await self._generate_all(worker, actor, tickets, buffer)
+        finally:
+            if self._alone in {ticket.index for ticket in tickets}:
+                self._alone = None
+            self._wake.set()
+
+    async def _generate_all(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
+        left = {ticket.index: ticket for ticket in tickets}
+        while left:
+            try:
+                await self._sample(worker, actor, tickets, left, buffer)
+            except (WorkerError, DeadlineError, DataError) as error:
+                alone = len(tickets) == 1
+                guilty = self._suspects.blame([*left.values()], error, alone=alone)
+                for ticket in guilty:
+                    await buffer.drop(ticket.index)
+                again = [ticket for ticket in left.values() if ticket not in guilty]
+                if self._config.deterministic and not guilty and not any(self._suspects.has(t) for t in again):
+                    # What is sampled together must not depend on when a worker died: the whole call is made again.
+                    await self._heal(worker, actor, error)
+                    actor = await worker.place.ready()
+                    continue
+                worker.finish(left)
+                self._note_sampling()
+                self.retry(again)
+                if not isinstance(error, DataError):
+                    await self._heal(worker, actor, error)
+                return
+            if len(tickets) == 1:
+                self._suspects.absolve(tickets[0])
+
+    async def _sample(
+        self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], left: dict[int, Ticket], buffer: Buffer
+    ) -> None:
+        """Takes the finished groups out of `left`, as they come."""
+        async for summary, reference in actor.stream_batches(
+            "generate", tickets, deadline_s=self._config.rollout.timeout_s
+        ):
+            ticket = left.pop(int(summary.group_id), None)
+            if ticket is None:  # made again beside those that a dead worker had left
+                continue
+            worker.finish([ticket.index])
+            buffer.hold(ticket.index, summary.size_bytes)
+            self._num_sampled_tokens += summary.num_tokens
+            self._note_sampling()
+            self._wake.set()
+            self._spawn(self._score(ticket, reference, buffer))
+
+    async def _score(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
+        try:
+            await self._finish(ticket, reference, buffer)
+        except LostError as error:
+            self._events.event("groups_lost", groups=[ticket.index], reason=str(error))
+            self.retry([ticket])
+        self._wake.set()
+
+    async def _finish(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
+        judged = await self._scorers.judge(ticket, reference)
+        if judged is None:
+            await buffer.drop(ticket.index)
+            return
+        summary, reference = judged
+        num_failed = summary.num_reward_errors + summary.num_reward_timeouts
+        if num_failed:
+            self._events.event(
+                "reward_failure",
+                group_id=ticket.group_id,
+                prompt_id=ticket.prompt.prompt_id,
+                num_errors=summary.num_reward_errors,
+                num_timeouts=summary.num_reward_timeouts,
+            )
+        most = self._config.buffer.max_failed_share * summary.num_trajectories
+        # One trajectory that is left of several has nothing to be compared with: no group advantage is defined for it.
+        num_left = summary.num_trajectories - num_failed
+        if num_failed > most or num_left == 0 or (num_failed and num_left < 2):
+            await self._drop(ticket, "rewards failed", buffer)
+        elif not self._keep(summary):
+            await self._drop(ticket, "filtered", buffer)
+        else:
+            summary, reference = await self._scorers.refer(reference) or judged
+            await buffer.add(ticket.index, Group(reference=reference, summary=summary))
+
+    async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
+        self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
+        await buffer.drop(ticket.index, why=why)
+
+    def _note_sampling(self) -> None:
+        """Wall-clock seconds in which at least one group was under way."""
+        now = time.monotonic()
+        if self._sampling_since is not None:
+            self._sampling_seconds += now - self._sampling_since
+        self._sampling_since = now if any(worker.under_way for worker in self._workers) else None
+
+
+def shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:
+    """The tickets dealt to `count` workers in turn."""
+    return [tickets[place::count] for place in range(count)]
