@@ -1,6 +1,7 @@
 """Sampling tokens/s of a rollout worker, prompt text to Arrow batch, against a bare in-process vLLM loop on the same requests."""
 
 import asyncio
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -91,6 +92,9 @@ def tickets(prompts: list[str]) -> list[Ticket]:
 
 
 def bare_engine(path: Path) -> Any:
+    """In this process, on one thread, as a rollout worker's is."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1"}
+    torch.set_num_threads(1)
     import vllm
 
     return vllm.LLMEngine.from_engine_args(
