@@ -78,7 +78,8 @@ class PlacementPlan:
 
 def needs_reference(config: RunConfig) -> bool:
     """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
-    return config.algorithm.kl.coefficient > 0 and config.learner.lora is None
+    is_base = config.learner.lora is not None and config.reference.path is None
+    return config.algorithm.kl.coefficient > 0 and not is_base
 
 
 def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:

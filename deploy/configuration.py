@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from deploy.yaml_text import parse
@@ -45,6 +45,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
         _apply(override, values)
     if isinstance(values.get("algorithm"), dict):
         values["algorithm"] = _without_preset(values["algorithm"])
+        values["algorithm"] = _with_constant_length(values["algorithm"], values.get("sampling"))
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -114,6 +115,18 @@ def _without_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     from learner.algorithms.presets import expand
 
     return expand(algorithm)
+
+
+def _with_constant_length(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
+    """Dr. GRPO divides by a constant: the longest completion that may be sampled, unless the run names another."""
+    aggregation = algorithm.get("aggregation")
+    if isinstance(aggregation, str):
+        aggregation = {"name": aggregation}
+    if not isinstance(aggregation, dict) or aggregation.get("name") != "sequence_sum_over_length":
+        return algorithm
+    default = SamplingConfig.model_fields["max_tokens"].default
+    longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
+    return algorithm | {"aggregation": {"max_length": longest} | aggregation}
 
 
 def _explain(detail: ErrorDetails) -> str:

@@ -23,11 +23,11 @@ async def connected(address: str | None) -> AsyncIterator[None]:
     options: dict[str, Any] = {"log_to_driver": False, "namespace": "treadwheel", "logging_level": "error"}
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
-        options |= {"include_dashboard": False}
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         await _check_answers(address)
     try:
-        await asyncio.to_thread(lambda: ray.init(address, **options))
+        await asyncio.to_thread(lambda: ray.init(address or "local", **options))
     except ConnectionError as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "

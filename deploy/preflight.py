@@ -46,7 +46,13 @@ class Report:
 
 def check(config: RunConfig, *, address: str | None = None) -> Report:
     """Starts nothing. On a cluster that runs already (`address`), its resources are checked once the run has connected to it."""
-    RunDirectory(config.run_dir).check(resolved_yaml(config))
+    run_dir = RunDirectory(config.run_dir)
+    if not run_dir.is_local:
+        raise ConfigError(
+            f"run_dir={config.run_dir!r}: the learner cannot write checkpoints to an object store yet; "
+            "use a local path or a shared file system that all nodes mount"
+        )
+    run_dir.check(resolved_yaml(config))
     _check_plugins(config)
     is_local = address is None and "RAY_ADDRESS" not in os.environ
     placement = plan(config, this_machine()) if is_local else None

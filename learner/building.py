@@ -50,7 +50,9 @@ def build(config: RunConfig, *, group: Group, compute_dtype: torch.dtype) -> Net
         add_adapters(causal_lm, lora=config.learner.lora)
     networks = Networks(policy, None if value is None else Critic(policy, backbone=value.backbone))
     if config.learner.activation_checkpointing:
-        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        for module in (causal_lm, None if networks.critic is None else networks.critic.backbone):
+            if module is not None:
+                module.gradient_checkpointing_enable({"use_reentrant": False})
         networks.train()
     else:
         networks.eval()

@@ -104,10 +104,15 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         _sync_folders(aside)
-        if directory.exists():
-            shutil.rmtree(directory)
+        replaced = directory.with_name(f".{directory.name}.removing")
+        if (
+            directory.exists()
+        ):  # renamed first: a kill in the middle of removing must not leave a torn checkpoint under its name
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(directory, replaced)
         os.rename(aside, directory)
         _sync_folder(directory.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise _failed(directory, error) from error
 

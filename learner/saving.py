@@ -49,7 +49,8 @@ class Saver:
         if not asynchronous or self._learner.version >= config.num_steps:
             self._write(directory, self._manifest(extra), self._state(), self._model(), self._adapter())
         else:
-            state = {name: tensor.detach().clone() for name, tensor in self._state().items()}
+            # To the CPU at once: a second copy on the device may not fit.
+            state = {name: _local(tensor).detach().to("cpu", copy=True) for name, tensor in self._state().items()}
             model = [(name, tensor.clone()) for name, tensor in self._model()]
             adapter = [(name, tensor.clone()) for name, tensor in self._adapter()]
             arguments = (directory, self._manifest(extra), state, model, adapter)
@@ -117,6 +118,8 @@ class Saver:
             self._write(*arguments)
         except CheckpointError as error:
             self._error = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, a thread's end must not pass for a save
+            self._error = CheckpointError(f"checkpoint {arguments[0]} was not saved: {type(error).__name__}: {error}")
 
     def _write(
         self,
@@ -260,9 +263,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _like(master: Tensor, value: Tensor) -> Tensor:
-    """A whole value in the master's placement; scalars (step counts) as they are."""
+    """A whole value in the master's placement; scalars (step counts) whole, on its device."""
     if value.ndim == 0 or not isinstance(master, DTensor):
-        return value
+        return value.to(master.device)
     placed = torch.zeros_like(master)
     fill(placed, value.to(placed.device))
     return placed

@@ -225,7 +225,8 @@ class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
     run_dir: str = "runs/run"
-    """Local path, or an s3:// or gs:// URL."""
+    """Local path; on several nodes, one that all of them mount. Ledger, metrics and trajectories can also lie in an object store
+    (s3://, gs://), checkpoints cannot yet, so training refuses one."""
     seed: NonNegativeInt = 0
     num_steps: PositiveInt = 100
     deterministic: bool = False

@@ -43,7 +43,7 @@ def prepare(batch: BatchTensors, *, parts: "Parts", needs: frozenset[str], kl_co
         )
 
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
-    kept_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply)
+    kept_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply | {"rewards_N": shaped_N})
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(
             supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}

@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dr_grpo": {
         "advantage": "dr_grpo",
         "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_sum_over_length",
+        "aggregation": {"name": "sequence_sum_over_length", "empty_rows": "exclude"},
     },
     "dapo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},

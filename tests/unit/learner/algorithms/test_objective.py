@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
+from learner.algorithms.batch import BatchTensors
 from learner.algorithms.objective import Objective
 from learner.algorithms.presets import PRESETS, expand
 from learner.algorithms.statistics import Statistics, reported_names
@@ -257,3 +258,43 @@ def test_a_preset_takes_overrides():
     assert (parameters["epsilon_low"], parameters["epsilon_high"]) == (0.2, 0.3)
     assert make(preset="ppo", value={"coefficient": 0.5}).config.value.loss.params == {"clip_range": 0.2}
     assert make(preset="grpo", policy_loss="cispo").config.policy_loss.name == "cispo"
+
+
+def one_token(**fields):
+    """Two trajectories of one token each with equal rewards: the advantage is 0, so what is left is the term in question."""
+    batch = BatchTensors(
+        loss_mask_NT=torch.ones(2, 1, dtype=torch.bool),
+        rollout_logprobs_NT=torch.full((2, 1), -1.0),
+        policy_versions_NT=torch.zeros(2, 1, dtype=torch.int64),
+        rewards_N=torch.ones(2),
+        group_index_N=torch.zeros(2, dtype=torch.int64),
+        reference_logprobs_NT=torch.full((2, 1), -2.0),
+        truncated_N=torch.zeros(2, dtype=torch.bool),
+        completion_lengths_N=torch.ones(2, dtype=torch.int64),
+        trajectory_ids=["a", "b"],
+        group_ids=["g", "g"],
+        current_version=0,
+    )
+    made = make(**fields)
+    return made, made.prepare(batch)
+
+
+def test_the_entropy_bonus_lowers_the_loss():
+    made, prepared = one_token(entropy_coefficient=0.1)
+    entropies = torch.tensor([[2.0], [4.0]], requires_grad=True)
+    result = made.loss(
+        prepared.rows([0, 1]), policy_logprobs_BT=torch.full((2, 1), -1.0, requires_grad=True), entropies_BT=entropies
+    )
+    result.loss.backward()
+    assert float(result.loss.detach()) == pytest.approx(-0.3)  # -0.1 * (2 + 4) / 2
+    torch.testing.assert_close(entropies.grad, torch.full((2, 1), -0.05))
+
+
+def test_the_kl_penalty_pulls_towards_the_reference():
+    made, prepared = one_token(kl={"coefficient": 0.5, "estimator": "k3"})
+    policy = torch.full((2, 1), -1.0, requires_grad=True)
+    result = made.loss(prepared.rows([0, 1]), policy_logprobs_BT=policy)
+    result.loss.backward()
+    # k3 at log(ref/policy) = -1: exp(-1) + 1 - 1 = 0.3679; its derivative by log policy: 1 - exp(-1) = 0.6321
+    assert float(result.loss.detach()) == pytest.approx(0.5 * 0.367879, rel=1e-5)
+    torch.testing.assert_close(policy.grad, torch.full((2, 1), 0.5 * 0.632121 / 2), rtol=1e-4, atol=1e-6)
