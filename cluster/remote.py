@@ -105,10 +105,10 @@ class RemoteActor:
                     raise _SeatLost
             pid, node_id = waiting.result()
         except _SeatLost:
-            ray.kill(handle)
+            _end(handle)
             return await cls.spawn(spec, placement_group=placement_group, deadline_s=deadline_s)
         except BaseException:
-            ray.kill(handle)
+            _end(handle)
             raise
         finally:
             waiting.cancel()
@@ -174,8 +174,7 @@ class RemoteActor:
 
     async def kill(self) -> None:
         """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self._handle)
+        _end(self._handle)
         with contextlib.suppress(RayError, TreadwheelError):
             await _kill_on_node(self.pid, self.node_id)
 
@@ -260,6 +259,12 @@ def draining_nodes() -> set[str]:
     from ray._private.state import state  # Ray has no public name for it
 
     return set(state.get_draining_nodes())
+
+
+def _end(handle: Any) -> None:
+    """Ray's way, which may find nobody any more."""
+    with contextlib.suppress(RayError, ValueError):
+        ray.kill(handle)
 
 
 async def _kill_on_node(pid: int, node_id: str) -> None:

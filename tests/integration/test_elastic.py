@@ -114,9 +114,7 @@ def test_a_run_outlives_a_node_and_follows_those_that_come(nodes, run_file):
 
         joined = nodes.add_node(num_cpus=2)
         _scale(run, 3)
-        until(lambda: run.events("worker_joined"), process=driver)
-        newcomer = run.events("worker_joined")[-1]["actor"]
-        until(lambda: newcomer in _samplers(run), process=driver)
+        until(lambda: "rollout-2" in _samplers(run), process=driver)
 
         _drain(nodes, joined)
         until(lambda: run.events("drain"), process=driver)
@@ -137,11 +135,10 @@ def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for(run_file, tmp_pa
         rule = ("elastic.max_workers=2", "elastic.scale_up_wait_share=0.01", "rollout.num_workers=1")
         train = ("train", run_file, f"run_dir={run.path}", "rollout.cpus_per_worker=1", *rule, "--address", address)
         with Background(*train) as driver:
-            until(lambda: run.events("worker_joined"), process=driver)
+            until(lambda: run.events("scale"), process=driver)
             asked = run.events("scale")[0]
             assert (asked["before"], asked["num_workers"], asked["reason"]) == (1, 2, "elastic")
-            newcomer = run.events("worker_joined")[0]["actor"]
-            until(lambda: newcomer in _samplers(run), process=driver)
+            until(lambda: "rollout-1" in _samplers(run), process=driver)
             driver.press_ctrl_c()
             assert driver.exit_code() == 130, driver.output
     assert run.problems() == ()
@@ -153,10 +150,11 @@ def _autoscaling_head() -> Iterator[str]:
 
     What `ray.cluster_utils.AutoscalingCluster` does, without its `ray stop`, which ends everybody's Ray on this machine.
     """
+    port = _free_port()
     config = {
         "cluster_name": "fake",
         "max_workers": 1,
-        "provider": {"type": "fake_multinode"},
+        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
         "head_node_type": "ray.head.default",
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
@@ -164,7 +162,6 @@ def _autoscaling_head() -> Iterator[str]:
         },
         "idle_timeout_minutes": 10,
     }
-    port = _free_port()
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     file = Path(folder) / "autoscaling.json"
     file.write_text(json.dumps(config))
