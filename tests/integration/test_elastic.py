@@ -1,16 +1,8 @@
 """Nodes leave and join in mid-run, workers come and go by order and by rule. Several local Ray nodes, no machine but this one."""
 
-import contextlib
 import json
-import secrets
-import shutil
-import socket
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 import ray
@@ -21,7 +13,7 @@ from cluster.contracts.errors import LostError, WorkerError
 from cluster.contracts.schema import to_batch
 from cluster.remote import ActorSpec, RemoteActor
 from cluster.supervision import ActorKind
-from tests.integration.commands import Background, environment, treadwheel
+from tests.integration.commands import Background, treadwheel
 from tests.integration.commands import run as run_command
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
@@ -127,75 +119,6 @@ def test_a_run_outlives_a_node_and_follows_those_that_come(nodes, run_file):
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
     assert run.problems() == ()
-
-
-def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for(run_file, tmp_path):
-    run = Run(tmp_path / "run")
-    with _autoscaling_head() as address:
-        rule = ("elastic.max_workers=2", "elastic.scale_up_wait_share=0.01", "rollout.num_workers=1")
-        train = ("train", run_file, f"run_dir={run.path}", "rollout.cpus_per_worker=1", *rule, "--address", address)
-        with Background(*train) as driver:
-            until(lambda: run.events("scale"), process=driver)
-            asked = run.events("scale")[0]
-            assert (asked["before"], asked["num_workers"], asked["reason"]) == (1, 2, "elastic")
-            until(lambda: "rollout-1" in _samplers(run), process=driver)
-            driver.press_ctrl_c()
-            assert driver.exit_code() == 130, driver.output
-    assert run.problems() == ()
-
-
-@contextlib.contextmanager
-def _autoscaling_head() -> Iterator[str]:
-    """A head with two CPUs and a provider that makes nodes of one more CPU out of thin air, when they are asked for.
-
-    What `ray.cluster_utils.AutoscalingCluster` does, without its `ray stop`, which ends everybody's Ray on this machine.
-    """
-    port = _free_port()
-    config = {
-        "cluster_name": "fake",
-        "max_workers": 1,
-        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
-        "head_node_type": "ray.head.default",
-        "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
-            "more": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 1},
-        },
-        "idle_timeout_minutes": 10,
-    }
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    file = Path(folder) / "autoscaling.json"
-    file.write_text(json.dumps(config))
-    more = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = ["ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
-    command += [f"--temp-dir={folder}", f"--autoscaling-config={file}", "--include-dashboard=false"]
-    with open(f"{folder}/output", "w") as output:
-        process = subprocess.Popen(command, env={**environment(), **more}, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            until(lambda: "Ray runtime started" in Path(output.name).read_text())
-            yield f"127.0.0.1:{port}"
-        finally:
-            ours = [each for each in psutil.process_iter() if folder in " ".join(_command_of(each))]
-            for each in {*ours, psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-            process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    """Below those that Ray gives to its workers (10002 to 19999) and that the kernel gives to anybody."""
-    while True:
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def _command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return []
 
 
 def _living(run: Run) -> list[str]:
