@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,6 +34,8 @@ async def connected(address: str | None) -> AsyncIterator[None]:
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
             "and where it asks for a token, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
         ) from error
+    # Ray's own handler now stands below ours and would end the process at once, with a stack trace: ours again.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     try:
         yield
     finally:

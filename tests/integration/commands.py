@@ -76,6 +76,10 @@ class Background:
     def press_ctrl_c(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        """As Kubernetes does: the command alone is told."""
+        self._process.terminate()
+
     def exit_code(self) -> int:
         return self._process.wait(timeout=600)
 

@@ -49,3 +49,13 @@ def test_a_run_can_be_stopped_while_it_starts(command, tmp_path):
         assert starting.exit_code() == 130, starting.output
         assert starting.left_behind() == []
         assert "Traceback" not in starting.output
+
+
+def test_a_run_that_is_told_to_terminate_ends_as_cleanly(command, tmp_path):
+    with Background(*command) as told:
+        told.wait_until(lambda: 1 in steps_of(tmp_path / "run"))
+        told.terminate()
+        assert told.exit_code() == 130, told.output
+        assert told.left_behind() == []
+        assert "stopped cleanly; the same command goes on" in told.output
+        assert "SIGTERM" not in told.output
