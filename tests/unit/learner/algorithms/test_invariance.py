@@ -212,7 +212,7 @@ def test_two_gloo_ranks_agree_with_one():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would inherit the process group an engine test left behind
     results = context.SimpleQueue()
     ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
     for rank in ranks:
