@@ -213,11 +213,11 @@ def test_two_gloo_ranks_agree_with_one():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")  # a fork would inherit the process group an engine test left behind
-    results = context.SimpleQueue()
+    results = context.Queue()
     ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    loss, gradient, report = results.get()
+    loss, gradient, report = results.get(timeout=90)
     for rank in ranks:
         rank.join()
     got = (torch.tensor(loss, dtype=torch.float64), report, torch.tensor(gradient, dtype=torch.float64))
