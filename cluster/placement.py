@@ -6,7 +6,7 @@ together (they place actors, they do not limit them); GPUs never are. The contro
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.contracts.config import RunConfig
@@ -76,22 +76,26 @@ class PlacementPlan:
         return [{"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})} for bundle in self.bundles]
 
 
-def needs_reference(config: RunConfig) -> bool:
-    """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
+def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
+    """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off.
+
+    `needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want them though the KL has no coefficient.
+    """
     is_base = config.learner.lora is not None and config.reference.path is None
-    return config.algorithm.kl.coefficient > 0 and not is_base
+    return "reference_logprobs" in needs and not is_base
 
 
-def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
-    """Raises ConfigError when the run asks for more than the cluster has, naming the setting and the way out."""
-    _check_gpus(config, available)
+def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
+    """Raises ConfigError when the run asks for more than the cluster has, naming the setting and the way out. `needs`: as above."""
+    has_reference = needs_reference(config, needs=needs)
+    _check_gpus(config, available, has_reference=has_reference)
     _check_cpus(config, available)
     num_workers = _most_workers(config, available)
-    fitted = _fit(_asked(config, num_workers=num_workers), available)
+    fitted = _fit(_asked(config, num_workers=num_workers, has_reference=has_reference), available)
     while fitted is None and num_workers > _fewest_workers(config):
         num_workers -= 1
-        fitted = _fit(_asked(config, num_workers=num_workers), available)
-    asked = _asked(config, num_workers=num_workers)
+        fitted = _fit(_asked(config, num_workers=num_workers, has_reference=has_reference), available)
+    asked = _asked(config, num_workers=num_workers, has_reference=has_reference)
     if fitted is None:
         raise _no_room(asked, available)
     return PlacementPlan(
@@ -102,7 +106,7 @@ def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
     )
 
 
-def _asked(config: RunConfig, *, num_workers: int) -> tuple[Bundle, ...]:
+def _asked(config: RunConfig, *, num_workers: int, has_reference: bool) -> tuple[Bundle, ...]:
     learner, rollout, reference = config.learner, config.rollout, config.reference
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
@@ -117,7 +121,7 @@ def _asked(config: RunConfig, *, num_workers: int) -> tuple[Bundle, ...]:
         for i in range(num_workers)
     ]
     services = [bundle(ActorKind.REWARD_SERVICE, 0, REWARD_SERVICE_CPUS, 0.0, 1)]
-    if needs_reference(config):
+    if has_reference:
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))
     return (*ranks, *workers, *services)
 
@@ -140,14 +144,15 @@ def _takes_turns(config: RunConfig) -> bool:
     return config.buffer.max_off_policy_steps == 0
 
 
-def _check_gpus(config: RunConfig, available: ClusterResources) -> None:
-    asked = sum(bundle.gpus for bundle in _asked(config, num_workers=_fewest_workers(config)))
+def _check_gpus(config: RunConfig, available: ClusterResources, *, has_reference: bool) -> None:
+    fewest = _asked(config, num_workers=_fewest_workers(config), has_reference=has_reference)
+    asked = sum(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
     settings = {
         "learner.gpus_per_rank": (config.learner.gpus_per_rank, f"x {config.learner.num_ranks} ranks"),
         "rollout.gpus_per_worker": (config.rollout.gpus_per_worker, f"x {config.rollout.num_workers} workers"),
-        "reference.gpus": (config.reference.gpus if needs_reference(config) else 0.0, ""),
+        "reference.gpus": (config.reference.gpus if has_reference else 0.0, ""),
     }
     names = ", ".join(f"{name}={value:g} {times}".strip() for name, (value, times) in settings.items() if value)
     raise ConfigError(

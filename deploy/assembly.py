@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -16,7 +16,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError, WorkerError
 from cluster.contracts.plugins import resolve
 from cluster.contracts.types import GroupSummary, Progress
-from cluster.controller import step_metrics
+from cluster.controller import Log, step_metrics
 from cluster.learner_group import LearnerGroup
 from cluster.ledger import Ledger
 from cluster.placement import ClusterResources, Node, PlacementPlan, plan
@@ -26,12 +26,6 @@ from cluster.run_directory import STATUS, RunDirectory
 from cluster.supervised import SupervisedActor, Supervisor, heartbeats
 from deploy.passport import PASSPORT, write_passport
 from deploy.seats import ActorSpecs
-
-
-class Log(Protocol):
-    def step(self, version: int, metrics: dict[str, float]) -> None: ...
-
-    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +142,9 @@ class _Seated:
 
 @contextlib.asynccontextmanager
 async def _seated(config: RunConfig, run_dir: RunDirectory) -> AsyncIterator[_Seated]:
-    placement = plan(config, available())
+    from learner.algorithms.objective import Objective
+
+    placement = plan(config, available(), needs=Objective.from_config(config.algorithm).needs)
     group = await _reserve(placement, deadline_s=config.supervision.start_s)
     try:
         yield _Seated(config=config, specs=ActorSpecs(config, placement, run_dir), group=group)

@@ -20,7 +20,7 @@ from cluster.contracts.plugins import Plugin, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 from cluster.metrics import resolve_sink
-from cluster.placement import ClusterResources, Node, PlacementPlan, plan
+from cluster.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
 from cluster.run_directory import RunDirectory
 from deploy.configuration import resolved_yaml
 
@@ -55,8 +55,8 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     run_dir.check(resolved_yaml(config))
     _check_plugins(config)
     is_local = address is None and "RAY_ADDRESS" not in os.environ
-    placement = plan(config, this_machine()) if is_local else None
     needs = _check_mathematics(config)
+    placement = plan(config, this_machine(), needs=needs) if is_local else None
     formatter = _check_model(config)
     source = _open_prompts(config.prompts, field="prompts")
     _check_judge(config, source[0])
@@ -252,7 +252,7 @@ def _memory_rows(config: RunConfig, *, needs: frozenset[str], is_local: bool) ->
     )
     yield "memory", "rollout worker", f"{_gib(worker)}{cache}"
     total = rank.total_bytes * config.learner.num_ranks + worker * config.rollout.num_workers
-    if "reference_logprobs" in needs and config.learner.lora is None:
+    if needs_reference(config, needs=needs):
         yield "memory", "reference scorer", _gib(weights)
         total += weights
     if is_local and not on_gpus and config.learner.gpus_per_rank == 0:

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.placement import ClusterResources, Node, needs_reference, plan
+from cluster.placement import ClusterResources, Node, PlacementPlan, needs_reference
+from cluster.placement import plan as plan_with
 from cluster.supervision import ActorKind
 
 
@@ -14,6 +15,10 @@ def run(**sections) -> RunConfig:
 
 def cluster(*nodes: tuple[float, float]) -> ClusterResources:
     return ClusterResources(nodes=tuple(Node(cpus=cpus, gpus=gpus) for cpus, gpus in nodes))
+
+
+def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
+    return plan_with(config, available, needs=())
 
 
 LAPTOP = cluster((2, 0))
@@ -61,11 +66,15 @@ def test_workers_spread_over_nodes():
     assert plan(run(rollout={"num_workers": 2}), cluster((4, 0), (4, 0))).strategy == "SPREAD"
 
 
-def test_the_reference_scorer_is_there_when_something_needs_it():
-    with_kl = {"algorithm": {"kl": {"coefficient": 0.01}}}
-    assert plan(run(**with_kl), LAPTOP).of(ActorKind.REFERENCE_SCORER)
-    assert not plan(run(), LAPTOP).of(ActorKind.REFERENCE_SCORER)
-    assert not needs_reference(run(**with_kl, learner={"lora": {}}))  # the learner switches its adapter off instead
+@pytest.mark.parametrize("needs", [{"reference_logprobs"}, {"values", "reference_logprobs"}])
+def test_the_reference_scorer_is_there_when_the_objective_asks_for_it(needs):
+    assert plan_with(run(), LAPTOP, needs=needs).of(ActorKind.REFERENCE_SCORER)
+    assert not plan_with(run(), LAPTOP, needs={"values"}).of(ActorKind.REFERENCE_SCORER)
+
+
+def test_an_adapter_switched_off_is_the_reference_unless_another_model_is_named():
+    assert not needs_reference(run(learner={"lora": {}}), needs={"reference_logprobs"})
+    assert needs_reference(run(learner={"lora": {}}, reference={"path": "other"}), needs={"reference_logprobs"})
 
 
 def test_an_elastic_run_starts_with_what_is_there():
@@ -76,29 +85,27 @@ def test_an_elastic_run_starts_with_what_is_there():
 
 
 RUNS = st.builds(
-    lambda ranks, workers, cpus, gpus, lag, kl: run(
+    lambda ranks, workers, cpus, gpus, lag: run(
         learner={"num_ranks": ranks, "cpus_per_rank": cpus, "gpus_per_rank": gpus},
         rollout={"num_workers": workers, "cpus_per_worker": cpus, "gpus_per_worker": gpus},
         buffer={"max_off_policy_steps": lag},
-        algorithm={"kl": {"coefficient": kl}},
     ),
     st.integers(1, 4),
     st.integers(1, 12),
     st.sampled_from([0.5, 1.0, 2.0, 4.0]),
     st.sampled_from([0.0, 0.5, 1.0]),
     st.integers(0, 2),
-    st.sampled_from([0.0, 0.1]),
 )
 CLUSTERS = st.lists(
     st.tuples(st.sampled_from([1.0, 2.0, 8.0, 64.0]), st.sampled_from([0.0, 1.0, 8.0])), min_size=1, max_size=6
 )
 
 
-@given(config=RUNS, nodes=CLUSTERS)
-def test_a_plan_fits_the_cluster_or_is_refused(config, nodes):
+@given(config=RUNS, nodes=CLUSTERS, needs=st.sampled_from([(), ("reference_logprobs",)]))
+def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
     available = cluster(*nodes)
     try:
-        placed = plan(config, available)
+        placed = plan_with(config, available, needs=needs)
     except ConfigError as error:
         assert "; " in str(error)  # the way out
         return
@@ -107,5 +114,5 @@ def test_a_plan_fits_the_cluster_or_is_refused(config, nodes):
     assert all(0 < bundle.cpus <= max(node.cpus for node in available.nodes) for bundle in placed.bundles)
     assert len(placed.of(ActorKind.LEARNER)) == config.learner.num_ranks
     assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == config.rollout.num_workers
-    assert len(placed.of(ActorKind.REFERENCE_SCORER)) == int(needs_reference(config))
+    assert len(placed.of(ActorKind.REFERENCE_SCORER)) == len(needs)
     assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.resources())
