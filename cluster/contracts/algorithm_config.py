@@ -35,6 +35,8 @@ class KlConfig(_Section):
     """`loss` adds β·KL per token; `reward` subtracts it from the reward per token (its sum, for advantages of a trajectory)."""
     to_rollout_coefficient: NonNegativeFloat = 0.0
     """β of the KL to the policy that sampled, in the loss; 0 leaves it out."""
+    to_rollout_estimator: Literal["k1", "k2", "k3", "unbiased", "drift"] = "k3"
+    """As `estimator`, π_ref being the rollout policy μ; or CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
     log_ratio_clamp: PositiveFloat | None = None
     """Clamp of the log-ratio inside the estimators; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
     adaptive: AdaptiveKlConfig | None = None

@@ -10,19 +10,21 @@ from learner.algorithms.groups import group_rows, over_groups
 from learner.algorithms.masks import at_least_float32, masked
 
 
-def opo(rewards_N: Tensor, *, completion_lengths_N: Tensor, group_index_N: Tensor) -> Tensor:
+def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Tensor:
     """Reward minus the length-weighted mean of its group: the baseline of least variance when gradients grow with length.
 
-    Formula: r − Σ_G len·r / Σ_G len
+    Formula: r − Σ_G len·r / Σ_G len, len the number of unmasked tokens: a tool's are not the policy's
     Source: OPO, arXiv:2505.23585
     Degenerate: equal rewards give exactly 0; a group of one has no baseline and gives its reward
     Peers: verl `opo`
     """
     rewards_N = at_least_float32(rewards_N)
     result_N = torch.empty_like(rewards_N)
+    lengths_N = loss_mask_NT.sum(1).to(rewards_N.dtype)
     for rows in group_rows(group_index_N):
-        rewards_G, lengths_G = rewards_N[rows], completion_lengths_N[rows].to(rewards_N.dtype)
-        baseline = (rewards_G * lengths_G).sum() / lengths_G.sum() if len(rows) > 1 else rewards_G.new_zeros(())
+        rewards_G, lengths_G = rewards_N[rows], lengths_N[rows]
+        num_tokens = lengths_G.sum().clamp(min=1)
+        baseline = (rewards_G * lengths_G).sum() / num_tokens if len(rows) > 1 else rewards_G.new_zeros(())
         is_constant = len(rows) > 1 and bool(rewards_G.max() == rewards_G.min())
         result_N[rows] = torch.zeros_like(rewards_G) if is_constant else rewards_G - baseline
     return result_N

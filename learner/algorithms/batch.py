@@ -14,7 +14,7 @@ from cluster.contracts.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTensors:
-    """The whole batch of a step. Where the loss mask is false, the content of per-token tensors does not matter."""
+    """The whole batch of a step. Where the loss mask is false, the content of per-token tensors does not matter, save token rewards'."""
 
     loss_mask_NT: Tensor
     """bool; true for tokens that the policy sampled and that train. The only thing that says which tokens count."""
@@ -44,7 +44,8 @@ class BatchTensors:
     values_NT: Tensor | None = None
     """The critic's, at the start of the step; None: no critic."""
     token_rewards_NT: Tensor | None = None
-    """Rewards per step or turn, on the token that earned them; None: `rewards_N` alone, placed as configured."""
+    """Rewards per step or turn, on the token that earned them or on a masked one behind it (an environment's answer), which moves them
+    to that token; 0 elsewhere, padding included. None: `rewards_N` alone, placed as configured."""
     reward_components_NK: Tensor | None = None
     """None: the reward has no components."""
     reward_component_names: tuple[str, ...] = ()
@@ -72,14 +73,13 @@ class BatchTensors:
         self._refuse("reward", ~torch.isfinite(self.rewards_N), "is not finite", self.rewards_N)
         if self.reward_components_NK is not None:
             self._refuse("reward_components", ~torch.isfinite(self.reward_components_NK).all(1), "are not all finite")
-        for name in (
-            "rollout_logprobs",
-            "reference_logprobs",
-            "proximal_logprobs",
-            "entropies",
-            "values",
-            "token_rewards",
-        ):
+        if self.token_rewards_NT is not None:
+            self._refuse("token_rewards", ~torch.isfinite(self.token_rewards_NT).all(1), "are not all finite")
+            unearned_NT = (self.token_rewards_NT != 0) & (self.loss_mask_NT.cumsum(1) == 0)
+            self._refuse(
+                "token_rewards", unearned_NT.any(1), "stand before the first token that trains: nothing has earned them"
+            )
+        for name in ("rollout_logprobs", "reference_logprobs", "proximal_logprobs", "entropies", "values"):
             tensor_NT = getattr(self, f"{name}_NT")
             if tensor_NT is not None:
                 bad_NT = ~torch.isfinite(tensor_NT) & self.loss_mask_NT

@@ -41,6 +41,8 @@ _DECISIONS = """\
 | a trajectory with nothing unmasked | refused before the step, by name; the functions give it 0 | `empty_rows: count` counts it |
 | a batch of which filters leave nothing | loss 0, no step; verl and OpenRLHF give NaN | |
 | where a trajectory's reward lands over time | its last unmasked token | `reward_placement: every_token` |
+| a reward of a turn on a masked token (an environment's answer) | goes to the last unmasked token before it, which earned it; \
+before the first such token, or not finite: refused by name | |
 | holes in the mask (tool output) under GAE and returns | skipped: the successor is the next unmasked token | `holes: discount` |
 | what an entropy filter divides by | all tokens: dropped ones stay in the denominator | `denominator: kept` |
 | what a dropped trajectory is divided by | it leaves the batch and its denominators | |
@@ -94,10 +96,12 @@ def _section(title: str, home: str, field: str) -> str:
 
 
 def _kl() -> str:
-    functions = {name: getattr(kl, name) for name in ("k1", "k2", "k3", "unbiased", "absolute", "drift")}
-    note = "`kl.estimator` chooses among the first four; `kl.place` puts it in the loss or the reward, `kl.to_rollout_coefficient` adds one"
-    entries = [_entry(name, function) for name, function in functions.items()]
-    return "\n\n".join(["## KL estimators", f"{note} towards the rollout policy.", *entries])
+    note = (
+        "`kl.estimator` chooses among the first four; `kl.place` puts it in the loss or the reward. `kl.to_rollout_coefficient` adds one "
+        "to the rollout policy, for which `kl.to_rollout_estimator` chooses among the first five."
+    )
+    entries = [_entry(name, function) for name, function in (kl.ESTIMATORS | {"absolute": kl.absolute}).items()]
+    return "\n\n".join(["## KL estimators", note, *entries])
 
 
 def _others() -> str:

@@ -4,6 +4,8 @@ All take the policy's log-probs and those of the other model (reference, rollout
 KL(π ‖ other) when tokens were sampled from π. A clamp, where given, cuts the log-ratio; none by default.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from learner.algorithms.masks import expm1_minus, log_ratio
@@ -106,14 +108,18 @@ def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
 def drift(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
-    """Policy drift of CPGD: k3 taken from the old policy's side.
+    """Policy drift of CPGD: k3 taken from the sampling policy's side, KL(μ ‖ π), unbiased for the tokens that μ sampled.
 
-    Formula: exp(log π − log π_old) − (log π − log π_old) − 1
+    Formula: exp(log π − log μ) − (log π − log μ) − 1; its gradient is (π/μ − 1)∇log π
     Source: CPGD, arXiv:2505.12504
-    Degenerate: overflows where π/π_old does, unless clamped
-    Peers: none
+    Degenerate: overflows where π/μ does, unless clamped
+    Peers: none; LightRFT's CPGD leaves the drift out
     """
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
     )
     return expm1_minus(ratio_BT)
+
+
+ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased, "drift": drift}
+"""What config may name; `unbiased` also takes the proximal log-probs."""

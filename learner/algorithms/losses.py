@@ -151,7 +151,7 @@ def cpgd(
     epsilon_high: float = 0.2,
     offset: Literal["none", "old_logprob"] = "none",
 ) -> TokenLosses:
-    """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is `kl.drift`, here `kl.to_rollout_coefficient`.
+    """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is the KL to the rollout policy (`drift`).
 
     Formula: −min(log ρ·A, clip(log ρ, log(1−ε_low), log(1+ε_high))·A)
     Source: CPGD, arXiv:2505.12504

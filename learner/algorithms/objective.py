@@ -158,10 +158,11 @@ class Objective:
             )
         }
         if config.kl.place == "loss" and config.kl.coefficient > 0:
-            estimate_BT = self._kl(policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
+            estimate_BT = self._kl(config.kl.estimator, policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
             losses["kl_loss"] = prepared.kl_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
         if config.kl.to_rollout_coefficient > 0:
-            estimate_BT = self._kl(policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
+            estimator = config.kl.to_rollout_estimator
+            estimate_BT = self._kl(estimator, policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
             losses["kl_rollout_loss"] = config.kl.to_rollout_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
         if config.entropy_coefficient and entropies_BT is not None:
             bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
@@ -225,13 +226,15 @@ class Objective:
                 weights_BT = weights_BT * correction.with_given(supply).detach()
         return weights_BT
 
-    def _kl(self, policy_BT: Tensor, other_BT: Tensor | None, proximal_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def _kl(
+        self, estimator: str, policy_BT: Tensor, other_BT: Tensor | None, proximal_BT: Tensor, mask_BT: Tensor
+    ) -> Tensor:
         assert other_BT is not None, "prepare() refuses a batch without them"
-        config = self.config.kl
-        given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": config.log_ratio_clamp}
-        if config.estimator == "unbiased":
+        clamp = self.config.kl.log_ratio_clamp
+        given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": clamp}
+        if estimator == "unbiased":
             return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
-        return {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[config.estimator](policy_BT, **given)
+        return kl.ESTIMATORS[estimator](policy_BT, **given)
 
 
 def _row_tensors(

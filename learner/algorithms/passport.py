@@ -46,8 +46,10 @@ def formula(parts: "Parts") -> dict[str, Any]:
 
 def _kl(parts: "Parts") -> dict[str, Any]:
     config = parts.config.kl
-    estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "unbiased": kl.unbiased}[config.estimator]
-    return config.model_dump(mode="json") | {"formula": docstring_sections(estimator)["Formula"]}
+    return config.model_dump(mode="json") | {
+        "formula": docstring_sections(kl.ESTIMATORS[config.estimator])["Formula"],
+        "to_rollout_formula": docstring_sections(kl.ESTIMATORS[config.to_rollout_estimator])["Formula"],
+    }
 
 
 def _text(passport: dict[str, Any], has_critic: bool) -> str:
@@ -58,7 +60,7 @@ def _text(passport: dict[str, Any], has_critic: bool) -> str:
     if kl_config["coefficient"] and kl_config["place"] == "loss":
         terms.append(f"+ {kl_config['coefficient']}·{kl_config['estimator']}(π, π_ref)")
     if kl_config["to_rollout_coefficient"]:
-        terms.append(f"+ {kl_config['to_rollout_coefficient']}·{kl_config['estimator']}(π, μ)")
+        terms.append(f"+ {kl_config['to_rollout_coefficient']}·{kl_config['to_rollout_estimator']}(π, μ)")
     if passport["entropy"]["coefficient"]:
         terms.append(f"− {passport['entropy']['coefficient']}·H(π)")
     line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"

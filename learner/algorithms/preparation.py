@@ -17,7 +17,7 @@ from learner.algorithms.groups import group_rows, sorted_group_rows
 from learner.algorithms.injection import Variant
 from learner.algorithms.losses import covariances
 from learner.algorithms.masks import at_least_float32, masked, whiten
-from learner.algorithms.returns import cumulative_returns, place_rewards, subtract_kl
+from learner.algorithms.returns import cumulative_returns, move_to_earner, place_rewards, subtract_kl
 
 if TYPE_CHECKING:
     from learner.algorithms.objective import Parts
@@ -124,7 +124,7 @@ def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal[
     """Rewards per token. Where turns carry their own, what shaping changed of the whole lands as a reward of the whole would."""
     if batch.token_rewards_NT is None:
         return place_rewards(shaped_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
-    own_NT = masked(batch.token_rewards_NT, loss_mask_BT=batch.loss_mask_NT)
+    own_NT = move_to_earner(batch.token_rewards_NT, loss_mask_NT=batch.loss_mask_NT)
     return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
 
 
@@ -133,8 +133,7 @@ def _with_kl(supply: dict[str, Any], *, estimator: str, clamp: float | None, coe
     sampled_NT = (
         supply["rollout_logprobs_NT"] if supply["proximal_logprobs_NT"] is None else supply["proximal_logprobs_NT"]
     )
-    estimate = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[estimator]
-    kl_NT = estimate(
+    kl_NT = kl.ESTIMATORS[estimator](
         sampled_NT,
         other_logprobs_BT=supply["reference_logprobs_NT"],
         loss_mask_BT=supply["loss_mask_NT"],

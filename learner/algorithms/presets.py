@@ -37,6 +37,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
         "policy_loss": {"name": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
         "aggregation": "sequence_mean",
+        # The bounds are tighter than an engine's rounding: against its log-probs they would clip noise.
+        "proximal": "policy",
     },
     "cispo": {
         "advantage": "reinforce_pp_baseline",
@@ -74,7 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"name": "cpgd", "center": "mean"},
         "policy_loss": {"name": "cpgd"},
         "aggregation": "token_mean",
-        "kl": {"to_rollout_coefficient": 0.01, "estimator": "k3"},
+        "kl": {"to_rollout_coefficient": 0.01, "to_rollout_estimator": "drift"},
     },
     "sapo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},

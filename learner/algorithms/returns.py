@@ -95,6 +95,19 @@ def place_rewards(
     return torch.where(position_T == last_N[:, None], rewards_N[:, None], torch.zeros_like(rewards_N[:, None]))
 
 
+def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    """Rewards on masked tokens (an environment's answer) go to the last unmasked token before them: the action that earned them.
+
+    Several that meet on a token add up, so a row keeps its sum. What lies before the first unmasked token has no earner and is lost:
+    `BatchTensors.validate` refuses it.
+    """
+    position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
+    earner_NT = torch.where(loss_mask_NT, position_T, -1)
+    earner_NT = earner_NT.cummax(1).values if earner_NT.numel() else earner_NT
+    earned_NT = masked(token_rewards_NT, loss_mask_BT=earner_NT >= 0)
+    return torch.zeros_like(earned_NT).scatter_add(1, earner_NT.clamp(min=0), earned_NT)
+
+
 def subtract_kl(token_rewards_NT: Tensor, *, kl_NT: Tensor, coefficient: float, loss_mask_NT: Tensor) -> Tensor:
     """r_t − β·kl_t where unmasked, 0 elsewhere (torchrl KLRewardTransform, LightRFT and OpenRLHF `compute_reward`, torchtune)."""
     return masked(token_rewards_NT - coefficient * kl_NT, loss_mask_BT=loss_mask_NT)

@@ -332,7 +332,7 @@ def _rloo_vectorized(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def _opo(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.opo(rewards, completion_lengths_N=v.mask().sum(1), group_index_N=groups)
+    return advantages.opo(rewards, loss_mask_NT=v.mask(), group_index_N=groups)
 
 
 def _gpg(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:

@@ -109,9 +109,9 @@ def test_gdpo_wants_a_weight_for_each_component():
         gdpo(torch.zeros(2, 2), group_index_N=tensor([0, 0]), component_weights=(1.0,))
 
 
-def test_opo_weighs_its_baseline_by_length():
-    rewards, lengths = tensor([1.0, 0.0]), tensor([3, 1])
-    assert_close(opo(rewards, completion_lengths_N=lengths, group_index_N=tensor([0, 0])), tensor([0.25, -0.75]))
+def test_opo_weighs_its_baseline_by_the_tokens_that_the_policy_wrote():
+    mask = tensor([[True, True, True, False], [True, False, False, False]])  # a tool may have written the others
+    assert_close(opo(tensor([1.0, 0.0]), loss_mask_NT=mask, group_index_N=tensor([0, 0])), tensor([0.25, -0.75]))
 
 
 def test_gpg_scales_up_by_the_share_of_failures():

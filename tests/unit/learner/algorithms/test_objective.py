@@ -29,6 +29,10 @@ def own_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor, lags_BT: Tens
     return -policy_logprobs_BT * advantages_BT / (1 + lags_BT)
 
 
+def pull_to_reference(policy_logprobs_BT: Tensor, *, reference_logprobs_BT: Tensor) -> Tensor:
+    return (policy_logprobs_BT - reference_logprobs_BT).square()
+
+
 def test_the_default_is_grpo_and_needs_nothing_more():
     made = make()
     assert made.needs == frozenset()
@@ -40,6 +44,7 @@ def test_needs_follow_from_the_parts():
     assert make(entropy_coefficient=0.01).needs == {"entropies"}
     assert make(preset="ppo").needs == {"reference_logprobs", "values"}
     assert make(proximal="recompute").needs == {"proximal_logprobs"}
+    assert make(policy_loss=f"{__name__}:pull_to_reference").needs == {"reference_logprobs"}
     assert make(filters=["high_entropy_tokens"]).needs == {"proximal_logprobs", "entropies"}
     assert make(policy_loss="clip_cov").needs == frozenset()
     assert make(policy_loss="clip_cov", proximal="policy").needs == {"proximal_logprobs"}
@@ -194,6 +199,33 @@ def test_turns_with_rewards_of_their_own_are_used_where_time_matters():
     assert prepared.advantages_NT[0].tolist() == [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
 
 
+def with_token_rewards(batch: BatchTensors, mask: list[bool], rewards: list[float]) -> BatchTensors:
+    """Of the first trajectory; the others stay as they are, and earn nothing on the way."""
+    loss_mask, token_rewards = batch.loss_mask_NT.clone(), torch.zeros_like(batch.rollout_logprobs_NT)
+    loss_mask[0], token_rewards[0] = torch.tensor(mask), torch.tensor(rewards)
+    return dataclasses.replace(batch, loss_mask_NT=loss_mask, token_rewards_NT=token_rewards)
+
+
+def test_a_reward_on_an_answer_of_the_environment_goes_to_the_action_before_it():
+    mask = [True, True, False, False, True, False]
+    batch = with_token_rewards(case(4).batch, mask, [0.0, 1.0, 2.0, 4.0, 0.0, 8.0])
+    prepared = make(advantage="cumulative_returns").prepare(batch)
+    assert prepared.advantages_NT[0].tolist() == [15.0, 15.0, 0.0, 0.0, 8.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (1.0, "trajectory t0 of group g0: token_rewards stand before the first token that trains"),
+        (math.nan, "trajectory t0 of group g0: token_rewards are not all finite"),
+    ],
+)
+def test_a_reward_that_no_action_can_have_earned_is_refused(reward, message):
+    batch = with_token_rewards(case(4).batch, [False, True, True, True, True, True], [reward, 0.0, 0.0, 0.0, 0.0, 0.0])
+    with pytest.raises(DataError, match=message):
+        make(advantage="cumulative_returns").prepare(batch)
+
+
 def test_a_narrower_micro_batch_is_welcome_unless_it_loses_tokens():
     whole, made = case(5), make()
     wide = whole.padded(left=0, right=3, garbage=0.0)
@@ -288,6 +320,24 @@ def test_the_entropy_bonus_lowers_the_loss():
     result.loss.backward()
     assert float(result.loss.detach()) == pytest.approx(-0.3)  # -0.1 * (2 + 4) / 2
     torch.testing.assert_close(entropies.grad, torch.full((2, 1), -0.05))
+
+
+def test_the_policy_drift_of_cpgd_is_the_kl_from_the_rollout_policy():
+    made, prepared = one_token(preset="cpgd", kl={"to_rollout_coefficient": 0.5})
+    policy = torch.full((2, 1), -1.0 + math.log(2.0), requires_grad=True)  # π = 2μ
+    result = made.loss(prepared.rows([0, 1]), policy_logprobs_BT=policy)
+    result.loss.backward()
+    assert float(result.loss.detach()) == pytest.approx(0.5 * (2 - math.log(2.0) - 1))
+    torch.testing.assert_close(policy.grad, torch.full((2, 1), 0.5 * (2 - 1) / 2))  # β·(π/μ − 1), a mean of two
+    assert made.formula()["text"] == "token_mean[cpgd(A = cpgd) + 0.5·drift(π, μ)]"
+
+
+def test_the_gspo_preset_does_not_clip_what_the_engine_rounds():
+    made = make(preset="gspo")
+    whole = case(9)
+    _, report, _ = whole.loss(made)
+    assert report["kl_rollout_k1_max"] > 0.1 and report["clip_fraction"] == 0
+    assert whole.loss(make(preset="gspo", proximal="rollout"))[1]["clip_fraction"] > 0
 
 
 def test_the_kl_penalty_pulls_towards_the_reference():
