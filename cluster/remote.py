@@ -255,10 +255,11 @@ def _translated(who: str, phase: str) -> Any:
 
 
 def draining_nodes() -> set[str]:
-    """Ids of nodes that announced that they go away (spot termination, scale-down)."""
+    """Ids of nodes that announced that they go away (spot termination, scale-down). Raises WorkerError when Ray cannot say."""
     from ray._private.state import state  # Ray has no public name for it
 
-    return set(state.get_draining_nodes())
+    with _translated("Ray", "draining_nodes"):
+        return set(state.get_draining_nodes())
 
 
 def _end(handle: Any) -> None:

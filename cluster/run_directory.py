@@ -88,16 +88,21 @@ class RunDirectory:
     def claim(self, run_yaml: str) -> bool:
         """Takes the directory for this process; True when it holds an earlier part of this run.
 
-        Raises ConfigError when it belongs to another configuration, or when a living driver has it. A dead one's is taken over.
+        Raises ConfigError when it belongs to another configuration, cannot be written, or a living driver has it. A dead one's is
+        taken over.
         """
         self.check(run_yaml)
-        with _naming(self.url):
+        try:
             self._files.create_dir(self._root, recursive=True)
-        self._claim = (
-            claim_local(self._at("driver.lock"))
-            if self.is_local
-            else claim_remote(self._files, self._at("driver.lock"))
-        )
+            self._claim = (
+                claim_local(self._at("driver.lock"))
+                if self.is_local
+                else claim_remote(self._files, self._at("driver.lock"))
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={self.url!r} cannot be written: {_reason(error)}; mend that, or name another run_dir"
+            ) from error
         is_resumed = self.exists(RUN_YAML)
         for name in (METRICS, EVENTS):
             self._cut_torn_line(name)
@@ -113,21 +118,25 @@ class RunDirectory:
 
     def owner(self) -> dict[str, Any] | None:
         """Host, pid and start of the living driver; None when there is none."""
-        return owner_of(self._files, self._at("driver.lock"))
+        with _naming(self.path("driver.lock")):
+            return owner_of(self._files, self._at("driver.lock"))
 
     # Whole files
 
     def remove(self, name: str) -> None:
-        """Deletes a file. Raises FileNotFoundError when it is not there."""
-        self._files.delete_file(self._at(name))
+        """Deletes a file, if it is there."""
+        with _naming(self.path(name)), contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._at(name))
 
     def exists(self, name: str) -> bool:
-        return self._files.get_file_info(self._at(name)).type != pafs.FileType.NotFound
+        with _naming(self.path(name)):
+            return self._files.get_file_info(self._at(name)).type != pafs.FileType.NotFound
 
     def names(self, folder: str = "") -> list[str]:
         """Names in `folder`, sorted; empty when it is not there."""
         selector = pafs.FileSelector(self._at(folder), allow_not_found=True)
-        return sorted(info.base_name for info in self._files.get_file_info(selector))
+        with _naming(self.path(folder)):
+            return sorted(info.base_name for info in self._files.get_file_info(selector))
 
     def read_file(self, name: str) -> pa.Buffer:
         with _naming(self.path(name)), self._files.open_input_file(self._at(name)) as file:
@@ -155,7 +164,7 @@ class RunDirectory:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(aside)
-            _sync_folder(os.path.dirname(target))
+            sync_folder(os.path.dirname(target))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write_file(name, (json.dumps(content, indent=2) + "\n").encode())
@@ -299,7 +308,8 @@ def _filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
         ) from error
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes names that were created, replaced or removed in a local folder outlast a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -314,5 +324,10 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"{path}: {error.strerror or error}; free space or fix its permissions, then start the same command again"
+            f"{path}: {_reason(error)}; free space or fix its permissions, then start the same command again"
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    """The system's words; pyarrow's errors bring their own."""
+    return error.strerror or str(error)

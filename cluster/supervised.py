@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+from cluster.beside import beside
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.types import Progress
 from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervision import Abort, Drain, Failure, FailureKind, History, decide
+from cluster.supervision import Abort, Drain, Failure, FailureKind, History, Restart, decide
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
@@ -30,18 +31,32 @@ class Supervisor:
         self.history = History()
         self.events = events
 
-    async def handle(self, spec: ActorSpec, error: TreadwheelError, *, actor: RemoteActor | None) -> bool:
-        """Records the failure of `actor` (None: it never came up) and waits out the back-off; False means let it go.
+    async def handle(self, spec: ActorSpec, error: TreadwheelError, *, actor: RemoteActor | None) -> None:
+        """Records the failure of `actor` (None: it never came up) and waits out the back-off: then it may start again.
 
         Raises WorkerError, or a deliberate `error` itself, when the run must stop.
         """
-        failure = Failure(
-            actor=spec.name,
-            actor_kind=spec.kind,
-            kind=FailureKind.HANG if actor and actor.is_hung else kind_of(error),
-            reason=str(error).splitlines()[0],
-            at=time.monotonic(),
-        )
+        kind = FailureKind.HANG if actor and actor.is_hung else kind_of(error)
+        match self.decide(spec, kind=kind, reason=str(error).splitlines()[0], actor=actor):
+            case Abort(reason=reason):
+                if kind is FailureKind.REFUSAL:
+                    raise error
+                raise WorkerError(reason) from error
+            case Restart(delay_s=delay_s):
+                await asyncio.sleep(delay_s)
+            case Drain():
+                raise AssertionError(f"{spec.name} failed and is not to be drained: only a node that leaves is")
+
+    def leaves(self, actor: RemoteActor) -> bool:
+        """Its node announced that it goes away. True: `actor` finishes what it has, gets nothing more, and another one starts."""
+        reason = f"node {actor.node_id} goes away"
+        return isinstance(self.decide(actor.spec, kind=FailureKind.TERMINATION, reason=reason, actor=actor), Drain)
+
+    def decide(
+        self, spec: ActorSpec, *, kind: FailureKind, reason: str, actor: RemoteActor | None
+    ) -> Restart | Drain | Abort:
+        """What to do about a failure, which is then history and an event."""
+        failure = Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=time.monotonic())
         decision = decide(failure, self.history, self.config)
         self.history.add(failure, window_s=self.config.window_s)
         self.events.event(
@@ -54,16 +69,7 @@ class Supervisor:
             actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
             decision=type(decision).__name__.lower(),
         )
-        match decision:
-            case Abort(reason=reason):
-                if failure.kind is FailureKind.REFUSAL:
-                    raise error
-                raise WorkerError(reason) from error
-            case Drain():
-                return False
-            case _:
-                await asyncio.sleep(decision.delay_s)
-                return True
+        return decision
 
 
 def kind_of(error: TreadwheelError) -> FailureKind:
@@ -96,6 +102,7 @@ class SupervisedActor:
         self._starting_since = time.time()
         self._has_served = False
         self._is_stopped = False
+        self._starting: asyncio.Future[RemoteActor] | None = None
 
     async def ready(self) -> RemoteActor:
         """The actor, started or replaced if need be."""
@@ -146,8 +153,10 @@ class SupervisedActor:
         )
 
     async def stop(self) -> None:
-        """Ends the actor, and one that is still coming up as soon as it is there."""
+        """Ends the actor, or the start of one that is still coming up: Ray need not look for its node any more."""
         self._is_stopped = True
+        if self._starting is not None:
+            self._starting.cancel()
         if self.actor is not None:
             actor, self.actor = self.actor, None
             await actor.kill()
@@ -165,12 +174,14 @@ class SupervisedActor:
             raise WorkerError(f"{self.spec.name} is not wanted any more")
         actor: RemoteActor | None = None
         try:
-            actor = await self._start(self.spec)
+            actor = await self._started()
             if self._on_start is not None:
                 await self._on_start(actor)
         except (WorkerError, DeadlineError) as error:  # it failed while getting ready: that is one more failure
             if actor is not None:
                 await actor.kill()
+            if self._is_stopped:
+                raise
             # What never came up for another reason than a death is not healed by trying again.
             if not self._has_served and kind_of(error) is not FailureKind.DEATH:
                 raise
@@ -186,26 +197,28 @@ class SupervisedActor:
             await self.stop()
             raise WorkerError(f"{self.spec.name} is not wanted any more")
 
+    async def _started(self) -> RemoteActor:
+        self._starting = asyncio.ensure_future(self._start(self.spec))
+        try:
+            return await self._starting
+        except asyncio.CancelledError:
+            if self._is_stopped:
+                raise WorkerError(f"{self.spec.name} is not wanted any more") from None
+            raise
 
-@contextlib.asynccontextmanager
-async def heartbeats(
+
+def heartbeats(
     actors: Callable[[], Sequence[RemoteActor]],
     supervisor: Supervisor,
     *,
     heal: Callable[[RemoteActor, TreadwheelError], None],
     report: Callable[[], None],
-) -> AsyncIterator[None]:
+) -> contextlib.AbstractAsyncContextManager[None]:
     """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
 
     Its callers notice its death as well: whoever is first replaces it.
     """
-    task = asyncio.create_task(_beat(actors, supervisor, heal, report))
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    return beside(_beat(actors, supervisor, heal, report))
 
 
 async def _beat(

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.run_directory import RUN_YAML, RunDirectory
-from deploy import configuration
+from deploy import configuration, run_info
 
 _MODEL = "model"
 """A checkpoint's Hugging Face folder."""
@@ -23,7 +22,7 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
     from deploy import launch
 
     with tempfile.TemporaryDirectory() as scratch:
-        config = config_of(target, overrides, run_dir=scratch)
+        config = _config_of(target, overrides, run_dir=scratch)
         if config.evaluation.prompts is None:
             raise ConfigError(
                 f"{target!r} has no evaluation.prompts; name a held-out source: evaluation.prompts='{{name: file, path: ...}}'"
@@ -31,14 +30,13 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
         return launch.evaluate(config, address=address)
 
 
-def config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
+def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
     """The target's configuration with the model that it stands for, and a run directory of its own."""
     own = [f"run_dir={run_dir}"]
     if target.endswith((".yaml", ".yml")):
         return configuration.load(target, [*overrides, *own])
     run, checkpoint = _run_and_checkpoint(target)
-    values = yaml.safe_load(run.read_text(RUN_YAML))
-    return configuration.validated(values, [*overrides, *own, f"model.path={checkpoint}"], source=run.path(RUN_YAML))
+    return run_info.config_of(run, [*overrides, *own, f"model.path={checkpoint}"])
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -31,11 +31,12 @@ _SHOWN = (
 )
 
 
-def config_of(directory: RunDirectory) -> RunConfig:
-    """The configuration in run.yaml. Raises ConfigError when the directory holds no run."""
+def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run."""
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
-    return configuration.validated(yaml.safe_load(directory.read_text(RUN_YAML)), source=directory.path(RUN_YAML))
+    values = yaml.safe_load(directory.read_text(RUN_YAML))
+    return configuration.validated(values, overrides, source=directory.path(RUN_YAML))
 
 
 def table(directory: RunDirectory) -> Table:

@@ -2,29 +2,50 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel, PositiveInt, ValidationError
+
+from cluster.beside import beside
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, TreadwheelError
 from cluster.elastic import StepLoad, decide
 from cluster.metrics import MetricLog
 from cluster.remote import draining_nodes
 from cluster.run_directory import RunDirectory
 from deploy.assembly import Cluster
+from deploy.run_info import config_of
 
 CONTROL = "control.json"
 _POLL_S = 1.0
 
 
+class _Order(BaseModel):
+    """What control.json asks for."""
+
+    rollout_workers: PositiveInt
+
+
 def scale(run_dir: RunDirectory, *, rollout_workers: int) -> None:
-    """Asks the run's driver for so many workers; it obeys within seconds. Raises ConfigError when no driver runs there."""
+    """Asks the run's driver for so many workers; it obeys within seconds. Raises ConfigError when it would not, or there is none."""
     if rollout_workers < 1:
         raise ConfigError(f"rollout_workers={rollout_workers}: a run needs at least 1")
     if run_dir.owner() is None:
         raise ConfigError(f"{run_dir.url!r} has no living driver; set rollout.num_workers and start the run")
-    run_dir.write_json(CONTROL, {"rollout_workers": rollout_workers})
+    config = config_of(run_dir)
+    if config.deterministic:
+        raise ConfigError(
+            f"rollout_workers={rollout_workers}: {run_dir.url!r} is deterministic, which worker samples what is fixed; "
+            "start a run of its own with another rollout.num_workers, or with deterministic=false"
+        )
+    elastic = config.elastic
+    if elastic.max_workers is not None and not elastic.min_workers <= rollout_workers <= elastic.max_workers:
+        raise ConfigError(
+            f"rollout_workers={rollout_workers} is outside what {run_dir.url!r} keeps to, elastic.min_workers={elastic.min_workers} to "
+            f"elastic.max_workers={elastic.max_workers}; ask for a number between them, or start the run again with other bounds"
+        )
+    run_dir.write_json(CONTROL, _Order(rollout_workers=rollout_workers).model_dump())
 
 
 class Steering:
@@ -36,7 +57,7 @@ class Steering:
         self._run_dir = run_dir
         self._log = log
         self._loads: list[StepLoad] = []
-        self._drained: set[str] = set()
+        self._drained: set[tuple[str, str]] = set()
 
     @contextlib.asynccontextmanager
     async def steering(self) -> AsyncIterator[None]:
@@ -44,15 +65,9 @@ class Steering:
             yield
             return
         self._log.add(self)
-        with contextlib.suppress(FileNotFoundError):
-            self._run_dir.remove(CONTROL)  # an old order is not for this driver
-        task = asyncio.create_task(self._watch())
-        try:
+        self._run_dir.remove(CONTROL)  # an old order is not for this driver
+        async with beside(self._watch()):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     # A metric sink: what the steps say.
 
@@ -78,7 +93,7 @@ class Steering:
             await asyncio.sleep(_POLL_S)
             try:
                 self._look()
-            except Exception as error:  # noqa: BLE001 - a look that failed is taken again; the run does not hang on it
+            except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
                 self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     def _look(self) -> None:
@@ -99,17 +114,23 @@ class Steering:
     def _asked(self) -> int | None:
         if not self._run_dir.exists(CONTROL):
             return None
-        asked = json.loads(self._run_dir.read_text(CONTROL))["rollout_workers"]
+        order = self._run_dir.read_text(CONTROL)
         self._run_dir.remove(CONTROL)
-        return asked
+        try:
+            return _Order.model_validate_json(order).rollout_workers
+        except ValidationError as error:
+            raise ConfigError(
+                f"{CONTROL}={order!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
+            ) from error
 
     def _leave_draining_nodes(self) -> None:
         """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
         draining = draining_nodes()
         for actor in self._cluster.pool.workers():
-            if actor.node_id in draining and actor.name not in self._drained:
-                self._drained.add(actor.name)
-                have = self._cluster.pool.num_workers
-                self._log.event("drain", actor=actor.name, node_id=actor.node_id)
-                self._cluster.pool.drain(actor.name)
-                self._cluster.pool.scale(have, spec=self._cluster.specs.joining_worker)
+            place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
+            if actor.node_id in draining and place not in self._drained:
+                self._drained.add(place)
+                if self._cluster.supervisor.leaves(actor):
+                    have = self._cluster.pool.num_workers
+                    self._cluster.pool.drain(actor.name)
+                    self._cluster.pool.scale(have, spec=self._cluster.specs.joining_worker)

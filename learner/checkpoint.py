@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.contracts.errors import CheckpointError
+from cluster.run_directory import sync_folder
 
 MANIFEST = "manifest.json"
 MODEL = "model"
@@ -111,7 +112,7 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
             shutil.rmtree(replaced, ignore_errors=True)
             os.rename(directory, replaced)
         os.rename(aside, directory)
-        _sync_folder(directory.parent)
+        sync_folder(directory.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise _failed(directory, error) from error
@@ -260,12 +261,4 @@ def _sha256(path: Path) -> str:
 
 def _sync_folders(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        _sync_folder(Path(folder))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(folder)

@@ -137,3 +137,29 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
 def test_an_unknown_store_is_refused():
     with pytest.raises(ConfigError, match="use a local path, s3://bucket/path or gs://bucket/path"):
         RunDirectory("ftp://somewhere/run")
+
+
+def test_a_place_that_cannot_be_written_is_refused_by_its_setting(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^run_dir='.*/file/run' cannot be written: .*name another run_dir$"):
+        RunDirectory(str(tmp_path / "file" / "run")).claim(CONFIG)
+    (tmp_path / "run" / "driver.lock").mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"/run' cannot be written: Is a directory; mend that, or name another run_dir$"
+    ):
+        RunDirectory(str(tmp_path / "run")).claim(CONFIG)
+
+
+def test_looking_at_files_names_the_one_that_the_disk_refuses(tmp_path):
+    (tmp_path / "driver.lock").mkdir()
+    directory = RunDirectory(str(tmp_path))
+    for look, path in ((directory.owner, "driver.lock"), (lambda: directory.names("x" * 300), "x" * 300)):
+        with pytest.raises(StorageError, match=rf"{path}: .*free space or fix its permissions"):
+            look()
+
+
+def test_removing_what_is_not_there_is_done(files):
+    files.write_file("control.json", b"{}")
+    for _ in range(2):
+        files.remove("control.json")
+    assert not files.exists("control.json")
