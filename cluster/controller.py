@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from cluster.broadcast import Weights
 from cluster.buffer import Buffer, Group
@@ -13,15 +13,14 @@ from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import GroupSummary, SamplingParams, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.pool import Pool
+from cluster.supervised import Events
 from cluster.tickets import TicketOffice, evaluation_tickets
 
 
-class Log(Protocol):
-    """Where metrics and events go."""
+class Log(Events, Protocol):
+    """Where metrics go, and events."""
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
-
-    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ async def train(
     """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
     version = learner.version
     if version == 0:
-        await _evaluate(evaluator, pool, version=version, log=log)
+        await evaluate(evaluator, pool, version=version, log=log)
     async with pool.generating(into=buffer, office=office):  # a dead producer raises in take
         while version < config.num_steps:
             began = time.monotonic()
@@ -89,7 +88,7 @@ async def train(
             timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
             metric = None
             if _is_due(config.evaluation.every_steps, version, config.num_steps):
-                metric = await _evaluate(evaluator, pool, version=version, log=log)
+                metric = await evaluate(evaluator, pool, version=version, log=log)
             await buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
             log.step(version, step_metrics(summaries, stats) | timing)
@@ -100,7 +99,8 @@ async def train(
                 await learner.save(metric if evaluator else _mean_reward(summaries))
 
 
-async def _evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
+async def evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
+    """Logs an evaluation of the weights that serve now, which are those of `version`; its mean reward, None without an evaluator."""
     if evaluator is None:
         return None
     metrics = await evaluator.run(pool, version=version)
@@ -160,7 +160,6 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
         "staleness/mean": sum(staleness) / len(staleness),
         "staleness/max": float(max(staleness)),
         "time/learning_s": stats.seconds,
-        "speed/learning_tokens_per_s": stats.num_trained_tokens / stats.seconds if stats.seconds else 0.0,
         **stats.metrics,
     }
 

@@ -67,7 +67,7 @@ class LearnerGroup:
         async with self._turn:
             try:
                 return await self._restore()
-            except (WorkerError, DeadlineError) as error:
+            except (WorkerError, DeadlineError, LostError) as error:
                 return await self._recover(error)
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
@@ -150,9 +150,10 @@ class LearnerGroup:
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         deadline_s = self._config.learner.timeout_s
-        recorded = (record.trajectories, record.trajectories_digest)
-        summaries: list[GroupSummary] = await self._recorder.call("summaries", *recorded, deadline_s=deadline_s)
-        references = await self._recorder.call_for_references("read", *recorded, deadline_s=deadline_s)
+        references = await self._recorder.call_for_references(
+            "read", record.trajectories, record.trajectories_digest, deadline_s=deadline_s
+        )
+        summaries: list[GroupSummary] = await self._recorder.call("summaries", *references, deadline_s=deadline_s)
         return await self._learn(references), summaries
 
     async def _holds(self, group: Group) -> bool:

@@ -30,6 +30,22 @@ class Journal(Protocol):
     def replace_lines(self, name: str, lines: Sequence[str]) -> None: ...
 
 
+class ReadOnly:
+    """Another journal, looked at and left as it is, a torn tail included: for verification and replay."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def append_line(self, name: str, line: str) -> None:
+        raise AssertionError(f"{name} is open for reading only")
+
+    def read_lines(self, name: str) -> list[str]:
+        return self._journal.read_lines(name)
+
+    def replace_lines(self, name: str, lines: Sequence[str]) -> None:
+        """Leaves the torn line where it is."""
+
+
 class Record(BaseModel):
     """One step's consumption."""
 

@@ -54,9 +54,9 @@ class Recorder:
         """True if `group` could be brought here: the call itself fails when its node is gone."""
         return group.num_rows > 0
 
-    def summaries(self, name: str, digest: str) -> list[GroupSummary]:
-        """What the controller knew of a step's groups. Raises LedgerError as `read` does."""
-        return [summarize(group) for group in self.read(name, digest)]
+    def summaries(self, *groups: pa.RecordBatch) -> list[GroupSummary]:
+        """What the controller knew of the groups that `read` returned."""
+        return [summarize(group) for group in groups]
 
 
 def digest_of(content: pa.Buffer) -> str:

@@ -68,11 +68,10 @@ class History:
         self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
         self.failures.append(failure)
 
-    def blame(self, prompt_ids: Sequence[str]) -> list[str]:
-        """Counts one more failure for each prompt that was under way; returns the prompts."""
+    def blame(self, prompt_ids: Sequence[str]) -> None:
+        """Counts one more failure for each prompt that was under way."""
         for prompt_id in prompt_ids:
             self.prompt_failures[prompt_id] = self.prompt_failures.get(prompt_id, 0) + 1
-        return list(prompt_ids)
 
     def absolve(self, prompt_id: str) -> None:
         """It ran alone and nothing died: the failures were another's."""

@@ -15,6 +15,7 @@ from cluster.contracts.plugins import resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator
+from cluster.controller import evaluate as evaluate_now
 from cluster.controller import train as run_loop
 from cluster.ledger import Ledger
 from cluster.metrics import MetricLog, open_log
@@ -64,6 +65,7 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
             max_off_policy_steps=config.buffer.max_off_policy_steps,
             num_steps=config.num_steps,
             max_size_bytes=config.buffer.max_size_bytes,
+            max_head_of_line_s=config.buffer.max_head_of_line_s,
             in_waves=config.deterministic,
             version=cluster.learner.version,
             next_index=ledger.next_index,
@@ -72,6 +74,7 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
             source=source,
             seed=config.seed,
             trajectories_per_group=config.buffer.trajectories_per_group,
+            extra_trajectories=config.rollout.extra_trajectories,
             sampling=SamplingParams(**config.sampling.model_dump()),
         )
         async with Steering(config, cluster=cluster, run_dir=run_dir, log=log).steering():
@@ -93,12 +96,7 @@ async def _save_the_end(cluster: Cluster, evaluator: Evaluator | None, log: Metr
     learner = cluster.learner
     if learner.saved_version == learner.version:
         return
-    metric = None
-    if evaluator is not None:
-        metrics = await evaluator.run(cluster.pool, version=learner.version)
-        log.step(learner.version, metrics)
-        metric = metrics["eval/reward"]
-    await learner.save(metric)
+    await learner.save(await evaluate_now(evaluator, cluster.pool, version=learner.version, log=log))
     if learner.saved_version != learner.version:
         raise CheckpointError(
             f"the weights of the last step, {learner.version}, were not saved; events.jsonl says why. "

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.broadcast import Weights
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.ledger import Ledger
+from cluster.ledger import Ledger, ReadOnly
 from cluster.run_directory import EVENTS, RunDirectory
 from cluster.weights.object_store import ObjectStoreTransport
 from deploy import assembly, launch
@@ -43,7 +42,7 @@ def replay(
 
     Raises ConfigError for a step that was not recorded, LedgerError when the record is not what was consumed.
     """
-    ledger = Ledger(_Read(run_dir))
+    ledger = Ledger(ReadOnly(run_dir))
     num_steps = ledger.version if to_step is None else to_step
     if not 1 <= num_steps <= ledger.version:
         raise ConfigError(
@@ -77,22 +76,6 @@ def _published(run_dir: RunDirectory, version: int) -> str | None:
     kinds = ("broadcast", "published")  # a step that a resumed run learned again was only published
     found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None
-
-
-class _Read:
-    """The run's ledger, not to be written."""
-
-    def __init__(self, run_dir: RunDirectory) -> None:
-        self._run_dir = run_dir
-
-    def read_lines(self, name: str) -> list[str]:
-        return self._run_dir.read_lines(name)
-
-    def append_line(self, name: str, line: str) -> None:
-        raise AssertionError("a replay records nothing")
-
-    def replace_lines(self, name: str, lines: Sequence[str]) -> None:
-        """Leaves a torn line where it is."""
 
 
 class _Quiet(contextlib.nullcontext[None]):

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import TreadwheelError
-from cluster.ledger import NAME, Ledger, Record
+from cluster.ledger import NAME, Ledger, ReadOnly, Record
 from cluster.recorder import Recorder
 from cluster.run_directory import METRICS, RunDirectory
 
@@ -25,7 +25,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
     """Digests, schema, order, staleness, and that every consumed group was consumed once."""
     problems: list[str] = []
     try:
-        ledger = Ledger(_ReadOnly(run_dir))
+        ledger = Ledger(ReadOnly(run_dir))
     except TreadwheelError as error:
         return Verdict(num_steps=0, num_groups=0, num_trajectories=0, num_tokens=0, problems=(str(error),))
     if ledger.num_cut:
@@ -84,25 +84,8 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
 
 
 def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
-    logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)}
-    missing = [record.step for record in ledger.records if record.step not in logged]
-    # The newest step may lack its line: the run was stopped while it was made.
-    return (
-        [f"{METRICS}: steps {missing[:8]} are missing"] if [step for step in missing if step < ledger.version] else []
-    )
-
-
-class _ReadOnly:
-    """The ledger repairs a torn tail; a verification must not."""
-
-    def __init__(self, run_dir: RunDirectory) -> None:
-        self._run_dir = run_dir
-
-    def read_lines(self, name: str) -> list[str]:
-        return self._run_dir.read_lines(name)
-
-    def append_line(self, name: str, line: str) -> None:
-        raise AssertionError("verification writes nothing")
-
-    def replace_lines(self, name: str, lines: object) -> None:
-        """Leaves the torn line where it is."""
+    """A run may log no metrics, or only a part of itself: what it did log must be whole."""
+    logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
+    steps = [record.step for record in ledger.records]
+    missing = [step for step in steps if logged and min(logged) < step < max(logged) and step not in logged]
+    return [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []
