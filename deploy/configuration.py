@@ -18,8 +18,13 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from deploy.yaml_text import parse
 
-_SECRET = re.compile(r"(^|_)(api_?key|access_?key|password|passwd|secret|token|credentials?)$", re.IGNORECASE)
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET = re.compile(
+    r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
+)
+"""Names of settings, headers and URL parameters whose values are nobody's business: `openai_key`, `X-Api-Key`, `Authorization`."""
+_IN_TEXT = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+")
+_URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
+_SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
 HIDDEN = "<hidden>"
 
 
@@ -172,8 +177,18 @@ def hidden(value: Any, name: str = "") -> Any:
     if isinstance(value, list):
         return [hidden(item, name) for item in value]
     if isinstance(value, str):
-        return HIDDEN if _SECRET.search(name) else _CREDENTIALS_IN_URL.sub(HIDDEN, value)
+        return HIDDEN if _SECRET.search(name) else _without_secrets(value)
     return value
+
+
+def _without_secrets(text: str) -> str:
+    """A text that is no secret itself may carry one: user:password@ or ?token= in a URL, a bearer's token in a header."""
+
+    def shown(parameter: re.Match[str]) -> str:
+        is_secret = _SECRET.search(parameter[1]) or _SECRET_PARAMETER.search(parameter[1])
+        return f"{parameter[1]}={HIDDEN}" if is_secret else parameter[0]
+
+    return _URL_PARAMETER.sub(shown, _IN_TEXT.sub(HIDDEN, text))
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from cluster.contracts.errors import ConfigError
-from deploy.configuration import HIDDEN, load, resolved_yaml, validated
+from deploy.configuration import HIDDEN, hidden, load, resolved_yaml, validated
 from deploy.yaml_text import parse
 
 
@@ -77,6 +77,25 @@ def test_secrets_do_not_reach_the_resolved_text():
         "path": f"s3://{HIDDEN}@bucket/a.jsonl",
         "max_tokens": 5,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("openai_key", "sk-1", HIDDEN),
+        ("Authorization", "Basic c2VjcmV0", HIDDEN),
+        ("X-Api-Key", "sk-1", HIDDEN),
+        ("apikey", "sk-1", HIDDEN),
+        ("url", "https://judge/score?model=a&token=t-1&n=2", f"https://judge/score?model=a&token={HIDDEN}&n=2"),
+        ("url", "https://a/b?X-Amz-Signature=f00&key=k-1", f"https://a/b?X-Amz-Signature={HIDDEN}&key={HIDDEN}"),
+        ("header", "Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("answer_column", "monkey", "monkey"),
+        ("max_tokens", "5", "5"),
+        ("key", "answer", "answer"),
+    ],
+)
+def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, shown):
+    assert hidden({name: [value]}) == {name: [shown]}
 
 
 def test_yaml_reads_numbers_and_words_as_people_mean_them():
