@@ -173,12 +173,13 @@ class Pool:
 
     def scale(self, num_workers: int, *, spec: Callable[[int], ActorSpec]) -> None:
         """More workers start beside the others; fewer finish what they have and leave. Returns at once."""
-        active = [worker for worker in self._workers if not worker.is_draining]
+        # Those that serve stay: who waits for a node, or for its successor, goes first.
+        active = sorted((w for w in self._workers if not w.is_draining), key=lambda worker: not worker.is_serving)
         for _ in range(len(active), num_workers):
             worker = self._worker(spec(self._next_number))
             self._next_number += 1
             self._workers.append(worker)
-            self._spawn(self._bring_up(worker))
+            self._spawn(self._announce(worker, asyncio.create_task(worker.place.ready())))
         for worker in active[num_workers:]:
             self.drain(worker.place.spec.name)
 
@@ -206,19 +207,21 @@ class Pool:
                 raise
         self._dispatcher.wake()
 
-    async def _bring_up(self, worker: Worker) -> None:
-        """A worker that joins later: one that never comes is an event, not the end of the run."""
-        await self._announce(worker, asyncio.create_task(worker.place.ready()))
-
     async def _announce(self, worker: Worker, starting: asyncio.Task[RemoteActor]) -> None:
+        """A worker that joins later waits for room as long as it takes; one that fails is an event, not the end of the run."""
         events = self._supervisor.events
-        try:
-            actor = await starting
-        except (WorkerError, DeadlineError) as error:
-            if worker in self._workers:
-                self._workers.remove(worker)
-            events.event("worker_not_joined", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
-            return
+        while True:
+            try:
+                actor = await starting
+                break
+            except DeadlineError as error:
+                events.event("worker_waits", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
+                starting = asyncio.create_task(worker.place.ready())
+            except WorkerError as error:
+                if worker in self._workers:
+                    self._workers.remove(worker)
+                events.event("worker_not_joined", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
+                return
         events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
         self._dispatcher.wake()
 

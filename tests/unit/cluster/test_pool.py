@@ -40,8 +40,17 @@ class Scene:
         self.judging.set()
         self.supervisor = Supervisor(self.config.supervision, self.events)
 
+        self.num_coming = 0
+        self.start_error = lambda: None
+
         async def start(spec):
-            await self.coming.wait()
+            self.num_coming += 1
+            try:
+                await self.coming.wait()
+            finally:
+                self.num_coming -= 1
+            if error := self.start_error():
+                raise error
             if spec.kind is ActorKind.ROLLOUT_WORKER:
                 self.workers.append(ScriptedWorker(spec, script))
                 return self.workers[-1]
@@ -229,18 +238,51 @@ async def test_slow_rewards_slow_sampling_and_nothing_grows():
         await asyncio.wait_for(buffer.take(4), 10)
 
 
-async def test_a_worker_told_to_leave_while_it_comes_up_is_not_left_behind():
+async def test_a_worker_told_to_leave_while_it_waits_for_a_node_asks_for_none_any_more():
     scene = Scene()
     await scene.pool.start()
     scene.coming.clear()
-    scene.pool.scale(2, spec=lambda number: actor_spec(f"rollout-{number}"))
-    await asyncio.sleep(0)
-    scene.pool.scale(1, spec=lambda number: actor_spec(f"rollout-{number}"))
+    scene.pool.scale(2, spec=worker_spec)
+    await settled()
+    assert scene.num_coming == 1
+    scene.pool.scale(1, spec=worker_spec)
+    await settled()
+    assert scene.num_coming == 0 and scene.pool.num_workers == 1
+    assert scene.events.kinds() == ["worker_left", "worker_not_joined"]
+
+
+async def test_a_worker_that_finds_no_room_within_its_deadline_goes_on_waiting():
+    scene = Scene()
+    await scene.pool.start()
+    too_late = iter([DeadlineError("rollout-1 did not finish 'start' within 300 s")])
+    scene.start_error = lambda: next(too_late, None)
+    scene.pool.scale(2, spec=worker_spec)
+    await settled()
+    assert scene.events.kinds() == ["worker_waits", "worker_joined"]
+    assert len(scene.pool.workers()) == 2
+
+
+async def test_who_is_not_there_yet_is_given_back_before_those_that_serve():
+    scene = Scene()
+    await scene.pool.start()
+    scene.coming.clear()
+    await scene.pool.places()[0].stop()
+    scene.pool.scale(2, spec=worker_spec)
     scene.coming.set()
+    await settled()
+    scene.pool.scale(1, spec=worker_spec)
+    await settled()
+    assert [worker.name for worker in scene.pool.workers()] == ["rollout-1"]
+
+
+def worker_spec(number):
+    return actor_spec(f"rollout-{number}")
+
+
+async def settled():
+    """Whatever can go on has gone on."""
     for _ in range(20):
         await asyncio.sleep(0)
-    assert [worker.is_dead for worker in scene.workers] == [False, True]
-    assert len(scene.pool.workers()) == 1
 
 
 async def test_a_long_wait_names_who_does_what():
