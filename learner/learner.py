@@ -269,6 +269,7 @@ class Learner:
             metrics |= {
                 "mismatch/mean_abs_nats": report["mismatch_mean"],
                 "mismatch/max_abs_nats": report["mismatch_max"],
+                "mismatch/off_policy_steps": report["mismatch_off_policy_steps_min"],
             }
         return StepStats(
             policy_version=self.version,

@@ -112,6 +112,8 @@ class Prepared:
     rollout_logprobs_NT: Tensor
     lags_NT: Tensor
     """Off-policy steps of each token."""
+    newest_lag: int
+    """The fewest of any token that is left: on those the mismatch is measured, whose policy has moved least since. 0 without tokens."""
     correction_weights_NT: Tensor
     """Product of the corrections that need no present policy; 1 without any."""
     proximal_logprobs_NT: Tensor | None

@@ -72,6 +72,7 @@ def prepare(batch: BatchTensors, *, parts: "Parts", needs: frozenset[str], kl_co
         advantages_NT=advantages_NT,
         rollout_logprobs_NT=supply["rollout_logprobs_NT"],
         lags_NT=supply["lags_NT"],
+        newest_lag=_least(supply["lags_NT"][mask_NT & is_kept_N[:, None]]),
         correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, dtype),
         proximal_logprobs_NT=supply["proximal_logprobs_NT"],
         reference_logprobs_NT=supply["reference_logprobs_NT"],
@@ -90,6 +91,10 @@ def prepare(batch: BatchTensors, *, parts: "Parts", needs: frozenset[str], kl_co
         truncated_N=batch.truncated_N,
         kl_coefficient=kl_coefficient,
     )
+
+
+def _least(lags_M: Tensor) -> int:
+    return int(lags_M.min()) if lags_M.numel() else 0
 
 
 def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: "Parts") -> None:

@@ -64,7 +64,9 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
-    recorder.record("mismatch", rollout_BT.abs(), mask_BT & (rows.lags_NT == 0))
+    newest_BT = mask_BT & (rows.lags_NT == rows.newest_lag)
+    recorder.record("mismatch", rollout_BT.abs(), newest_BT)
+    recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
     if rows.reference_logprobs_NT is not None:
         reference_BT = kept_BT - masked(rows.reference_logprobs_NT, loss_mask_BT=mask_BT)
         recorder.record("reference_logprob", rows.reference_logprobs_NT, mask_BT)

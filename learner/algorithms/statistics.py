@@ -40,7 +40,11 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
         ("mean",),
         "Sum over a trajectory of log π − log π_ref: what the adaptive controller steers.",
     ),
-    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over tokens that the current weights sampled."),
+    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
+    "mismatch_off_policy_steps": (
+        ("min",),
+        "Off-policy steps of those tokens: beyond 0 the difference is that of the policy's last steps as well.",
+    ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
         "π/μ; `ess` is the effective sample size as a share, (Σw)²/(n·Σw²).",

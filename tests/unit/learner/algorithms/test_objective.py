@@ -14,7 +14,7 @@ from learner.algorithms.batch import BatchTensors
 from learner.algorithms.objective import Objective
 from learner.algorithms.presets import PRESETS, expand
 from learner.algorithms.statistics import Statistics, reported_names
-from tests.unit.learner.algorithms.batches import case
+from tests.unit.learner.algorithms.batches import Case, case
 
 
 def make(**fields) -> Objective:
@@ -348,3 +348,16 @@ def test_the_kl_penalty_pulls_towards_the_reference():
     # k3 at log(ref/policy) = -1: exp(-1) + 1 - 1 = 0.3679; its derivative by log policy: 1 - exp(-1) = 0.6321
     assert float(result.loss.detach()) == pytest.approx(0.5 * 0.367879, rel=1e-5)
     torch.testing.assert_close(policy.grad, torch.full((2, 1), 0.5 * 0.632121 / 2), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("current_version", "newest"), [(2, 0), (5, 3)])
+def test_the_mismatch_is_measured_on_the_newest_tokens_there_are(current_version, newest):
+    whole = case(0)
+    batch = dataclasses.replace(whole.batch, current_version=current_version)
+    aged = Case(batch, whole.policy, whole.entropies, whole.values)
+    _, report, _ = aged.loss(make(), parts=[[0, 1], [2, 3, 4, 5, 6, 7, 8]])
+    is_newest = batch.loss_mask_NT & (batch.policy_versions_NT == 2)
+    expected = (whole.policy - batch.rollout_logprobs_NT).abs()[is_newest]
+    assert report["mismatch_off_policy_steps_min"] == newest
+    assert report["mismatch_mean"] == pytest.approx(float(expected.mean()))
+    assert report["mismatch_max"] == pytest.approx(float(expected.max()))
