@@ -7,7 +7,7 @@ Failures come out as one of four: a deliberate error of ours (raised as it was),
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from cluster.supervision import ActorKind
 _SEAT_CHECK_S = 2.0
 """How often a start that waits asks whether its seat still exists."""
 
+_ANSWER_S = 30.0
+"""What a question about the cluster may take: the head node keeps the answers at hand."""
 
 _EXIT_S = 1.0
 """What a process that was told to end gets to do so."""
@@ -214,8 +216,8 @@ class _SeatLost(Exception):
 async def _is_seat_lost(placement_group: Any, spec: ActorSpec) -> bool:
     if spec.bundle is None:
         return False
-    table = await asyncio.to_thread(placement_group_table, placement_group)
-    alive = {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+    table = await _asked(placement_group_table, placement_group)
+    alive = {node["NodeID"] for node in await _asked(ray.nodes) if node["Alive"]}
     return table["bundles_to_node_id"].get(spec.bundle) not in alive
 
 
@@ -254,12 +256,24 @@ def _translated(who: str, phase: str) -> Any:
         ) from error
 
 
-def draining_nodes() -> set[str]:
-    """Ids of nodes that announced that they go away (spot termination, scale-down). Raises WorkerError when Ray cannot say."""
+async def draining_nodes() -> set[str]:
+    """Ids of nodes that announced that they go away (spot termination, scale-down). Raises our errors when Ray cannot say."""
     from ray._private.state import state  # Ray has no public name for it
 
     with _translated("Ray", "draining_nodes"):
-        return set(state.get_draining_nodes())
+        return set(await _asked(state.get_draining_nodes))
+
+
+async def _asked(question: Callable[..., Any], *args: Any) -> Any:
+    """What Ray's head node knows; it may be gone, and Ray itself waits long."""
+    limit = asyncio.timeout(_ANSWER_S)
+    try:
+        async with limit:
+            return await asyncio.to_thread(question, *args)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineError(f"Ray's head node did not answer {question.__name__!r} within {_ANSWER_S:g} s") from None
 
 
 def _end(handle: Any) -> None:

@@ -58,6 +58,7 @@ class Steering:
         self._log = log
         self._loads: list[StepLoad] = []
         self._drained: set[tuple[str, str]] = set()
+        self._num_coming = 0
 
     @contextlib.asynccontextmanager
     async def steering(self) -> AsyncIterator[None]:
@@ -92,16 +93,20 @@ class Steering:
         while True:
             await asyncio.sleep(_POLL_S)
             try:
-                self._look()
+                await self._look()
             except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
                 self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         if (asked := self._asked()) is not None:
             self._set(asked, why="treadwheel scale")
-        have = self._cluster.pool.num_workers
-        self._set(decide(self._loads, num_workers=have, config=self._config.elastic), why="elastic")
-        self._leave_draining_nodes()
+        have, num_coming = self._cluster.pool.num_workers, self._cluster.pool.num_coming
+        if num_coming < self._num_coming:
+            self._loads.clear()  # with the one that came a step takes another time
+        self._num_coming = num_coming
+        wanted = decide(self._loads, num_workers=have, num_coming=num_coming, config=self._config.elastic)
+        self._set(wanted, why="elastic")
+        await self._leave_draining_nodes()
 
     def _set(self, num_workers: int, *, why: str) -> None:
         pool = self._cluster.pool
@@ -123,9 +128,9 @@ class Steering:
                 f"{CONTROL}={order!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
             ) from error
 
-    def _leave_draining_nodes(self) -> None:
+    async def _leave_draining_nodes(self) -> None:
         """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
-        draining = draining_nodes()
+        draining = await draining_nodes()
         for actor in self._cluster.pool.workers():
             place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
             if actor.node_id in draining and place not in self._drained:

@@ -89,7 +89,7 @@ class ScriptedRecorder(ScriptedRank):
 
 class Scene:
     def __init__(self, *failures: tuple[str, int, Exception], num_ranks: int = 1, max_restarts: int = 8) -> None:
-        self._failures = list(failures)
+        self.failures = list(failures)
         self.saved = 0
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
@@ -117,9 +117,9 @@ class Scene:
         )
 
     def fail(self, method: str, version: int) -> None:
-        for failure in self._failures:
+        for failure in self.failures:
             if failure[:2] == (method, version):
-                self._failures.remove(failure)
+                self.failures.remove(failure)
                 raise failure[2]
 
     async def learn(self, num_steps: int) -> None:
@@ -214,3 +214,13 @@ async def test_one_ranks_death_restarts_them_all():
     await scene.learn(1)
     assert scene.num_killed == 2 and scene.group.version == 1
     assert [event["actor"] for event in scene.events.events] == ["learner-1", "learner-1"]
+
+
+async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again_are_read_again():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    scene.failures.append(("update", 0, LostError("learner-0, 'update': its node is gone")))
+    ((stats, summaries),) = await scene.group.restore()
+    assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [group_summary(0)]
+    assert scene.learned == [("group 0",), ("group 0",)]
