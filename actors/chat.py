@@ -44,8 +44,9 @@ class ChatFormatter:
             config = AutoConfig.from_pretrained(model.path, **options)
             tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
         except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
             raise ConfigError(
-                f"model.path={model.path!r} does not load: {error}; it must be a Hugging Face folder with config.json and a "
+                f"model.path={model.path!r} does not load: {reason}; it must be a Hugging Face folder with config.json and a "
                 "tokenizer, or a hub name that this machine can reach"
             ) from error
         if model.chat_template is not None:

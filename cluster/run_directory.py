@@ -11,7 +11,7 @@ import os
 import posixpath
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -19,37 +19,13 @@ import yaml
 
 from cluster.claim import Claim, claim_local, claim_remote, owner_of
 from cluster.contracts.errors import ConfigError, StorageError
+from cluster.resuming import differing
 
 RUN_YAML = "run.yaml"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
-
-MAY_CHANGE = (
-    "run_dir",
-    "num_steps",
-    "checkpoint",
-    "elastic",
-    "evaluation",
-    "metrics",
-    "supervision",
-    "rollout.num_workers",
-    "learner.num_ranks",
-)
-"""Settings, or sections, that a resumed run may have otherwise (`num_steps` with a constant schedule, `num_workers` unless
-deterministic); besides these, timeouts and how many CPUs, GPUs and threads."""
-_SECTIONS_WITH_RESOURCES = ("learner", "reference", "reward", "rollout", "weights")
-_RESOURCES = (
-    "timeout_s",
-    "num_threads",
-    "cpus",
-    "gpus",
-    "cpus_per_rank",
-    "gpus_per_rank",
-    "cpus_per_worker",
-    "gpus_per_worker",
-)
 
 _REMOTE_FLUSH_S = 20.0
 """Object stores cannot append: lines that need not be durable at once are written together, at most this late."""
@@ -73,7 +49,9 @@ class RunDirectory:
     # Ownership
 
     def check(self, run_yaml: str) -> None:
-        """Raises ConfigError when the directory belongs to another configuration. Changes nothing."""
+        """Raises ConfigError when the directory cannot be written, or belongs to another configuration. Changes nothing."""
+        if self.is_local:
+            _check_writable(self.url, self._root)
         if not self.exists(RUN_YAML):
             return
         changed = differing(yaml.safe_load(self.read_text(RUN_YAML)), yaml.safe_load(run_yaml))
@@ -268,35 +246,6 @@ class _RemoteLines:
         self._written_at = time.monotonic()
 
 
-def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings that make two resolved configurations different runs: name -> (theirs, ours)."""
-    left, right = dict(_flat(theirs)), dict(_flat(ours))
-    return {
-        name: (left.get(name), right.get(name))
-        for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and not _may_change(name, theirs)
-    }
-
-
-def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
-    if name == "num_steps":  # a schedule that ends with the run gives its past steps other learning rates
-        return theirs.get("optimizer", {}).get("schedule", "constant") == "constant"
-    if name == "rollout.num_workers":  # which worker samples what is part of a deterministic run
-        return not theirs.get("deterministic", False)
-    section, _, setting = name.partition(".")
-    is_resource = section in _SECTIONS_WITH_RESOURCES and setting in _RESOURCES
-    return is_resource or any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, Mapping):
-            yield from _flat(cast(Mapping[str, Any], item), f"{name}.")
-        else:
-            yield name, item
-
-
 def _filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in url:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
@@ -306,6 +255,19 @@ def _filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
         raise ConfigError(
             f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path"
         ) from error
+
+
+def _check_writable(url: str, root: str) -> None:
+    """The folder, or the first one above it that exists, must take new files."""
+    place = root
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        raise ConfigError(f"run_dir={url!r} cannot be written: {place} is no folder; name another run_dir")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"run_dir={url!r} cannot be written: no permission for {place}; get it, or name another run_dir"
+        )
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:

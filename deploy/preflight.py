@@ -4,6 +4,7 @@ Cheap checks come first; what needs torch or transformers is imported where it i
 """
 
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     num_scanned = _check_lengths(source, formatter, config, field="prompts")
     if config.evaluation.prompts is not None:
         held_out = _open_prompts(config.evaluation.prompts, field="evaluation.prompts")
-        _check_lengths(held_out, formatter, config, field="evaluation.prompts")
+        _check_lengths(held_out, formatter, config, field="evaluation.prompts", most=config.evaluation.num_prompts)
     return Report(
         rows=(
             *_batch_rows(config, source, num_scanned),
@@ -119,6 +120,9 @@ def _check_model(config: RunConfig) -> Any:
     for field, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
         if path is not None:
             _check_folder(path, field=field)
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # a hub out of reach is one error, not a line per retry
     formatter = ChatFormatter.load(config.model)
     if config.sampling.max_tokens >= formatter.max_context:
         raise ConfigError(
@@ -150,6 +154,8 @@ def _open_prompts(plugin: Plugin, *, field: str) -> PromptSource:
         source = resolve(plugin, home="actors.prompts", field=field)()
     except DataError as error:
         raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
+    except ConfigError as error:  # a source calls itself `prompts`, wherever the run has it
+        raise ConfigError(str(error) if str(error).startswith(field) else f"{field}: {error}") from error
     if len(source) == 0:
         raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
     return source
@@ -162,11 +168,13 @@ def _check_judge(config: RunConfig, prompt: Prompt) -> None:
     check_judge(config.reward.judge, prompt)
 
 
-def _check_lengths(source: PromptSource, formatter: Any, config: RunConfig, *, field: str) -> int:
-    """Number of prompts looked at. Raises ConfigError for one that leaves no room for a completion."""
+def _check_lengths(
+    source: PromptSource, formatter: Any, config: RunConfig, *, field: str, most: int | None = None
+) -> int:
+    """Number of prompts looked at, of the first `most` (None: all). Raises ConfigError for one that leaves no room for a completion."""
     deadline = time.monotonic() + _PROMPT_SCAN_S
     room = formatter.max_context - config.sampling.max_tokens
-    for index in range(len(source)):
+    for index in range(len(source) if most is None else min(most, len(source))):
         if time.monotonic() > deadline:
             return index
         prompt = source[index]

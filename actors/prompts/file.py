@@ -130,7 +130,7 @@ def _read(path: str) -> Rows:
         with files.open_input_file(inner) as source:
             return _READERS[suffix](source, path)
     except OSError as error:
-        raise ConfigError(f"prompts.path={path!r} cannot be read: {error}") from error
+        raise ConfigError(f"prompts.path={path!r} cannot be read: {error}; name a file that is there") from error
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} is not a whole {suffix} file: {error}") from error
 

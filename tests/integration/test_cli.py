@@ -50,28 +50,53 @@ def test_check_shows_what_a_run_will_be(run_file):
 
 @pytest.mark.parametrize("command", ["check", "train"])
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "message", "way_out"),
     [
-        ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting; did you mean buffer.groups_per_step?"),
-        ("num_steps=many", "num_steps='many' is not valid"),
-        ("model.path=/no/such/model", "model.path='/no/such/model' does not exist"),
-        ("prompts.path=/no/such.jsonl", "prompts.path='/no/such.jsonl' cannot be read"),
-        ("prompts.column=question", "question"),
-        ("prompts.path=EMPTY", "has no rows"),
-        ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'"),
-        ("prompts.path=LONG", "tokens"),
-        ("sampling.max_tokens=300", "sampling.max_tokens=300 leaves no room for a prompt in the context of 256"),
-        ("reward.judge=my_rewards:judge", "reward.judge='my_rewards:judge' does not import"),
-        ("reward.judge.answer_column=solution", "solution"),
-        ("algorithm.advantage=grop", "advantage='grop' does not import"),
-        ("metrics.sinks=[carrier_pigeon]", "metrics.sinks[0]='carrier_pigeon' does not import"),
-        ("weights.transport=smoke", "weights.transport='smoke' is no transport"),
-        ("rollout.num_workers=1000", "1000 CPUs asked for, the cluster has"),
-        ("rollout.gpus_per_worker=64", "64 GPUs asked for, the cluster has"),
-        ("run_dir=OTHER", "belongs to another configuration: seed is 1 there and 0 here"),
+        ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting", "did you mean buffer.groups_per_step?"),
+        ("num_steps=many", "num_steps='many' is not valid", "should be a valid integer"),
+        ("model.path=/no/such/model", "model.path='/no/such/model' does not exist", "give a Hugging Face folder"),
+        ("model.path=HERE", "model.path='HERE' has no config.json", "give a Hugging Face model folder"),
+        ("prompts.path=/no/such.jsonl", "prompts.path='/no/such.jsonl' cannot be read", "name a file that is there"),
+        ("prompts.column=question", "row 0: no 'question'", "name the prompt's column with prompts.column"),
+        ("prompts.path=EMPTY", "prompts.path='EMPTY' has no rows", "give a file with at least one prompt"),
+        ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'", "it takes: path, column"),
+        ("prompts.path=LONG", "prompt 'file/long.jsonl/1' has 402 tokens", "shorten or drop the prompt"),
+        ("evaluation.prompts={name: file, path: EMPTY}", "evaluation.prompts: prompts.path='EMPTY'", "give a file"),
+        (
+            "evaluation.prompts={name: file, path: LONG}",
+            "evaluation.prompts: prompt 'file/long.jsonl/1'",
+            "shorten or drop",
+        ),
+        (
+            "sampling.max_tokens=300",
+            "sampling.max_tokens=300 leaves no room for a prompt",
+            "lower it, or raise model.max",
+        ),
+        ("reward.judge=my_rewards:judge", "reward.judge='my_rewards:judge' does not import", "use a name below"),
+        ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
+        (
+            "reward.judge.column=solution",
+            "reward.judge='exact_match' cannot judge prompt 'file/prompts.jsonl/0'",
+            "solution",
+        ),
+        (
+            "algorithm.advantage=grop",
+            "advantage='grop' does not import",
+            "use a name below learner.algorithms.advantages",
+        ),
+        ("metrics.sinks=[carrier_pigeon]", "metrics.sinks[0]='carrier_pigeon' does not import", "use a name below"),
+        ("weights.transport=smoke", "weights.transport='smoke' is no transport", "use object_store"),
+        ("rollout.num_workers=1000", "rollout.cpus_per_worker=1 x 1000 workers: 1000 CPUs asked for", "ask for less"),
+        (
+            "rollout.gpus_per_worker=64",
+            "rollout.gpus_per_worker=64 x 1 workers: 64 GPUs asked for",
+            "use fewer ranks or",
+        ),
+        ("run_dir=OTHER", "run_dir='OTHER' belongs to another configuration: seed is 1 there", "name another run_dir"),
+        ("run_dir=EMPTY", "run_dir='EMPTY' cannot be written: EMPTY is no folder", "name another run_dir"),
     ],
 )
-def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, override, message, run_file):
+def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, override, message, way_out, run_file):
     folder = run_file.parent
     (folder / "empty.jsonl").write_text("")
     (folder / "long.jsonl").write_text(
@@ -79,12 +104,13 @@ def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, 
     )
     (folder / "other").mkdir()
     (folder / "other" / "run.yaml").write_text(resolved_yaml(load(run_file, ["seed=1"])))
-    places = {"EMPTY": folder / "empty.jsonl", "LONG": folder / "long.jsonl", "OTHER": folder / "other"}
-    name, _, value = override.partition("=")
-    result = treadwheel(command, run_file, f"{name}={places.get(value, value)}")
+    places = {"EMPTY": "empty.jsonl", "LONG": "long.jsonl", "OTHER": "other", "HERE": ""}
+    for place, name in places.items():
+        override, message = (text.replace(place, str(folder / name)) for text in (override, message))
+    result = treadwheel(command, run_file, override)
     assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("treadwheel: ")
-    assert message in result.stderr
+    assert result.stderr.startswith("treadwheel: ") and result.stderr.count("\n") == 1
+    assert message in result.stderr and way_out in result.stderr
     assert not ray.is_initialized()
     assert not (folder / "run").exists()
 

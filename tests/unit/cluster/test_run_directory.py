@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
-from cluster.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory, differing
+from cluster.resuming import differing
+from cluster.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -141,8 +142,11 @@ def test_an_unknown_store_is_refused():
 
 def test_a_place_that_cannot_be_written_is_refused_by_its_setting(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^run_dir='.*/file/run' cannot be written: .*name another run_dir$"):
-        RunDirectory(str(tmp_path / "file" / "run")).claim(CONFIG)
+    for name in ("file", "file/run/deeper"):
+        with pytest.raises(
+            ConfigError, match=rf"^run_dir='.*/{name}' cannot be written: .*/file is no folder; name another"
+        ):
+            RunDirectory(str(tmp_path / name)).check(CONFIG)
     (tmp_path / "run" / "driver.lock").mkdir(parents=True)
     with pytest.raises(
         ConfigError, match=r"/run' cannot be written: Is a directory; mend that, or name another run_dir$"
