@@ -20,8 +20,11 @@ class StepLoad:
     """Every group that the staleness bound allows was finished when the step was taken: sampling waits for the learner."""
 
 
-def decide(loads: Sequence[StepLoad], *, num_workers: int, config: ElasticConfig) -> int:
-    """The number of workers to have, given the steps since it last changed; `num_workers` when nothing speaks for a change."""
+def decide(loads: Sequence[StepLoad], *, num_workers: int, num_coming: int, config: ElasticConfig) -> int:
+    """The number of workers to have, given the steps since it last changed; `num_workers` when nothing speaks for a change.
+
+    While `num_coming` of them are not there yet no more are asked for: nodes take minutes, steps do not.
+    """
     if config.max_workers is None:
         return num_workers
     bounded = min(max(num_workers, config.min_workers), config.max_workers)
@@ -29,7 +32,7 @@ def decide(loads: Sequence[StepLoad], *, num_workers: int, config: ElasticConfig
         return bounded
     recent = loads[-_WINDOW:]
     waited = sum(load.wait_seconds for load in recent) / max(sum(load.step_seconds for load in recent), 1e-9)
-    if len(recent) == _WINDOW and waited > config.scale_up_wait_share:
+    if not num_coming and len(recent) == _WINDOW and waited > config.scale_up_wait_share:
         return min(num_workers + 1, config.max_workers)
     full = loads[-config.scale_down_full_steps :]
     if len(full) == config.scale_down_full_steps and all(load.is_buffer_full for load in full):

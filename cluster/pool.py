@@ -171,6 +171,11 @@ class Pool:
         """Workers that are serving or coming up."""
         return sum(not worker.is_draining for worker in self._workers)
 
+    @property
+    def num_coming(self) -> int:
+        """Of those, the ones that do not serve yet, or not again."""
+        return sum(not worker.is_draining and worker.place.actor is None for worker in self._workers)
+
     def scale(self, num_workers: int, *, spec: Callable[[int], ActorSpec]) -> None:
         """More workers start beside the others; fewer finish what they have and leave. Returns at once."""
         # Those that serve stay: who waits for a node, or for its successor, goes first.

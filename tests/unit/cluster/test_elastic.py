@@ -11,23 +11,28 @@ def load(wait, *, full=False):
 
 
 def test_a_waiting_learner_gets_one_more_worker():
-    assert decide([load(4), load(4), load(4)], num_workers=2, config=CONFIG) == 3
+    assert decide([load(4), load(4), load(4)], num_workers=2, num_coming=0, config=CONFIG) == 3
 
 
 def test_one_slow_step_is_not_a_trend():
-    assert decide([load(0), load(0), load(8)], num_workers=2, config=CONFIG) == 2
-    assert decide([load(9)], num_workers=2, config=CONFIG) == 2
+    assert decide([load(0), load(0), load(8)], num_workers=2, num_coming=0, config=CONFIG) == 2
+    assert decide([load(9)], num_workers=2, num_coming=0, config=CONFIG) == 2
+
+
+def test_no_more_are_asked_for_while_one_is_still_coming():
+    assert decide([load(9)] * 9, num_workers=2, num_coming=1, config=CONFIG) == 2
+    assert decide([load(0, full=True)] * 2, num_workers=2, num_coming=1, config=CONFIG) == 1
 
 
 def test_a_buffer_that_stays_full_gives_one_back():
-    assert decide([load(0, full=True)] * 2, num_workers=2, config=CONFIG) == 1
+    assert decide([load(0, full=True)] * 2, num_workers=2, num_coming=0, config=CONFIG) == 1
 
 
 def test_limits_hold():
-    assert decide([load(9)] * 3, num_workers=4, config=CONFIG) == 4
-    assert decide([load(0, full=True)] * 5, num_workers=1, config=CONFIG) == 1
-    assert decide([], num_workers=9, config=CONFIG) == 4
+    assert decide([load(9)] * 3, num_workers=4, num_coming=0, config=CONFIG) == 4
+    assert decide([load(0, full=True)] * 5, num_workers=1, num_coming=0, config=CONFIG) == 1
+    assert decide([], num_workers=9, num_coming=0, config=CONFIG) == 4
 
 
 def test_without_a_maximum_nothing_scales_by_itself():
-    assert decide([load(9)] * 3, num_workers=2, config=ElasticConfig()) == 2
+    assert decide([load(9)] * 3, num_workers=2, num_coming=0, config=ElasticConfig()) == 2
