@@ -44,6 +44,13 @@ class Updated:
     """How long nothing was sampled for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """The one command that does not wait behind an update: the update may be waiting for what is aborted."""
+
+    request_ids: Sequence[str]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Active:
     """A request that is not finished."""
@@ -91,7 +98,9 @@ class EngineThread:
         """Returns once the engine is up; raises what `make_engine` raises."""
         self._make_engine = make_engine
         self._on_update = on_update
-        self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
+        self._held: list[Callable[[Engine], None]] = []
+        """An update that lets running requests finish first, and the commands after it."""
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
@@ -136,8 +145,9 @@ class EngineThread:
         self._commands.put(lambda engine: self._refuse(engine, error))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forgets the requests; their sinks are not called any more."""
-        self._commands.put(lambda engine: self._abort(engine, request_ids))
+        """Forgets the requests; once that is done, their sinks are not called any more. Those that have ended are ignored."""
+        if request_ids:
+            self._commands.put(_Abort(request_ids))
 
     def stop(self) -> None:
         """Ends the thread after the step that runs now; unfinished requests are dropped."""
@@ -154,7 +164,9 @@ class EngineThread:
     def _loop(self, engine: Engine) -> None:
         while True:
             self._enter("sampling" if self._active else "idle")
-            if self._active and self._commands.empty():
+            if self._held and not self._active:
+                self._obey_held(engine)
+            elif self._active and self._commands.empty():
                 self._step(engine)
             else:
                 self._obey(engine)
@@ -164,7 +176,21 @@ class EngineThread:
         command = self._commands.get()
         if command is None:
             raise WorkerError("the engine was stopped")
-        command(engine)
+        if isinstance(command, _Abort):
+            self._abort(engine, command.request_ids)
+        else:
+            self._obey_in_turn(engine, command)
+
+    def _obey_held(self, engine: Engine) -> None:
+        held, self._held = self._held, []
+        for command in held:
+            self._obey_in_turn(engine, command)
+
+    def _obey_in_turn(self, engine: Engine, command: Callable[[Engine], None]) -> None:
+        if self._held:
+            self._held.append(command)
+        else:
+            command(engine)
 
     def _enter(self, phase: str) -> None:
         if self._phase[0] != phase:
@@ -196,9 +222,9 @@ class EngineThread:
             active.sink(output.request_id, active.completion(output.finish_reason))
 
     def _update(self, engine: Engine, update: Update, done: Future[Updated]) -> None:
-        if self._on_update == "finish":
-            while self._active:
-                self._step(engine)
+        if self._on_update == "finish" and self._active:
+            self._held.append(lambda engine: self._update(engine, update, done))
+            return
         self._enter("loading")
         started = time.monotonic()
         if self._on_update == "abort_and_resume":

@@ -18,13 +18,14 @@ class GroupInProgress:
         self.ticket = ticket
         self.key = key
         self._encoded = encoded
-        self._request_ids = [f"{key}/{index}" for index in range(ticket.num_trajectories)]
+        num_started = ticket.num_trajectories + ticket.num_extra_trajectories
+        self._request_ids = [f"{key}/{index}" for index in range(num_started)]
         self._completions: dict[str, Completion] = {}
         self._started_at = datetime.now(UTC)
 
     @property
     def is_finished(self) -> bool:
-        return len(self._completions) == len(self._request_ids)
+        return len(self._completions) == self.ticket.num_trajectories
 
     def requests(self) -> list[EngineRequest]:
         return [
@@ -38,19 +39,23 @@ class GroupInProgress:
         ]
 
     def add(self, request_id: str, completion: Completion) -> None:
-        self._completions[request_id] = completion
+        """Nothing is added to a finished group: what ends after it is surplus."""
+        if not self.is_finished:
+            self._completions[request_id] = completion
 
     def unfinished(self) -> list[str]:
+        """Requests that it does without, or waits for."""
         return [request_id for request_id in self._request_ids if request_id not in self._completions]
 
     def rows(self, *, run_id: str, worker: str, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-        """One row a trajectory, in sample order. `info` is the prompt's columns as JSON."""
+        """One row a trajectory, in sample order, with the index and seed it started with. `info` is the prompt's columns as JSON."""
         ticket = self.ticket
         finished_at = datetime.now(UTC)
         info = json.dumps(ticket.prompt.columns, sort_keys=True, ensure_ascii=False)
         rows: list[dict[str, Any]] = []
         for index, request_id in enumerate(self._request_ids):
-            completion = self._completions[request_id]
+            if (completion := self._completions.get(request_id)) is None:
+                continue
             rows.append(
                 {
                     "run_id": run_id,

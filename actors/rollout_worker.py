@@ -50,9 +50,6 @@ class RolloutWorker:
         self._inboxes: set[_Inbox] = set()
         self._groups: dict[str, tuple[GroupInProgress, _Inbox]] = {}
         self._num_groups = 0
-        self._is_draining = False
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
         self._engine = EngineThread(make_engine, on_update=on_update)
         self._engine.ended.add_done_callback(self._tell_everyone)
 
@@ -97,12 +94,12 @@ class RolloutWorker:
     async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch]:
         """One batch per ticket, in the order the groups finish; none for a group that is aborted.
 
+        A ticket's surplus trajectories are aborted when its group is finished.
+
         All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
         requests. Raises WeightsError without attested weights, DataError for a prompt that does not fit (before anything starts),
         WorkerError when the engine ends, DeadlineError when it stands still.
         """
-        if self._is_draining:
-            raise WorkerError(f"{self._name} is draining and takes no more tickets")
         groups = [self._group(ticket) for ticket in tickets]
         inbox = self._open_inbox()
         try:
@@ -119,6 +116,7 @@ class RolloutWorker:
                 group = by_request[request_id]
                 group.add(request_id, event)
                 if group.is_finished and self._groups.pop(group.key, None):
+                    self._engine.abort(group.unfinished())
                     num_open -= 1
                     yield self._batch(group)
         finally:
@@ -163,11 +161,6 @@ class RolloutWorker:
             inbox.put(("", _GROUP_ABORTED))
         return [group.ticket.group_id for group, _ in dropped]
 
-    async def drain(self) -> None:
-        """Refuses new tickets, and returns when the running ones are finished."""
-        self._is_draining = True
-        await self._is_empty.wait()
-
     def progress(self) -> Progress:
         phase, since = self._engine.phase
         version = self._engine.policy_version
@@ -175,7 +168,7 @@ class RolloutWorker:
             phase = "ended"
         return Progress(
             actor=self._name,
-            phase="draining" if self._is_draining and phase == "sampling" else phase,
+            phase=phase,
             policy_version=version or 0,
             since=since,
             last_progress=self._engine.last_progress,
@@ -204,14 +197,11 @@ class RolloutWorker:
     def _open_groups(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
         for group in groups:
             self._groups[group.key] = (group, inbox)
-        self._is_empty.clear()
 
     def _close(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
         unfinished = [self._groups.pop(group.key)[0] for group in groups if group.key in self._groups]
         self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
         self._inboxes.discard(inbox)
-        if not self._groups:
-            self._is_empty.set()
 
     def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
         return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))

@@ -1,13 +1,15 @@
 """Who samples what: gives every group that may start to a worker, and follows it to the buffer. The pool runs it.
 
 A group's way is worker -> reward -> reference -> buffer, and only references pass through here. A dead actor's unfinished groups
-start again, under the same tickets.
+start again, under the same tickets. What the buffer has cut is stopped wherever it is, and forgotten.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cluster.buffer import Buffer, Group
@@ -19,6 +21,9 @@ from cluster.scoring import Scorers
 from cluster.supervised import Events, SupervisedActor
 from cluster.suspects import Suspects
 from cluster.tickets import TicketOffice
+
+_ABORT_S = 30.0
+"""Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""
 
 Keep = Callable[[GroupSummary], bool]
 """Which finished groups are worth training on."""
@@ -78,6 +83,7 @@ class Dispatcher:
         """Index of the suspect that runs now: nothing starts beside it."""
         self._wake = asyncio.Event()
         self._num_sampled_tokens = 0
+        self._num_cut = 0
         self._sampling_seconds = 0.0
         self._sampling_since: float | None = None
 
@@ -91,14 +97,19 @@ class Dispatcher:
         self._wake.set()
 
     def stats(self) -> dict[str, float]:
-        """Sampling since the last call: seconds with a group under way, and tokens."""
+        """Sampling since the last call: seconds with a group under way, tokens, and trajectories that groups did without."""
         self._note_sampling()
-        tokens, seconds = self._num_sampled_tokens, self._sampling_seconds
-        self._num_sampled_tokens, self._sampling_seconds = 0, 0.0
-        return {"time/sampling_s": seconds, "speed/sampling_tokens_per_s": tokens / seconds if seconds else 0.0}
+        tokens, seconds, num_cut = self._num_sampled_tokens, self._sampling_seconds, self._num_cut
+        self._num_sampled_tokens, self._sampling_seconds, self._num_cut = 0, 0.0, 0
+        return {
+            "time/sampling_s": seconds,
+            "speed/sampling_tokens_per_s": tokens / seconds if seconds else 0.0,
+            "rollout/num_cut": float(num_cut),
+        }
 
     async def run(self, buffer: Buffer, office: TicketOffice) -> None:
         """Never returns."""
+        self._spawn(self._stop_what_is_cut(buffer, office))
         while True:
             while not (free := self._free_groups()):
                 self._wake.clear()
@@ -149,7 +160,9 @@ class Dispatcher:
             return int(not any(worker.under_way for worker in serving))
         if self._config.deterministic:
             return 2**31
-        capacity = math.ceil(self._config.rollout.max_concurrent_sequences / self._config.buffer.trajectories_per_group)
+        rollout = self._config.rollout
+        num_sampled = self._config.buffer.trajectories_per_group + rollout.extra_trajectories
+        capacity = math.ceil(rollout.max_concurrent_sequences / num_sampled)
         return sum(max(0, capacity - len(worker.under_way)) for worker in serving)
 
     def _take_retries(self, free: int) -> list[Ticket]:
@@ -169,45 +182,46 @@ class Dispatcher:
             self._wake.set()
 
     async def _generate_all(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
-        left = {ticket.index: ticket for ticket in tickets}
-        while left:
+        while _left(worker, tickets, buffer):
             try:
-                await self._sample(worker, actor, tickets, left, buffer)
+                await self._sample(worker, actor, tickets, buffer)
             except (WorkerError, DeadlineError, DataError) as error:
+                left = _left(worker, tickets, buffer)
                 alone = len(tickets) == 1
-                guilty = self._suspects.blame([*left.values()], error, alone=alone)
+                guilty = self._suspects.blame(left, error, alone=alone)
                 for ticket in guilty:
                     await buffer.drop(ticket.index)
-                again = [ticket for ticket in left.values() if ticket not in guilty]
+                again = [ticket for ticket in _left(worker, tickets, buffer) if ticket not in guilty]
                 if self._config.deterministic and not guilty and not any(self._suspects.has(t) for t in again):
                     # What is sampled together must not depend on when a worker died: the whole call is made again.
                     await self._heal(worker, actor, error)
                     actor = await worker.place.ready()
                     continue
-                worker.finish(left)
+                worker.finish(ticket.index for ticket in left)
                 self._note_sampling()
                 self.retry(again)
                 if not isinstance(error, DataError):
                     await self._heal(worker, actor, error)
                 return
-            if len(tickets) == 1:
+            if len(tickets) == 1 and not buffer.is_cut(tickets[0].index):
                 self._suspects.absolve(tickets[0])
 
-    async def _sample(
-        self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], left: dict[int, Ticket], buffer: Buffer
-    ) -> None:
-        """Takes the finished groups out of `left`, as they come."""
+    async def _sample(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
+        """Passes the finished groups on, as they come."""
         async for summary, reference in actor.stream_batches(
             "generate", tickets, deadline_s=self._config.rollout.timeout_s
         ):
-            ticket = left.pop(int(summary.group_id), None)
-            if ticket is None:  # made again beside those that a dead worker had left
+            ticket = worker.under_way.get(int(summary.group_id))
+            if ticket is None:  # made again beside those that a dead worker had left, or cut
                 continue
             worker.finish([ticket.index])
-            buffer.hold(ticket.index, summary.size_bytes)
             self._num_sampled_tokens += summary.num_tokens
+            self._num_cut += ticket.num_extra_trajectories
             self._note_sampling()
             self._wake.set()
+            if buffer.is_cut(ticket.index):
+                continue
+            buffer.hold(ticket.index, summary.size_bytes)
             self._spawn(self._score(ticket, reference, buffer))
 
     async def _score(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
@@ -215,12 +229,15 @@ class Dispatcher:
             await self._finish(ticket, reference, buffer)
         except LostError as error:
             self._events.event("groups_lost", groups=[ticket.index], reason=str(error))
-            self.retry([ticket])
+            if buffer.is_cut(ticket.index):
+                await buffer.drop(ticket.index)
+            else:
+                self.retry([ticket])
         self._wake.set()
 
     async def _finish(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
         judged = await self._scorers.judge(ticket, reference)
-        if judged is None:
+        if judged is None or buffer.is_cut(ticket.index):
             await buffer.drop(ticket.index)
             return
         summary, reference = judged
@@ -242,11 +259,33 @@ class Dispatcher:
             await self._drop(ticket, "filtered", buffer)
         else:
             summary, reference = await self._scorers.refer(reference) or judged
+            summary = replace(summary, num_cut=ticket.num_extra_trajectories)
             await buffer.add(ticket.index, Group(reference=reference, summary=summary))
 
     async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
         self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
         await buffer.drop(ticket.index, why=why)
+
+    async def _stop_what_is_cut(self, buffer: Buffer, office: TicketOffice) -> None:
+        """Never returns. What is being scored is left to its end: its bytes count for so long."""
+        while True:
+            cut = await buffer.newly_cut()
+            for index in cut:
+                ticket = office.ticket(index, policy_version=buffer.version)
+                self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="cut")
+            self._retries = [ticket for ticket in self._retries if ticket.index not in cut]
+            for worker in self._workers:
+                if tickets := [worker.under_way[index] for index in cut if index in worker.under_way]:
+                    self._spawn(self._stop(worker, tickets))
+
+    async def _stop(self, worker: Worker, tickets: Sequence[Ticket]) -> None:
+        # A worker that cannot hear it is dead or hangs: whoever waits for its groups finds out.
+        with contextlib.suppress(WorkerError, DeadlineError):
+            if actor := worker.place.actor:
+                await actor.call("abort", [ticket.group_id for ticket in tickets], deadline_s=_ABORT_S)
+        worker.finish(ticket.index for ticket in tickets)
+        self._note_sampling()
+        self._wake.set()
 
     def _note_sampling(self) -> None:
         """Wall-clock seconds in which at least one group was under way."""
@@ -254,6 +293,11 @@ class Dispatcher:
         if self._sampling_since is not None:
             self._sampling_seconds += now - self._sampling_since
         self._sampling_since = now if any(worker.under_way for worker in self._workers) else None
+
+
+def _left(worker: Worker, tickets: Sequence[Ticket], buffer: Buffer) -> list[Ticket]:
+    """Those that the worker is still to finish."""
+    return [ticket for ticket in tickets if ticket.index in worker.under_way and not buffer.is_cut(ticket.index)]
 
 
 def shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:

@@ -14,6 +14,7 @@ class TicketOffice:
     source: PromptSource
     seed: int
     trajectories_per_group: int
+    extra_trajectories: int = 0
     sampling: SamplingParams
     _epoch: int = field(default=-1, init=False)
     _order: list[int] = field(default_factory=list[int], init=False)
@@ -23,6 +24,7 @@ class TicketOffice:
             index=index,
             prompt=self.prompt(index),
             num_trajectories=self.trajectories_per_group,
+            num_extra_trajectories=self.extra_trajectories,
             seed=sample_seed(self.seed, index),
             policy_version=policy_version,
             sampling=self.sampling,

@@ -69,9 +69,23 @@ class BufferConfig(Section):
     max_off_policy_steps: NonNegativeInt = 0
     """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: PositiveInt = 2 * 1024**3
-    """Trajectories that wait in the object store; sampling pauses beyond it."""
+    """Trajectories that wait in the object store, scored or not. No group starts that could pass it, were it as large as the
+    largest so far; only the groups of the next step always may."""
+    max_head_of_line_s: PositiveFloat | None = None
+    """Cuts stragglers: when the learner has waited so long for unfinished groups although enough finished ones for its step stand
+    behind them, those in front are dropped (event `drop`, reason `cut`), their sampling is aborted, and others start in their
+    place. Prompts that take long are seen less often, a bias: None never cuts. Needs max_off_policy_steps of 1 or more."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """A group with a larger share of failed rewards is dropped and another one sampled; below it, its other trajectories train."""
+
+    @model_validator(mode="after")
+    def _something_can_stand_behind(self) -> "BufferConfig":
+        if self.max_head_of_line_s is not None and self.max_off_policy_steps == 0:
+            raise ValueError(
+                f"max_head_of_line_s={self.max_head_of_line_s:g} never cuts with max_off_policy_steps=0: only the groups of one step "
+                "start then, and none stand behind them; leave it out, or raise max_off_policy_steps to 1 or more"
+            )
+        return self
 
 
 class OptimizerConfig(Section):
@@ -135,6 +149,10 @@ class RolloutConfig(Section):
     on_update: Literal["continue", "finish", "abort_and_resume"] = "continue"
     """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as
     partial rollouts (the kept tokens' keys and values are computed again under the new weights)."""
+    extra_trajectories: NonNegativeInt = 0
+    """Over-sampling inside a group: so many are started beyond buffer.trajectories_per_group. The first ones to end make the
+    group; the others are aborted and leave no row. Short completions are favoured, a bias that no ratio corrects: that is why it
+    is off. After APRIL (arXiv:2509.18521), which over-provisions as well, but keeps what it stops and resumes it later."""
     timeout_s: PositiveFloat = 600.0
     """Deadline of one group, and of an engine without progress."""
 
@@ -192,7 +210,7 @@ class SupervisionConfig(Section):
     heartbeat_s: PositiveFloat = 5.0
     """How often actors are asked what they do."""
     hang_s: PositiveFloat = 60.0
-    """An actor that has not answered or moved for so long is killed and replaced."""
+    """An actor that has not answered for so long is killed and replaced; one that answers and does not move meets its call's deadline."""
     start_s: PositiveFloat = 300.0
     """Deadline for an actor to come up, model loading included."""
     max_prompt_failures: PositiveInt = 3
@@ -200,7 +218,8 @@ class SupervisionConfig(Section):
 
 
 class MismatchConfig(Section):
-    """Limits on |learner log-prob - rollout log-prob|, averaged over the tokens of a step that the current weights sampled."""
+    """Limits on |learner log-prob - rollout log-prob|, averaged over a step's newest tokens: those that the current weights sampled, or
+    where a late asynchronous step has none of them, the newest weights that sampled any."""
 
     alarm_nats: PositiveFloat = 0.5
     stop_nats: PositiveFloat | None = None
@@ -257,5 +276,19 @@ class RunConfig(Section):
             raise ValueError(
                 f"learner.num_ranks={self.learner.num_ranks} is more than the {batch} trajectories of a step; "
                 "use fewer ranks, or raise buffer.groups_per_step or buffer.trajectories_per_group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clocks_decide_nothing_in_a_deterministic_run(self) -> "RunConfig":
+        if self.deterministic and self.rollout.extra_trajectories:
+            raise ValueError(
+                f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: when the surplus is aborted "
+                "depends on timing, and with it what is computed together; set one of them to its default"
+            )
+        if self.deterministic and self.buffer.max_head_of_line_s is not None:
+            raise ValueError(
+                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are cut depends "
+                "on timing; set one of them to its default"
             )
         return self

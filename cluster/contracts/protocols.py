@@ -92,6 +92,10 @@ class RolloutWorker(Protocol):
         """An async iterator of one validated Arrow batch per ticket, in the order they finish."""
         ...
 
+    async def abort(self, group_ids: Sequence[str]) -> list[str]:
+        """Gives these groups up: their `generate` goes on without them. The ids that were running."""
+        ...
+
     async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
         """Takes the weights of a version and proves it. Raises WeightsError and serves nothing until a load succeeds."""
         ...

@@ -57,6 +57,9 @@ class Ticket:
     """Place in the run's start order, from 0; never used twice."""
     prompt: Prompt
     num_trajectories: int
+    """How many make the group."""
+    num_extra_trajectories: int = 0
+    """Started beside them: the group is made of those that end first, and the others are given up."""
     seed: int
     """Seed of the group; sample i uses `sample_seed(seed, i)`, so nothing depends on which worker samples."""
     policy_version: int
@@ -109,6 +112,8 @@ class GroupSummary:
     num_reward_errors: int = 0
     num_reward_timeouts: int = 0
     num_truncated: int = 0
+    num_cut: int = 0
+    """Trajectories that were started with these and given up; no row tells of them, so only a sampled group's summary does."""
     worker: str = ""
     sampling_seconds: float = 0.0
 

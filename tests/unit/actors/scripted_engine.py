@@ -10,7 +10,14 @@ from cluster.contracts.types import FinishReason
 class ScriptedEngine:
     """Token i of a request is `seed % 100 + i`; `weight` shows in every log-prob, so that tests see which weights sampled."""
 
-    def __init__(self, *, at_step: dict[int, Callable[[], object]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        at_step: dict[int, Callable[[], object]] | None = None,
+        length: Callable[[EngineRequest], int] = lambda request: request.sampling.max_tokens,
+    ) -> None:
+        """`length` says how many tokens a request gets."""
+        self._length = length
         self.weight = 0.0
         self.ignores_loads = False
         self.compositions: list[list[str]] = []
@@ -50,7 +57,7 @@ class ScriptedEngine:
         self.compositions.append(list(self._running))
         outputs: list[EngineOutput] = []
         for request_id, (request, num_done) in list(self._running.items()):
-            is_last = num_done + 1 == request.sampling.max_tokens
+            is_last = num_done + 1 == self._length(request)
             outputs.append(
                 EngineOutput(
                     request_id=request_id,

@@ -55,6 +55,23 @@ def test_finish_ends_running_requests_under_the_old_version():
     assert updated.result().canary_max_error == 0.0
 
 
+def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="finish")
+    outcomes: dict[str, Future[Completion | WeightsError]] = {"first": Future(), "second": Future()}
+
+    def submit(name: str) -> None:
+        request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
+
+    engine.at_step = {1: lambda: (thread.update(update(2)), submit("second"))}
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    submit("first")
+    assert outcomes["first"].result(timeout=5).policy_versions == [1] * 4
+    assert outcomes["second"].result(timeout=5).policy_versions == [2] * 4
+    thread.stop()
+
+
 def test_abort_and_resume_keeps_tokens_and_samples_the_rest_anew():
     completion, _, engine = sampled(on_update="abort_and_resume", new=update(2))
     assert engine.added[-1].kept == Completion(

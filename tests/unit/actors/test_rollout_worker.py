@@ -30,11 +30,14 @@ def weights(version: int, *, value: float | None = None):
     return manifest.model_dump(), *buckets
 
 
-def ticket(index: int, *, max_tokens: int = 3, text: str = "1+1=", num_trajectories: int = 2) -> Ticket:
+def ticket(
+    index: int, *, max_tokens: int = 3, text: str = "1+1=", num_trajectories: int = 2, num_extra_trajectories: int = 0
+) -> Ticket:
     return Ticket(
         index=index,
         prompt=Prompt(prompt_id=f"p{index}", text=text, columns={"answer": "2"}),
         num_trajectories=num_trajectories,
+        num_extra_trajectories=num_extra_trajectories,
         seed=100 + index,
         policy_version=0,
         sampling=SamplingParams(max_tokens=max_tokens),
@@ -153,6 +156,32 @@ async def test_an_aborted_group_is_left_out_and_the_others_go_on(make_worker):
     assert aborted == ["00000000"]
 
 
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+async def test_the_first_to_end_make_the_group_and_the_surplus_is_given_up(make_worker, on_update):
+    """Sample 1 never ends; new weights arrive while it runs, and with `finish` they would wait for it for ever."""
+    seeds = [sample_seed(100, index) for index in range(3)]
+    engine = ScriptedEngine(length=lambda request: {seeds[0]: 9, seeds[1]: 10**9, seeds[2]: 4}[request.seed])
+    worker = make_worker(engine, on_update=on_update)
+    await worker.load(*weights(1))
+    loop = asyncio.get_running_loop()
+    updates = []
+    engine.at_step = {2: lambda: updates.append(asyncio.run_coroutine_threadsafe(worker.load(*weights(2)), loop))}
+    (batch,) = await collect(worker.generate([ticket(0, num_extra_trajectories=1)]))
+    assert batch["sample_index"].to_pylist() == [0, 2]
+    assert batch["seed"].to_pylist() == [seeds[0], seeds[2]]
+    assert [len(tokens) for tokens in batch["completion_token_ids"].to_pylist()] == [9, 4]
+    await asyncio.wait_for(asyncio.wrap_future(updates[0]), 5)
+    await worker.load(*weights(3))
+    assert engine.compositions[-1] == [], "nothing ran beside the last probe"
+
+
+async def test_surplus_that_ends_in_the_same_step_leaves_no_row(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(1))
+    batches = await collect(worker.generate([ticket(0, num_extra_trajectories=3), ticket(1)]))
+    assert [batch["sample_index"].to_pylist() for batch in batches] == [[0, 1], [0, 1]]
+
+
 async def test_a_caller_that_goes_away_takes_its_requests_along(make_worker):
     engine = ScriptedEngine()
     worker = make_worker(engine)
@@ -163,7 +192,6 @@ async def test_a_caller_that_goes_away_takes_its_requests_along(make_worker):
     await has_begun.wait()
     groups.cancel()
     await asyncio.gather(groups, return_exceptions=True)
-    await asyncio.wait_for(worker.drain(), timeout=5)
     assert worker.progress().detail == "0 groups"
 
 
@@ -220,14 +248,6 @@ async def test_a_prompt_that_does_not_fit_starts_nothing(make_worker):
     with pytest.raises(DataError, match="'p1' has 64 tokens, and the context takes 64"):
         await collect(worker.generate([ticket(0), ticket(1, text="x" * 64)]))
     assert engine.added == []
-
-
-async def test_a_draining_worker_takes_no_tickets(make_worker):
-    worker = make_worker(ScriptedEngine())
-    await worker.load(*weights(1))
-    await worker.drain()
-    with pytest.raises(WorkerError, match="w0 is draining"):
-        await collect(worker.generate([ticket(0)]))
 
 
 def fail():

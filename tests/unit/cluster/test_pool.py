@@ -20,7 +20,18 @@ SAMPLING = SamplingParams(max_tokens=4)
 class Scene:
     """A pool of scripted actors."""
 
-    def __init__(self, *, script=lambda ticket: None, score=None, num_workers=1, keep=lambda summary: True, **config):
+    def __init__(
+        self,
+        *,
+        script=lambda ticket: None,
+        score=None,
+        num_workers=1,
+        keep=lambda summary: True,
+        make_worker=ScriptedWorker,
+        make_scorer=ScriptedScorer,
+        extra_trajectories=0,
+        **config,
+    ):
         self.config = RunConfig.model_validate(
             {
                 "model": {"path": "none"},
@@ -52,9 +63,9 @@ class Scene:
             if error := self.start_error():
                 raise error
             if spec.kind is ActorKind.ROLLOUT_WORKER:
-                self.workers.append(ScriptedWorker(spec, script))
+                self.workers.append(make_worker(spec, script))
                 return self.workers[-1]
-            return ScriptedScorer(spec, score, gate=self.judging)
+            return make_scorer(spec, score, gate=self.judging)
 
         async def join(actor):
             await asyncio.sleep(0)
@@ -69,10 +80,16 @@ class Scene:
             join=join,
             keep=keep,
         )
-        self.office = TicketOffice(source=NumberedPrompts(), seed=0, trajectories_per_group=2, sampling=SAMPLING)
+        self.office = TicketOffice(
+            source=NumberedPrompts(),
+            seed=0,
+            trajectories_per_group=2,
+            extra_trajectories=extra_trajectories,
+            sampling=SAMPLING,
+        )
 
-    async def take(self, num_steps=1):
-        buffer = Buffer(groups_per_step=4)
+    async def take(self, num_steps=1, **buffer_settings):
+        buffer = Buffer(groups_per_step=4, **buffer_settings)
         taken = []
         await self.pool.start()
         async with self.pool.generating(into=buffer, office=self.office):
@@ -296,3 +313,122 @@ async def test_a_long_wait_names_who_does_what():
     ):
         await buffer.take(2, stall_s=0.01)
     assert "rollout-0 never reported progress" in scene.pool.describe()
+
+
+class StragglingWorker(ScriptedWorker):
+    """Finishes its groups at once, but for every tenth: those run until they are given up."""
+
+    def __init__(self, spec, script):
+        super().__init__(spec, script)
+        self.aborted = []
+        self._changed = asyncio.Event()
+
+    async def stream_batches(self, method, tickets, *, deadline_s):
+        self.calls.append([ticket.index for ticket in tickets])
+        slow = [ticket for ticket in tickets if ticket.index % 10 == 0]
+        for ticket in tickets:
+            if ticket not in slow:
+                await asyncio.sleep(0)
+                yield group_summary(ticket.index), ticket.index
+        while any(ticket.group_id not in self.aborted for ticket in slow):
+            self._changed.clear()
+            await self._changed.wait()
+            if self.is_dead:
+                raise WorkerError(f"{self.name} died in 'generate'")
+        for ticket in slow:
+            if self.comes_late(ticket):
+                yield group_summary(ticket.index), ticket.index
+
+    def comes_late(self, ticket):
+        return False
+
+    async def call(self, method, group_ids, *, deadline_s):
+        assert method == "abort"
+        self.aborted += group_ids
+        self._changed.set()
+        for _ in range(10):
+            await asyncio.sleep(0)  # `generate` goes on before the answer is there
+
+    async def kill(self):
+        await super().kill()
+        self._changed.set()
+
+
+class DeafWorker(StragglingWorker):
+    """What it is to give up comes all the same."""
+
+    def comes_late(self, ticket):
+        return True
+
+
+class FrailWorker(StragglingWorker):
+    """Dies of being told to give something up."""
+
+    async def call(self, method, group_ids, *, deadline_s):
+        await self.kill()
+        raise WorkerError(f"{self.name} died in 'abort'")
+
+
+@pytest.mark.parametrize("make_worker", [StragglingWorker, DeafWorker, FrailWorker])
+async def test_a_straggler_is_cut_and_replaced_and_never_seen_again(make_worker):
+    judged = []
+
+    def score(index):
+        judged.append(index)
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(make_worker=make_worker, score=score)
+    taken = await scene.take(num_steps=3, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
+    drops = [event for event in scene.events.events if event["kind"] == "drop"]
+    assert [(event["group_id"], event["reason"]) for event in drops[:2]] == [("00000000", "cut"), ("00000010", "cut")]
+    sampled = [index for worker in scene.workers for call in worker.calls for index in call]
+    assert sampled.count(0) == sampled.count(10) == 1 and 0 not in judged
+
+
+async def test_a_cut_straggler_frees_its_place_in_the_worker():
+    """Room for two groups: with group 0 still there, group 10 would hold the last place, and nothing could go on."""
+    sizes = {"groups_per_step": 1, "trajectories_per_group": 2, "max_off_policy_steps": 1}
+    scene = Scene(make_worker=StragglingWorker, buffer=sizes, rollout={"max_concurrent_sequences": 4})
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    await scene.pool.start()
+    taken = []
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        for version in range(1, 13):
+            taken += [index for index, _ in await asyncio.wait_for(buffer.take(1), 10)]
+            await buffer.advance(version)
+    assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
+
+
+async def test_a_cut_group_whose_reward_was_lost_does_not_start_again():
+    lost = asyncio.Event()
+
+    class LateScorer(ScriptedScorer):
+        async def call_for_batch(self, method, reference, *, deadline_s):
+            if reference == 0:
+                await lost.wait()
+                raise LostError("reward, 'score': its node is gone")
+            return await super().call_for_batch(method, reference, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=LateScorer)
+    buffer = Buffer(groups_per_step=4, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    await scene.pool.start()
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        assert [index for index, _ in await asyncio.wait_for(buffer.take(4), 10)] == [1, 2, 3, 4]
+        lost.set()
+        await buffer.advance(1)
+        assert [index for index, _ in await asyncio.wait_for(buffer.take(4), 10)] == [5, 6, 7, 8]
+        scene.pool.drain("rollout-0")
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert scene.events.kinds() == ["drop", "groups_lost", "worker_left"], "the worker has nothing more to do"
+
+
+async def test_the_surplus_of_a_group_is_counted():
+    scene = Scene(extra_trajectories=3)
+    buffer = Buffer(groups_per_step=4)
+    await scene.pool.start()
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        taken = await asyncio.wait_for(buffer.take(4), 10)
+    assert [group.summary.num_cut for _, group in taken] == [3] * 4
+    assert scene.pool.stats()["rollout/num_cut"] == 12

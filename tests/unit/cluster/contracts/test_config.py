@@ -1,0 +1,32 @@
+"""Settings that contradict each other are refused together, with the way out."""
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.contracts.config import RunConfig
+
+
+def configured(**sections) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", **sections})
+
+
+def test_a_cut_that_can_never_come_is_refused():
+    with pytest.raises(ValidationError, match="only the groups of one step start then, and none stand behind them"):
+        configured(buffer={"max_head_of_line_s": 5})
+    assert configured(buffer={"max_head_of_line_s": 5, "max_off_policy_steps": 1}).buffer.max_head_of_line_s == 5
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"rollout": {"extra_trajectories": 2}}, "rollout.extra_trajectories=2 with deterministic=true"),
+        (
+            {"buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}},
+            "buffer.max_head_of_line_s=5 with deterministic=true",
+        ),
+    ],
+)
+def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):
+    with pytest.raises(ValidationError, match=named):
+        configured(deterministic=True, **sections)
+    configured(deterministic=False, **sections)
