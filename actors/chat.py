@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from cluster.contracts.config import ModelConfig
@@ -58,7 +59,7 @@ class ChatFormatter:
         """Messages through the chat template (or as plain text where there is none), text as it is.
 
         Exactly one bos stands in front where the tokenizer adds one, whether or not the template writes it too. Raises DataError
-        naming the prompt when it is empty or leaves no room for a completion.
+        naming the prompt when it is empty, leaves no room for a completion, or does not go through the template.
         """
         text = self._text(prompt)
         token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -84,7 +85,13 @@ class ChatFormatter:
             raise DataError(f"prompt {prompt.prompt_id!r} has neither text nor messages")
         if self._tokenizer.chat_template is None:
             return _plain_text(prompt)
-        return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        try:
+            return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError) as error:  # a TypeError is of the template too: joins a text and a list, say
+            raise DataError(
+                f"prompt {prompt.prompt_id!r} does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: "
+                f"{type(error).__name__}: {error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)"
+            ) from error
 
 
 def _plain_text(prompt: Prompt) -> str:
@@ -96,6 +103,8 @@ def _plain_text(prompt: Prompt) -> str:
                 f"prompt {prompt.prompt_id!r} has a message whose content is {type(message.get('content')).__name__}; without a "
                 "chat template it must be a string"
             )
+        if "role" not in message and len(messages) > 1:
+            raise DataError(f"prompt {prompt.prompt_id!r} has a message without a role; a dialogue needs one for each")
     if len(messages) == 1:
         return messages[0]["content"]
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"

@@ -65,6 +65,26 @@ def test_message_parts_need_a_template():
         formatter().encode(prompt)
 
 
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('system first') }}", "system first"),
+        ("{{ messages[3].content.text }}", "UndefinedError"),
+        ("{% for m in messages %}", "TemplateSyntaxError"),
+        ("{{ 'a' + messages[0] }}", "TypeError"),
+    ],
+)
+def test_a_prompt_that_does_not_go_through_the_template_is_refused_by_name(template, why):
+    with pytest.raises(DataError, match="prompt 'p' does not go through the chat template .{.*" + why):
+        formatter(chat_template=template).encode(asked("1+1="))
+
+
+def test_a_dialogue_without_roles_needs_a_template():
+    prompt = Prompt(prompt_id="p", messages=[{"content": "add"}, {"content": "1+1="}])
+    with pytest.raises(DataError, match="prompt 'p' has a message without a role"):
+        formatter().encode(prompt)
+
+
 def test_decoded_text_leaves_special_tokens_out():
     tokenizer = make_tokenizer()
     assert formatter().decode([*tokenizer("a b").input_ids, EOS]) == "a b"
