@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from actors.judgement import failed, find_judge, is_async, judge_async, timed_out
 from cluster.contracts import schema
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Progress, Reward, RewardStatus
 
@@ -42,6 +42,8 @@ class _Row:
 
 
 class _Judging(Protocol):
+    async def warm_up(self) -> None: ...
+
     async def judge(self, rows: Sequence[_Row]) -> list[Reward]: ...
 
     async def close(self) -> None: ...
@@ -68,6 +70,10 @@ class RewardService:
             self._judging = _EventLoop(found, timeout_s=timeout_s, max_concurrency=max_concurrency)
         else:
             self._judging = _Processes(judge, timeout_s=timeout_s, max_processes=min(max_concurrency, _num_cores()))
+
+    async def warm_up(self) -> None:
+        """Imports the judge now and not while the first batch waits. Raises WorkerError if its process does not start."""
+        await self._judging.warm_up()
 
     async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with reward, status, components and message of every row. Batches may be scored at the same time."""
@@ -116,6 +122,9 @@ class _EventLoop:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(max_concurrency)
 
+    async def warm_up(self) -> None:
+        return
+
     async def judge(self, rows: Sequence[_Row]) -> list[Reward]:
         return list(await asyncio.gather(*(self._judge_row(row) for row in rows)))
 
@@ -145,6 +154,9 @@ class _Processes:
         self._idle: list[_JudgeProcess] = []
         self._is_starting = False
         self._changed = asyncio.Condition()
+
+    async def warm_up(self) -> None:
+        await self._give_back(await self._take())
 
     async def judge(self, rows: Sequence[_Row]) -> list[Reward]:
         parts = [rows[i : i + _ROWS_PER_REQUEST] for i in range(0, len(rows), _ROWS_PER_REQUEST)]
@@ -225,8 +237,9 @@ class _JudgeProcess:
         started = cls(process)
         answer: Any = "no sign of life"
         try:
-            await started._send({"name": judge.name, "params": judge.params})
-            answer = await started._receive(timeout_s=_START_S)
+            async with asyncio.timeout(_START_S):
+                await started._send({"name": judge.name, "params": judge.params})
+                answer = await started._receive()
         except TimeoutError:
             answer = f"not ready after {_START_S:g} s"
         finally:
@@ -245,13 +258,20 @@ class _JudgeProcess:
         """Rewards of the first rows: of all, or up to and with the one that overran its deadline or ended this process."""
         self.is_busy = True
         rewards: list[Reward] = []
-        await self._send([[row.prompt, row.completion, row.columns] for row in rows])
+        request = [[row.prompt, row.completion, row.columns] for row in rows]
         while len(rewards) < len(rows) and self.is_alive:
             try:
-                answer = await self._receive(timeout_s=timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    if not rewards:
+                        await self._send(request)
+                    answer = await self._receive()
             except TimeoutError:
                 await self.kill()
                 rewards.append(timed_out(timeout_s))
+                break
+            except ValueError as error:
+                await self.kill()
+                rewards.append(failed(DataError(f"the judge's answer cannot be read: {error}")))
                 break
             if answer is None:
                 await self.kill()
@@ -278,12 +298,11 @@ class _JudgeProcess:
             stdin.write(json.dumps(message).encode() + b"\n")
             await stdin.drain()
 
-    async def _receive(self, *, timeout_s: float) -> Any:
-        """The next answer; None if the process has ended. Raises TimeoutError."""
+    async def _receive(self) -> Any:
+        """The next answer; None if the process has ended. Raises ValueError for one longer than a line may be."""
         stdout = self._process.stdout
         assert stdout is not None
-        async with asyncio.timeout(timeout_s):
-            line = await stdout.readline()
+        line = await stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
 

@@ -23,6 +23,8 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             return "1.0"
         case "parts":
             return {"reward": 0.5, "format": 1, "length": 0.25}
+        case "talk":
+            return {"reward": 1.0, **{f"component {i}": 1.0 for i in range(100_000)}}
         case "pid":
             return float(os.getpid())
     return 1.0

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -72,6 +73,21 @@ async def test_a_judge_that_ends_its_process_costs_one_row():
     assert "exit code 3" in scored["reward_message"][1].as_py()
 
 
+async def test_an_answer_that_is_too_long_costs_one_row():
+    async with service(SYNC) as rewards:
+        scored = await rewards.score(batch_of(["good", "talk", "good"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert "the judge's answer cannot be read" in scored["reward_message"][1].as_py()
+
+
+async def test_a_process_that_does_not_even_read_meets_the_deadline():
+    async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
+        os.kill(await pid_of_judge(rewards), signal.SIGSTOP)
+        scored = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
+        assert scored["reward_status"].to_pylist() == ["timeout"]
+        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+
+
 async def test_a_hanging_judge_leaves_no_process_behind():
     async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
         before = await pid_of_judge(rewards)
@@ -85,6 +101,13 @@ async def test_a_hanging_judge_leaves_no_process_behind():
 async def test_a_fast_judge_keeps_its_one_process():
     async with service(SYNC) as rewards:
         assert await pid_of_judge(rewards) == await pid_of_judge(rewards)
+
+
+async def test_a_judge_is_there_before_its_first_batch():
+    async with service(SYNC) as rewards:
+        await rewards.warm_up()
+        (process,) = rewards._judging._idle
+        assert await pid_of_judge(rewards) == process._process.pid
 
 
 async def test_no_more_rewards_are_judged_at_a_time_than_allowed():
