@@ -171,13 +171,16 @@ def _golden() -> str:
         "Variants of golden vectors, made by running the peers, per function of theirs; values, and gradients where they were recorded.",
         "`python -m tests.golden DIR --record` renews the numbers.",
         "",
-        "| peer | function | pass | unsupported, with the reason | the peer raised |",
-        "|---|---|---|---|---|",
+        "| peer | function | pass | unsupported, with the reason | outputs not compared in those that pass | the peer raised |",
+        "|---|---|---|---|---|---|",
     ]
     for peer, functions in json.loads(_RESULTS.read_text()).items():
         for function, row in functions.items():
             reasons = "; ".join(f"{count}: {reason}" for reason, count in row["unsupported"].items())
-            lines.append(f"| {peer} | `{function}` | {row['passed']} | {reasons} | {row['peer_raised'] or ''} |")
+            left_out = "; ".join(f"{len(names)}: {reason}" for reason, names in row["not_compared"].items())
+            lines.append(
+                f"| {peer} | `{function}` | {row['passed']} | {reasons} | {left_out} | {row['peer_raised'] or ''} |"
+            )
     return "\n".join(lines)
 
 

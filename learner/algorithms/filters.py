@@ -98,7 +98,8 @@ def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tens
     position = (1 - share) * (len(ordered_M) - 1)
     below, above = int(position), min(int(position) + 1, len(ordered_M) - 1)
     threshold = torch.lerp(ordered_M[below], ordered_M[above], position - below)
-    return (entropies_NT.double() >= threshold) & loss_mask_NT
+    # Rounded as entropies are: a position that is a whole number but for its own rounding means that very token.
+    return (entropies_NT >= threshold.to(entropies_NT.dtype)) & loss_mask_NT
 
 
 def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor:

@@ -121,13 +121,15 @@ def vespo(
     lambda_positive: float = 3.0,
     k_negative: float = 3.0,
     lambda_negative: float = 2.0,
+    log_ratio_clamp: float | None = None,
+    log_weight_min: float | None = None,
 ) -> Tensor:
     """REINFORCE with a smooth, detached weight of the whole trajectory's ratio, not normalised by length.
 
     Formula: −sg(φ(W))·A·log π, W = Π_t π/μ, φ(W) = W^k·exp(λ(1 − W)), k and λ by the sign of A
     Source: VESPO, arXiv:2602.10693
-    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient
-    Peers: TRL `vespo`
+    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` holds log W
+    Peers: TRL `vespo` (log_ratio_clamp 20, log_weight_min log 1e-8)
     """
     weights_BT = vespo_weights(
         policy_logprobs_BT,
@@ -138,6 +140,8 @@ def vespo(
         lambda_positive=lambda_positive,
         k_negative=k_negative,
         lambda_negative=lambda_negative,
+        log_ratio_clamp=log_ratio_clamp,
+        log_weight_min=log_weight_min,
     )
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
     return -weights_BT * advantages_BT * masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
@@ -154,11 +158,15 @@ def vespo_weights(
     lambda_positive: float,
     k_negative: float,
     lambda_negative: float,
+    log_ratio_clamp: float | None = None,
+    log_weight_min: float | None = None,
 ) -> Tensor:
     """φ(W) of `vespo`, [B, T]."""
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
     # Beyond exp(80) the weight is 0 to the last bit; inf − inf would make it NaN.
-    total_B1 = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].clamp(max=80.0)
+    total_B1 = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].clamp(min=log_weight_min, max=80.0)
     is_positive_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT) >= 0
     power_BT = torch.where(is_positive_BT, k_positive, k_negative).to(ratio_BT.dtype)
     decay_BT = torch.where(is_positive_BT, lambda_positive, lambda_negative).to(ratio_BT.dtype)

@@ -5,46 +5,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, aggregation, filters, kl, losses, masks, shaping
-from learner.algorithms.controllers import AdaptiveKl, FixedKl, RunningMoments
+from learner.algorithms import advantages, filters, kl, masks, shaping
+from learner.algorithms.controllers import RunningMoments
 from learner.algorithms.returns import cumulative_returns, gae, place_rewards
 from learner.algorithms.values import value_clip
-from tests.golden.cases import Unsupported, Variant
+from tests.golden.cases import Uncompared, Unsupported, Variant
+from tests.golden.kl_controllers import adaptive_kl, fixed_kl
+from tests.golden.through_objective import Step, aggregated
+
+_AGGREGATION = {"name": "sequence_mean"}
 
 
-def _sequence_mean(losses_BT: Tensor, mask: Tensor) -> Tensor:
+def _refuse_empty_rows(mask: Tensor) -> None:
     if not mask.any(1).all():
         raise Unsupported("a row with nothing unmasked: LightRFT gives NaN, we leave the row out")
-    return aggregation.aggregate(losses_BT, weights_BT=aggregation.sequence_mean(mask))
+
+
+def _mask(v: Variant) -> Tensor:
+    """Everything where the function is called without its mask."""
+    return v.mask() if v.only("action_mask", "in.mask", None) else torch.ones_like(v.mask())
 
 
 def policy_loss(v: Variant) -> dict[str, Any]:
-    mask = torch.ones_like(v.mask()) if "nomask" in v.name else v.mask()
-    given = {"proximal_logprobs_BT": v["old_log_probs"], "advantages_BT": v["advantages"], "loss_mask_BT": mask}
-    epsilon = v.option("clip_eps")
-    if v.option("use_cpg_loss", False):
-        token = losses.cpgd(v["log_probs"], **given, epsilon_low=epsilon, epsilon_high=epsilon, offset="old_logprob")
-    else:
-        token = losses.ppo_clip(v["log_probs"], **given, epsilon_low=epsilon, epsilon_high=epsilon)
-    if v.option("high_entropy_ratio") is not None:
-        mask = _high_entropy(v, v.option("high_entropy_ratio"))
-    return {"loss": _sequence_mean(token.losses_BT, mask)}
-
-
-def _high_entropy(v: Variant, share: float) -> Tensor:
-    if share <= 0:
-        return v.mask()
-    chosen = filters.high_entropy_tokens(
-        v["entropy"], loss_mask_NT=v.mask(), share=share, over="sequence", denominator="kept"
+    mask, epsilon = _mask(v), v.option("clip_eps")
+    _refuse_empty_rows(mask)
+    bounds = {"epsilon_low": epsilon, "epsilon_high": epsilon}
+    is_cpg = v.option("use_cpg_loss", False)
+    policy = {"name": "cpgd", **bounds, "offset": "old_logprob"} if is_cpg else {"name": "ppo_clip", **bounds}
+    algorithm: dict[str, Any] = {"policy_loss": policy, "aggregation": _AGGREGATION}
+    if (share := v.option("high_entropy_ratio")) is not None and share > 0:
+        algorithm["filters"] = [_high_entropy(share)]
+    step = Step(
+        policy_BT=v["log_probs"],
+        old_BT=v["old_log_probs"],
+        advantages_BT=v["advantages"],
+        mask=mask,
+        entropies_BT=v["entropy"],
     )
-    return chosen.denominator_NT
+    return {"loss": step.loss(algorithm)}
+
+
+def _high_entropy(share: float) -> dict[str, Any]:
+    return {"name": "high_entropy_tokens", "share": share, "over": "sequence", "denominator": "kept"}
 
 
 def high_entropy_mask(v: Variant) -> dict[str, Any]:
-    return {"mask": _high_entropy(v, v.option("ratio"))}
+    mask, share = v.mask(), v.option("ratio")
+    if share <= 0:
+        return {"mask": mask}
+    settings = {name: value for name, value in _high_entropy(share).items() if name != "name"}
+    return {"mask": filters.high_entropy_tokens(v["entropy"], loss_mask_NT=mask, **settings).gradient_NT}
 
 
 def value_loss(v: Variant) -> dict[str, Any]:
+    _refuse_empty_rows(v.mask())
     token = value_clip(
         v["values"],
         old_values_BT=v["old_values"],
@@ -52,11 +66,12 @@ def value_loss(v: Variant) -> dict[str, Any]:
         loss_mask_BT=v.mask(),
         clip_range=v.option("clip_eps"),
     )
-    return {"loss": _sequence_mean(token.losses_BT, v.mask())}
+    return {"loss": aggregated(token.losses_BT, _AGGREGATION, v.mask())}
 
 
 def approx_kl(v: Variant) -> dict[str, Any]:
-    mask = v.mask() if v.option("action_mask") else torch.ones_like(v.mask())
+    mask = _mask(v)
+    v.only("loss_for_grad", "kl.sum()")
     estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[v.option("kl_estimator")]
     estimate = estimator(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=mask)
     return {"kl": estimate, "loss": estimate.sum()}
@@ -71,12 +86,15 @@ def _reward(rewards_N: Tensor, kl_NT: Tensor, mask: Tensor, coefficient: float, 
 
 
 def compute_reward(v: Variant) -> dict[str, Any]:
-    mask = v.mask()
-    lengths = v.option("num_actions")
-    if lengths is not None:
-        raise Unsupported("rewards of rows given as a list of lengths; ours come as a mask")
+    """Called without a mask, the score stands on the column that the row's length names (for length 0 the last), whatever is there."""
+    mask, clip_range = v.mask(), v.option("reward_clip_range")
+    reach, lengths = mask, v.option("num_actions")
+    if v.only("action_mask", "in.mask", None) is None:
+        last_N = (torch.tensor(lengths) - 1) % mask.shape[1]
+        reach = torch.arange(mask.shape[1]) <= last_N[:, None]
+    v.only("kl", "k1 masked")
     estimate = kl.k1(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=mask)
-    return {"reward": _reward(v["scores"], estimate, mask, v.option("kl_coef"), v.option("reward_clip_range"))}
+    return {"reward": _reward(v["scores"], estimate, reach, v.option("kl_coef"), clip_range)}
 
 
 def masked_mean(v: Variant) -> dict[str, Any]:
@@ -109,7 +127,10 @@ def gae_advantages(v: Variant) -> dict[str, Any]:
 
 def gae_calculator(v: Variant) -> dict[str, Any]:
     result, returns = _gae(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
-    return {"advantages": _norm_and_clip(result, v.mask(), v), "returns": returns}
+    counted = Uncompared(
+        "counted after clipping, so always 0; a run's advantages are reported with minimum and maximum"
+    )
+    return {"advantages": _norm_and_clip(result, v.mask(), v), "returns": returns, "clip_frac": counted}
 
 
 def _norm_and_clip(result: Tensor, mask: Tensor, v: Variant, *, may_norm: bool = True) -> Tensor:
@@ -145,6 +166,8 @@ def _whiten_cross_batch(x: Tensor, mask: Tensor, v: Variant) -> Tensor:
 
 
 def cross_batch(v: Variant) -> dict[str, Any]:
+    v.only("split", "first ceil(B/2) rows / rest")
+    v.without_effect("no_advantage_std_norm")
     if v.option("estimator") not in ("gae", "reinforce", "reinforce_baseline"):
         return {"advantages": v["advantages"]}
     return {"advantages": _whiten_cross_batch(v["advantages"], v.mask(), v)}
@@ -183,6 +206,7 @@ def _gamma(v: Variant) -> float:
 def full(v: Variant) -> dict[str, Any]:
     """Shaping, KL, returns, whitening inside each experience, clipping, whitening across experiences."""
     estimator, mask = v.option("advantage_estimator"), v.mask()
+    v.without_effect("gamma", "lambd", "advantages_norm", "advantage_clip")
     if estimator == "cpgd":
         raise Unsupported(
             "LightRFT's CPGD advantages are 0 by a defect: it sums the batch's rewards; ours is advantage `cpgd`"
@@ -209,6 +233,9 @@ def _split(x: Tensor, v: Variant) -> tuple[Tensor, ...]:
 def fast_path(v: Variant) -> dict[str, Any]:
     """The fast experience maker. Gamma reaches the first experience only; dynamic sampling drops groups without variance."""
     estimator, mask, rewards_N = v.option("advantage_estimator"), v.mask(), v["rewards"]
+    v.without_effect("overlong_buffer_len", "overlong_buffer_penalty_factor", "reward_running_norm_minus_mean")
+    v.without_effect("gamma", "lambd", "advantages_norm", "advantage_clip", "no_advantage_std_norm")
+    v.without_effect("micro_train_batch_size", "dynamic_sampling")
     if v.option("overlong_buffer"):
         rewards_N = shaping.overlong_penalty(
             rewards_N,
@@ -296,20 +323,6 @@ def cpgd_advantages(v: Variant) -> dict[str, Any]:
     return {"advantages": per_token, "returns": per_token}
 
 
-def adaptive_kl(v: Variant) -> dict[str, Any]:
-    controller = AdaptiveKl(coefficient=v.option("init"), target=v.option("target"), horizon=v.option("horizon"))
-    observed = []
-    for measured in v["kl_sequence"].tolist():
-        controller = controller.observe(measured, num_trajectories=v.option("n_steps"))
-        observed.append(controller.coefficient)
-    return {"values": torch.tensor(observed, dtype=torch.float64)}
-
-
-def fixed_kl(v: Variant) -> dict[str, Any]:
-    coefficient = FixedKl(coefficient=v.option("init")).observe(1.0, num_trajectories=1).coefficient
-    return {"values": torch.full_like(v["kl_sequence"], coefficient)}
-
-
 def running_moments(v: Variant) -> dict[str, Any]:
     moments, rows = RunningMoments(), []
     for name in sorted(name for name in v.inputs if name.startswith("x")):
@@ -323,7 +336,6 @@ def not_a_computation(v: Variant) -> dict[str, Any]:
 
 
 ADAPTERS = {
-    "lightrft.models.loss.PolicyLoss": policy_loss,
     "PolicyLoss": policy_loss,
     "ValueLoss": value_loss,
     "create_high_entropy_mask": high_entropy_mask,

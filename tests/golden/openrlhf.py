@@ -5,79 +5,103 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, aggregation, kl, logprobs, losses, masks, ratios, shaping
-from learner.algorithms.controllers import AdaptiveKl
+from learner.algorithms import advantages, kl, logprobs, masks, shaping
 from learner.algorithms.returns import cumulative_returns, gae, place_rewards
 from learner.algorithms.values import value_clip
 from tests.golden.cases import Unsupported, Variant
+from tests.golden.kl_controllers import adaptive_kl
+from tests.golden.through_objective import Step, aggregated
 
 CLAMP = 20.0
 
 
-def _aggregate(losses_BT: Tensor, mask: Tensor, *, is_token_level: bool) -> Tensor:
-    weights = aggregation.token_mean(mask) if is_token_level else aggregation.sequence_mean(mask)
-    return aggregation.aggregate(losses_BT, weights_BT=weights)
+def _refuse_nothing(mask: Tensor) -> None:
+    if not mask.any():
+        raise Unsupported("the loss of nothing: OpenRLHF gives NaN, we give 0")
+
+
+def _scaled(v: Variant, mask: Tensor, *, is_token_level: bool) -> tuple[dict[str, Any], float]:
+    """The aggregation, and what its result is multiplied with: numbers of the whole step that a rank is told."""
+    tokens, rows, ranks = v.option("batch_num_tokens"), v.option("global_batch_size"), v.option("dp_size", 1)
+    if is_token_level:
+        return ({"name": "sum"}, ranks / tokens) if tokens else ({"name": "token_mean"}, ranks)
+    share = float(mask.any(1).sum()) / rows if rows else 1.0
+    return {"name": "sequence_mean"}, ranks * share
 
 
 def policy_loss(v: Variant) -> dict[str, Any]:
     mask, policy_BT, old_BT = v.mask(), v["log_probs"], v["old_log_probs"]
-    if not mask.any():
-        raise Unsupported("the loss of nothing: OpenRLHF gives NaN, we give 0")
-    is_token_level = v.option("token_level_loss", True)
-    is_gspo = v.option("policy_loss_type", "ppo") == "gspo"
-    has_correction = v.option("is_correction_level") is not None
-    given = {"advantages_BT": v["advantages"], "loss_mask_BT": mask}
-    bounds = {"epsilon_low": v.option("clip_eps_low", 0.2), "epsilon_high": v.option("clip_eps_high", 0.2)}
-    bounds["dual_clip"] = v.option("dual_clip")
+    _refuse_nothing(mask)
+    is_gspo = v.only("policy_loss_type", "ppo", "gspo") == "gspo"
+    corrections, bounds = _corrections(v), _bounds(v)
+    is_token_level = v.option("token_level_loss", True) and not is_gspo
+    aggregation, scale = _scaled(v, mask, is_token_level=is_token_level)
+    given = {"policy_BT": policy_BT, "advantages_BT": v["advantages"], "mask": mask}
     if is_gspo:
         # With a correction on, the rollout's log-probs take the place of the old ones in the ratio, and nothing is filtered.
-        base_BT = v["rollout_log_probs"] if has_correction else old_BT
-        token = losses.gspo(policy_BT, proximal_logprobs_BT=base_BT, **given, **bounds)
-        is_token_level = False
+        step = Step(**given, old_BT=v["rollout_log_probs"] if corrections else old_BT)
+        corrections, policy = [], {"name": "gspo", **bounds}
     else:
-        token = losses.ppo_clip(policy_BT, proximal_logprobs_BT=old_BT, **given, **bounds, log_ratio_clamp=CLAMP)
-    per_token, result = token.losses_BT, {}
-    if has_correction and not is_gspo:
-        weights = _correction(v, mask)
-        per_token = per_token * weights
-        gap = masks.log_ratio(v["rollout_log_probs"], denominator_BT=old_BT, loss_mask_BT=mask)
-        result["vllm_kl"] = masks.masked_mean(gap, loss_mask_BT=mask)
+        step = Step(**given, old_BT=old_BT, rollout_BT=v["rollout_log_probs"] if corrections else None)
+        policy = {"name": "ppo_clip", **bounds, "log_ratio_clamp": CLAMP}
+    algorithm = {"policy_loss": policy, "aggregation": aggregation, "corrections": corrections}
     ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=mask)
-    if v.option("batch_num_tokens"):
-        total = aggregation.aggregate(per_token, weights_BT=aggregation.sum(mask))
-        return {"loss": total / v.option("batch_num_tokens") * v.option("dp_size")}
-    if v.option("global_batch_size"):
-        rows = mask.any(1).sum()
-        mean = _aggregate(per_token, mask, is_token_level=False)
-        return {"loss": mean * rows / v.option("global_batch_size") * v.option("dp_size")}
-    return result | {
-        "loss": _aggregate(per_token, mask, is_token_level=is_token_level),
-        "clip_ratio": masks.masked_mean(token.clipped_BT.double(), loss_mask_BT=mask),
+    result = {
+        "loss": step.loss(algorithm) * scale,
+        "clip_ratio": masks.masked_mean(step.tokens(policy).clipped_BT.double(), loss_mask_BT=mask),
         "ppo_kl": masks.masked_mean(-ratio, loss_mask_BT=mask),
     }
+    return result | (_filtering(v, mask) if corrections else {})
 
 
-def _correction(v: Variant, mask: Tensor) -> Tensor:
-    given = {"rollout_logprobs_BT": v["rollout_log_probs"], "loss_mask_BT": mask}
+def _bounds(v: Variant) -> dict[str, Any]:
+    low, high = v.option("clip_eps_low", 0.2), v.option("clip_eps_high", 0.2)
+    return {"epsilon_low": low, "epsilon_high": high, "dual_clip": v.option("dual_clip")}
+
+
+def _corrections(v: Variant) -> list[dict[str, Any]]:
+    """As config names them; none where the correction is off."""
+    v.without_effect("is_correction_mode", "is_correction_gating", "is_correction_threshold")
+    if v.only("is_correction_level", "off", "token", "seq") == "off":
+        return []
     low, high = v.option("is_correction_threshold", (0.5, 5.0))
-    is_token = v.option("is_correction_level") == "token"
-    if v.option("is_correction_mode", "mask") == "clip":
-        return ratios.tis(v["old_log_probs"], **given, floor=low, cap=high, level="token" if is_token else "geometric")
-    gating = v.option("is_correction_gating", "ratio")
+    if v.only("is_correction_mode", "mask", "clip") == "clip":
+        return [{"name": "tis", "floor": low, "cap": high, "level": _level(v)}]
+    return [{"name": "decoupled"}, _gate(v)]
+
+
+def _level(v: Variant) -> str:
+    return "token" if v.option("is_correction_level") == "token" else "geometric"
+
+
+def _gate(v: Variant) -> dict[str, Any]:
+    """Keeps what lies inside the threshold."""
+    low, high = v.option("is_correction_threshold", (0.5, 5.0))
+    gating = v.only("is_correction_gating", "ratio", "binary_kl", "tv")
     if gating == "ratio":
-        kept = ratios.sequence_mask(
-            v["old_log_probs"], **given, low=low, high=high, level="token" if is_token else "geometric"
-        )
-    else:
-        level = "token" if is_token else "mean"
-        kept = ratios.rejection(v["old_log_probs"], **given, low=low, high=high, estimator=gating, level=level)
-    return ratios.decoupled(v["old_log_probs"], **given) * kept
+        return {"name": "sequence_mask", "low": low, "high": high, "level": _level(v)}
+    level = "token" if v.option("is_correction_level") == "token" else "mean"
+    return {"name": "rejection", "low": low, "high": high, "estimator": gating, "level": level}
+
+
+def _filtering(v: Variant, mask: Tensor) -> dict[str, Any]:
+    """The share of tokens, or of rows, outside the threshold; a row with nothing unmasked counts as outside."""
+    old_BT, rollout_BT = v["old_log_probs"], v["rollout_log_probs"]
+    step = Step(policy_BT=old_BT, old_BT=old_BT, advantages_BT=old_BT, mask=mask, rollout_BT=rollout_BT)
+    outside = step.correction([_gate(v)]) == 0
+    is_token = v.option("is_correction_level") == "token"
+    gap = masks.log_ratio(rollout_BT, denominator_BT=old_BT, loss_mask_BT=mask)
+    return {
+        "vllm_kl": masks.masked_mean(gap, loss_mask_BT=mask),
+        "is_filter_ratio": masks.masked_mean(outside.double(), loss_mask_BT=mask)
+        if is_token
+        else outside.all(1).double().mean(),
+    }
 
 
 def value_loss(v: Variant) -> dict[str, Any]:
     mask = v.mask()
-    if not mask.any():
-        raise Unsupported("the loss of nothing: OpenRLHF gives NaN, we give 0")
+    _refuse_nothing(mask)
     token = value_clip(
         v["values"],
         old_values_BT=v["old_values"],
@@ -85,22 +109,23 @@ def value_loss(v: Variant) -> dict[str, Any]:
         loss_mask_BT=mask,
         clip_range=v.option("clip_eps"),
     )
-    return {"loss": _aggregate(token.losses_BT, mask, is_token_level=v.option("token_level_loss"))}
+    aggregation, scale = _scaled(v, mask, is_token_level=v.option("token_level_loss", True))
+    return {"loss": aggregated(token.losses_BT, aggregation, mask) * scale}
 
 
 def approx_kl(v: Variant) -> dict[str, Any]:
     """Clamps k1, k2 and k3 alike, and does not mask."""
+    v.only("loss_for_grad", "sum(kl*mask)")
+    old_name = v.option("log_probs_old")
     everything = torch.ones_like(v.mask())
     given = {"other_logprobs_BT": v["ref_log_probs"], "loss_mask_BT": everything}
     # Beyond a log-ratio of 20 all estimates are beyond 10, and cut.
     estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[v.option("kl_estimator")]
     estimate = estimator(v["log_probs"], **given, log_ratio_clamp=CLAMP).clamp(-10, 10)
     if v.option("unbiased_gradient"):
-        old_BT = v[v.option("log_probs_old").removeprefix("in.")]
-        ratio = (
-            masks.log_ratio(v["log_probs"].detach(), denominator_BT=old_BT, loss_mask_BT=everything).exp().clamp(max=10)
-        )
-        gradient = ratio * kl.k2(v["log_probs"], **given)
+        old_BT = v["log_probs"].detach() if old_name is None else v[old_name.removeprefix("in.")]
+        ratio = masks.log_ratio(v["log_probs"].detach(), denominator_BT=old_BT, loss_mask_BT=everything)
+        gradient = ratio.exp().clamp(max=10) * kl.k2(v["log_probs"], **given)
         # Summed in the peer's order: at huge ratios what rounding leaves of value + gradient − gradient is not the value.
         estimate = estimate.detach() + gradient - gradient.detach()
     return {"kl": estimate, "loss": masks.masked_sum(estimate, loss_mask_BT=v.mask())}
@@ -108,6 +133,7 @@ def approx_kl(v: Variant) -> dict[str, Any]:
 
 def compute_reward(v: Variant) -> dict[str, Any]:
     everything = torch.ones_like(v.mask())
+    v.only("kl", "k1(log_probs, ref_log_probs)")
     estimate = kl.k1(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=everything).clamp(-10, 10)
     return {"reward": _reward(v["scores"], estimate, v.mask(), v.option("kl_coef"), v.option("reward_clip_range"))}
 
@@ -131,6 +157,7 @@ def masked_mean(v: Variant) -> dict[str, Any]:
 
 def masked_normalize(v: Variant) -> dict[str, Any]:
     """Row by row, over its own tokens."""
+    v.only("dim", 1)
     rows = zip(masks.masked(v["entropy"], loss_mask_BT=v.mask()), v.mask(), strict=True)
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: OpenRLHF gives NaN, we give 0")
@@ -161,6 +188,7 @@ def returns_of(v: Variant) -> dict[str, Any]:
 def experience_advantages(v: Variant) -> dict[str, Any]:
     """Rewards shaped in their groups, KL taken off, discounted, whitened over all tokens of the batch."""
     estimator, mask, rewards_N = v.option("estimator"), v.mask(), v["rewards"]
+    v.without_effect("gamma", "lambd", "no_std_norm")
     group_index_N = torch.arange(len(rewards_N)) // v["n_samples_per_prompt"]
     spread_N = advantages.over_groups(lambda r: r.std().expand(len(r)), rewards_N, group_index_N=group_index_N)
     if estimator == "flash_reinforce":
@@ -202,16 +230,12 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
             zero_variance="rounding",
             outside="whiten",
         )
-    return {"advantages": result, "returns": returns, "group_reward_std": spread_N}
-
-
-def kl_controller(v: Variant) -> dict[str, Any]:
-    controller = AdaptiveKl(coefficient=v.option("init"), target=v.option("target"), horizon=v.option("horizon"))
-    observed = []
-    for measured in v["kl_sequence"].tolist():
-        controller = controller.observe(measured, num_trajectories=v.option("n_steps"))
-        observed.append(controller.coefficient)
-    return {"values": torch.tensor(observed, dtype=torch.float64)}
+    return {
+        "advantages": result,
+        "returns": returns,
+        "return_sum": token_rewards.sum(1),
+        "group_reward_std": spread_N,
+    }
 
 
 def overlong_penalty(v: Variant) -> dict[str, Any]:
@@ -245,9 +269,8 @@ def compute_entropy(v: Variant) -> dict[str, Any]:
 
 
 ADAPTERS = {
-    "openrlhf.models.loss.PolicyLoss": policy_loss,
     "PolicyLoss": policy_loss,
-    "openrlhf.models.loss.ValueLoss": value_loss,
+    "ValueLoss": value_loss,
     "compute_approx_kl": approx_kl,
     "compute_reward": compute_reward,
     "masked_mean": masked_mean,
@@ -255,7 +278,7 @@ ADAPTERS = {
     "RemoteExperienceMaker.get_advantages_and_returns": gae_advantages,
     "RemoteExperienceMaker.get_cumulative_returns": returns_of,
     "RemoteExperienceMaker.compute_advantages_and_returns": experience_advantages,
-    "AdaptiveKLController.update": kl_controller,
+    "AdaptiveKLController.update": adaptive_kl,
     "apply_overlong_penalty": overlong_penalty,
     "apply_stop_properly_penalty": stop_properly_penalty,
     "log_probs_from_logits": log_probs_from_logits,

@@ -5,20 +5,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.golden.cases import Outcome
+from tests.golden.cases import Outcome, by_reason
 
 RESULTS = Path(__file__).with_name("results.json")
 
 
 def summarise(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Peer, then function, to numbers of variants that pass, and of those unsupported by reason."""
+    """Peer, then function, to numbers of variants that pass, those unsupported and outputs not compared by reason."""
     peers: dict[str, Any] = {}
     for outcome in outcomes:
         functions = peers.setdefault(outcome.name.partition("/")[0], {})
         for variant, function in outcome.functions.items():
-            row = functions.setdefault(_short(function), {"passed": 0, "peer_raised": 0, "unsupported": {}})
+            empty = {"passed": 0, "peer_raised": 0, "unsupported": {}, "not_compared": {}}
+            row = functions.setdefault(_short(function), empty)
             if variant in outcome.passed:
                 row["passed"] += 1
+                for why, names in by_reason(outcome.uncompared.get(variant, {})).items():
+                    row["not_compared"][why] = sorted({*row["not_compared"].get(why, ()), *names})
             elif variant in outcome.peer_raised:
                 row["peer_raised"] += 1
             elif variant in outcome.unsupported:

@@ -1,15 +1,17 @@
 """TapeAgents 0.1.16: the RL step on the small Llama, advantages from a data set's rewards, masked means."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, aggregation, kl, losses, masks
+from learner.algorithms import advantages, kl, masks
 from learner.algorithms.logprobs import entropies, token_logprobs
-from tests.golden.cases import Unsupported, Variant
+from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.models import load_model
+from tests.golden.through_objective import Step
 
 
 def rl_step(*, default_aggregation: str, clamp: float | None) -> Callable[[Variant], dict[str, Any]]:
@@ -20,60 +22,49 @@ def rl_step(*, default_aggregation: str, clamp: float | None) -> Callable[[Varia
         logits = model(input_ids=v["input_ids"], attention_mask=v["attention_mask"]).logits[:, :-1]
         policy_BT = token_logprobs(logits, token_ids_BT=v["input_ids"][:, 1:])
         mask = (v["labels"] != -100)[:, 1:]
-        old_BT, reference_BT = v["old_logprobs"][:, 1:], v["ref_logprobs"][:, 1:]
         advantages_BT, rewards_BT = v["advantages"][:, 1:], v["rewards"][:, 1:]
         weights_BT = advantages_BT if v.option("use_advantages", True) else rewards_BT
         is_relu = v.option("relu_log_p_weights", False)
         counted_BT = weights_BT.clamp(min=0) if is_relu else weights_BT
-        if v.option("algo", "grpo") == "grpo":
-            epsilon = v.option("epsilon", 0.2)
-            per_token = losses.ppo_clip(
-                policy_BT,
-                proximal_logprobs_BT=old_BT,
-                advantages_BT=counted_BT,
-                loss_mask_BT=mask,
-                epsilon_low=epsilon,
-                epsilon_high=epsilon,
-            ).losses_BT
-        else:
-            per_token = losses.reinforce(
-                policy_BT,
-                advantages_BT=weights_BT,
-                loss_mask_BT=mask,
-                positive_part=is_relu,
-            )
+        # REINFORCE takes the positive part itself, which is here seen to be the same.
+        is_grpo = v.only("algo", "grpo", "reinforce") == "grpo"
+        step = Step(
+            policy_BT=policy_BT,
+            old_BT=v["old_logprobs"][:, 1:],
+            advantages_BT=counted_BT if is_grpo else weights_BT,
+            mask=mask,
+            reference_BT=v["ref_logprobs"][:, 1:],
+        )
+        epsilon = v.option("epsilon", 0.2)
+        clipped = {"name": "ppo_clip", "epsilon_low": epsilon, "epsilon_high": epsilon}
         limit = v.option("clamp_log_ratio_ref_new_value", clamp)
-        estimate = kl.k3(policy_BT, other_logprobs_BT=reference_BT, loss_mask_BT=mask, log_ratio_clamp=limit)
-        per_token = per_token + v.option("kl_coef", 0.1) * estimate
         kind = v.option("aggregate_loss", default_aggregation)
         if kind == "mean" and not mask.any(1).all():
             raise Unsupported("a row with nothing unmasked: TapeAgents asserts on its NaN")
-        weights = {
-            "mean": aggregation.sequence_mean,
-            "token_mean": aggregation.token_mean,
-            "sum": aggregation.sequence_sum_mean,
-        }[kind](mask)
-        loss = aggregation.aggregate(per_token, weights_BT=weights)
-        loss.backward()
-        by_sign = {"positive": mask & (counted_BT > 0), "negative": mask & (counted_BT < 0)}
-        split = {
-            f"stat.mean_new_logprobs_{sign}_log_p_weights": _mean_where(policy_BT.detach(), where)
-            for sign, where in by_sign.items()
-            if where.any()
+        algorithm = {
+            "policy_loss": clipped if is_grpo else {"name": "reinforce", "positive_part": is_relu},
+            "aggregation": {
+                "name": {"mean": "sequence_mean", "token_mean": "token_mean", "sum": "sequence_sum_mean"}[kind]
+            }
+            | ({"empty_rows": "count"} if kind == "sum" else {}),
+            "kl": {"coefficient": v.option("kl_coef", 0.1), "estimator": "k3", "log_ratio_clamp": limit},
         }
+        loss = step.loss(algorithm)
+        loss.backward()
+        gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        of_weights = {"advantage": advantages_BT, "reward": rewards_BT, "entropy": entropies(logits.detach())}
         return (
-            split
-            | _statistics(policy_BT.detach(), old_BT, reference_BT, mask, estimate.detach())
+            {f"stat.{name}": masks.masked_mean(x, loss_mask_BT=mask) for name, x in of_weights.items()}
+            | _extremes(mask, advantage=advantages_BT, reward=rewards_BT)
+            | _by_sign(policy_BT.detach(), counted_BT, mask)
+            | _statistics(replace(step, policy_BT=policy_BT.detach()), clamp=limit)
+            | _surrogates(replace(step, policy_BT=policy_BT.detach()), epsilon=epsilon if is_grpo else None)
+            | {f"stat.{name}": loss.detach() for name in ("loss", "max_loss", "min_loss")}
             | {
                 "loss": loss.detach(),
-                "stat.loss": loss.detach(),
-                "stat.advantage": masks.masked_mean(advantages_BT, loss_mask_BT=mask),
-                "stat.reward": masks.masked_mean(rewards_BT, loss_mask_BT=mask),
-                "stat.entropy": masks.masked_mean(entropies(logits.detach()), loss_mask_BT=mask),
+                "stat.num_nans": torch.zeros(()),
                 "grad.lm_head": model.lm_head.weight.grad,
-                "grad_norm.total": torch.stack(
-                    [p.grad.norm() for p in model.parameters() if p.grad is not None]
-                ).norm(),
+                "grad_norm.total": torch.stack(gradients).norm(),
                 "grad_norm.embed": model.get_input_embeddings().weight.grad.norm(),
             }
         )
@@ -81,29 +72,59 @@ def rl_step(*, default_aggregation: str, clamp: float | None) -> Callable[[Varia
     return adapter
 
 
-def _mean_where(x: Tensor, where: Tensor) -> Tensor:
-    return masks.masked_mean(x, loss_mask_BT=where)
+def _extremes(mask: Tensor, **quantities: Tensor) -> dict[str, Tensor]:
+    highest = {f"stat.max_{name}": x[mask].max() for name, x in quantities.items()}
+    return highest | {f"stat.min_{name}": x[mask].min() for name, x in quantities.items()}
 
 
-def _statistics(
-    policy_BT: Tensor, old_BT: Tensor, reference_BT: Tensor, mask: Tensor, kl_BT: Tensor
-) -> dict[str, Tensor]:
+def _by_sign(policy_BT: Tensor, weights_BT: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Mean log-probs where weights have a sign; 0 where none has, masked ones included."""
+    found: dict[str, Any] = {}
+    for sign, where in (("positive", weights_BT > 0), ("negative", weights_BT < 0)):
+        is_lost = bool(where.any()) and not bool((where & mask).any())
+        mean = masks.masked_mean(policy_BT, loss_mask_BT=where & mask)
+        found[f"stat.mean_new_logprobs_{sign}_log_p_weights"] = (
+            Uncompared("the mean of nothing: TapeAgents gives NaN, a run reports none") if is_lost else mean
+        )
+    return found
+
+
+def _statistics(step: Step, *, clamp: float | None) -> dict[str, Tensor]:
+    mask = step.mask
+
+    def mean(x: Tensor) -> Tensor:
+        return masks.masked_mean(x, loss_mask_BT=mask)
+
     def ratio(a: Tensor, b: Tensor) -> Tensor:
         return masks.log_ratio(a, denominator_BT=b, loss_mask_BT=mask).exp()
 
-    new_old = ratio(policy_BT, old_BT)
+    new_old, estimate = ratio(step.policy_BT, step.old_BT), step.kl(log_ratio_clamp=clamp)
+    held = (step.reference_BT - step.policy_BT).abs() > (torch.inf if clamp is None else clamp)
     return {
-        "stat.mean_new_logprobs": _mean_where(policy_BT, mask),
-        "stat.mean_old_logprobs": _mean_where(old_BT, mask),
-        "stat.mean_ref_logprobs": _mean_where(reference_BT, mask),
-        "stat.ratio_new_old": _mean_where(new_old, mask),
-        "stat.ratio_ref_new": _mean_where(ratio(reference_BT, policy_BT), mask),
-        "stat.ratio_ref_old": _mean_where(ratio(reference_BT, old_BT), mask),
+        "stat.mean_new_logprobs": mean(step.policy_BT),
+        "stat.mean_old_logprobs": mean(step.old_BT),
+        "stat.mean_ref_logprobs": mean(step.reference_BT),
+        "stat.ratio_new_old": mean(new_old),
+        "stat.ratio_ref_new": mean(ratio(step.reference_BT, step.policy_BT)),
+        "stat.ratio_ref_old": mean(ratio(step.reference_BT, step.old_BT)),
         "stat.max_ratio_new_old": new_old[mask].max(),
-        "stat.max_new_log_probs": policy_BT[mask].max(),
-        "stat.kl": _mean_where(kl_BT, mask),
-        "stat.max_kl": kl_BT[mask].max(),
-        "stat.min_kl": kl_BT[mask].min(),
+        "stat.max_new_log_probs": step.policy_BT[mask].max(),
+        "stat.kl": mean(estimate),
+        "stat.clamp_log_ratio_ref_new_indicators": mean(held.double()),
+        **_extremes(mask, kl=estimate),
+    }
+
+
+def _surrogates(step: Step, *, epsilon: float | None) -> dict[str, Tensor]:
+    """Means of ρA and of clip(ρ)A, which are 0 for REINFORCE."""
+    if epsilon is None:
+        return {"stat.surr1": torch.zeros(()), "stat.surr2": torch.zeros(())}
+    bounds = {"epsilon_low": epsilon, "epsilon_high": epsilon}
+    plain = step.tokens({"name": "importance_sampling"}).losses_BT
+    clipped = step.tokens({"name": "clipped_ratio", **bounds}).losses_BT
+    return {
+        "stat.surr1": masks.masked_mean(-plain, loss_mask_BT=step.mask),
+        "stat.surr2": masks.masked_mean(-clipped, loss_mask_BT=step.mask),
     }
 
 
@@ -134,7 +155,19 @@ def dataset_advantages(v: Variant) -> dict[str, Any]:
 def masked_mean(v: Variant) -> dict[str, Any]:
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: TapeAgents gives NaN, we give 0")
-    return means(*_entropy(v))
+    if has_nan(v) and v.mask()[0, 0]:
+        raise Unsupported("an unmasked NaN: TapeAgents 0.1.16 takes it for 0, we let it be seen")
+    return means(entropy_of(v), v.mask())
+
+
+def has_nan(v: Variant) -> bool:
+    return v.only("note", None, "entropy[0,0]=NaN") is not None
+
+
+def entropy_of(v: Variant) -> Tensor:
+    entropy = v["entropy"].clone()
+    entropy[0, 0] = torch.nan if has_nan(v) else entropy[0, 0]
+    return entropy
 
 
 def means(x: Tensor, mask: Tensor) -> dict[str, Any]:
@@ -142,21 +175,11 @@ def means(x: Tensor, mask: Tensor) -> dict[str, Any]:
 
 
 def masked_sum(v: Variant) -> dict[str, Any]:
-    entropy, mask = _entropy(v)
+    entropy, mask = entropy_of(v), v.mask()
     return {
         "all": masks.masked_sum(entropy, loss_mask_BT=mask),
         "row": masks.masked_sum(entropy, loss_mask_BT=mask, dim=1),
     }
-
-
-def _entropy(v: Variant) -> tuple[Tensor, Tensor]:
-    if "nan" not in v.name:
-        return v["entropy"], v.mask()
-    if v.mask()[0, 0]:
-        raise Unsupported("an unmasked NaN: TapeAgents 0.1.16 takes it for 0, we let it be seen")
-    entropy = v["entropy"].clone()
-    entropy[0, 0] = torch.nan
-    return entropy, v.mask()
 
 
 def average_statistics(v: Variant) -> dict[str, Any]:
@@ -168,7 +191,7 @@ def prepare_fields(v: Variant) -> dict[str, Any]:
 
 
 ADAPTERS = {
-    "tapeagents.finetune.rl.rl_step": rl_step(default_aggregation="mean", clamp=10.0),
+    "rl_step": rl_step(default_aggregation="mean", clamp=10.0),
     "calculate_rewards_with_implicit_kl": implicit_kl,
     "update_rewards_and_advantages": dataset_advantages,
     "masked_mean": masked_mean,

@@ -1,6 +1,5 @@
 """torchrl 0.14.1: GRPOLoss and its kin, MCAdvantage, KLRewardTransform, RetrieveLogProb."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, aggregation, kl, logprobs, losses, masks, ratios
+from learner.algorithms import advantages, kl, logprobs, masks, ratios
+from learner.algorithms.aggregation import none
 from learner.algorithms.returns import place_rewards, subtract_kl
 from learner.algorithms.streaming import Arrival, ReleasedGroup, StreamingGroups
-from learner.algorithms.surrogates import TokenLosses
-from tests.golden.cases import Unsupported, Variant
+from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.models import load_model
+from tests.golden.through_objective import Step, aggregated
 
 
 def _epsilons(v: Variant) -> tuple[float, float]:
@@ -26,7 +26,7 @@ def _mask(v: Variant) -> Tensor:
     return v.mask(f"mask_{strategy}") if strategy else v.mask()
 
 
-def grpo_loss(loss: Callable[..., TokenLosses]) -> Callable[[Variant], dict[str, Any]]:
+def grpo_loss(loss: str) -> Callable[[Variant], dict[str, Any]]:
     """The objective is a mean over the mask; entropy, KL and clip fraction are means over all positions, padding included."""
 
     def adapter(v: Variant) -> dict[str, Any]:
@@ -37,21 +37,23 @@ def grpo_loss(loss: Callable[..., TokenLosses]) -> Callable[[Variant], dict[str,
             given = {"rollout_logprobs_BT": old_BT, "loss_mask_BT": mask, "high": v.option("kl_mask_threshold")}
             mask = ratios.rejection(policy_BT, **given, estimator="k2") > 0
         low, high = _epsilons(v)
-        given = {"proximal_logprobs_BT": old_BT, "advantages_BT": advantages_BT, "loss_mask_BT": mask}
-        token = loss(policy_BT, **given, epsilon_low=low, epsilon_high=high)
+        aggregation, policy = _aggregation(v), {"name": loss, "epsilon_low": low, "epsilon_high": high}
+        step = Step(policy_BT=policy_BT, old_BT=old_BT, advantages_BT=advantages_BT, mask=mask)
         ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=counted)
         everywhere = torch.ones_like(mask)
-        result = {
-            "loss_objective": _reduce(token.losses_BT, mask, v),
+        result: dict[str, Any] = {
+            "loss_objective": none(step.tokens(policy).losses_BT, loss_mask_NT=mask)
+            if aggregation is None
+            else step.loss({"policy_loss": policy, "aggregation": aggregation}),
             "clip_fraction": masks.masked_mean(_outside(ratio, low, high).to(ratio.dtype), loss_mask_BT=everywhere),
             "kl_approx": masks.masked_mean(-ratio, loss_mask_BT=everywhere),
+            "ESS": _effective_sample_size(ratio, mask),
         }
-        if mask.any():
-            result["ESS"] = _effective_sample_size(ratio, mask)
+        coefficient = v.option("entropy_coeff", 0.01)
         if v.option("entropy_bonus", True):
             entropy_BT = masks.masked(logprobs.entropies(v["logits"]), loss_mask_BT=counted)
             result["entropy"] = entropy_BT.mean()
-            result["loss_entropy"] = -v.option("entropy_coeff", 0.01) * _reduce(entropy_BT, mask, v)
+            result["loss_entropy"] = -coefficient * _reduce(entropy_BT, mask, aggregation)
         for name, other, coefficient in (
             ("ref", v["ref_log_probs"], v.option("kl_to_ref_coeff")),
             ("inference", old_BT, v.option("kl_to_inference_coeff")),
@@ -72,14 +74,19 @@ def grpo_loss(loss: Callable[..., TokenLosses]) -> Callable[[Variant], dict[str,
     return adapter
 
 
-def _reduce(x_BT: Tensor, mask: Tensor, v: Variant) -> Tensor:
-    kind = v.option("aggregation", "token_mean")
-    if v.option("reduction") == "none" or kind == "none":
-        return aggregation.none(x_BT, loss_mask_NT=mask)
-    weights = (
-        aggregation.sequence_mean(mask, empty_rows="count") if kind == "prompt_mean" else aggregation.token_mean(mask)
+def _aggregation(v: Variant) -> dict[str, Any] | None:
+    """None leaves tokens as they are. `reduction="sum"` is taken and ignored."""
+    kind, reduction = (
+        v.only("aggregation", "token_mean", "prompt_mean", "none"),
+        v.only("reduction", None, "mean", "sum", "none"),
     )
-    return aggregation.aggregate(x_BT, weights_BT=weights)
+    if "none" in (kind, reduction):
+        return None
+    return {"name": "sequence_mean", "empty_rows": "count"} if kind == "prompt_mean" else {"name": "token_mean"}
+
+
+def _reduce(x_BT: Tensor, mask: Tensor, aggregation: dict[str, Any] | None) -> Tensor:
+    return none(x_BT, loss_mask_NT=mask) if aggregation is None else aggregated(x_BT, aggregation, mask)
 
 
 def _with_dimension(value: Tensor, v: Variant) -> Tensor:
@@ -91,8 +98,10 @@ def _outside(ratio: Tensor, low: float, high: float) -> Tensor:
     return (ratio.exp() < 1 - low) | (ratio.exp() > 1 + high)
 
 
-def _effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
+def _effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor | Uncompared:
     """(Σw)² / (n·Σw²) over tokens."""
+    if not mask.any():
+        return Uncompared("the effective size of no sample: torchrl gives NaN, a run reports none")
     weights = ratio[mask]
     return (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp() / len(weights)
 
@@ -105,9 +114,20 @@ def k3_token(v: Variant) -> dict[str, Any]:
 def kl_reward(v: Variant) -> dict[str, Any]:
     """The reward stands on every token; KL is taken off per token, where the assistant speaks."""
     lengths = v["lengths"].tolist()
+    v.only("mask", "first prompt_lengths[i] tokens masked (pad: prompt_lengths[0] for all rows)")
+    v.only("reward_in", "scalar", "expanded to tokens")
+    v.without_effect("add_to_reward")
     prompts = v["prompt_lengths"].tolist() if v.option("assistant_only", True) else [0] * len(lengths)
-    if v.option("pad_output"):
-        prompts = [prompts[0]] * len(lengths)
+    return kl_of_rows(v, [prompts[0]] * len(lengths) if v.option("pad_output") else prompts, v.option("coef"))
+
+
+def kl_computation(v: Variant) -> dict[str, Any]:
+    """No prompt is masked."""
+    return kl_of_rows(v, [0] * len(v["lengths"]), v.option("coeff"))
+
+
+def kl_of_rows(v: Variant, prompts: list[int], coefficient: float) -> dict[str, Any]:
+    lengths = v["lengths"].tolist()
     rows = zip(
         v["log_probs"].split(lengths), v["ref_log_probs"].split(lengths), v["reward"].flatten(), prompts, strict=True
     )
@@ -117,18 +137,11 @@ def kl_reward(v: Variant) -> dict[str, Any]:
         estimate = kl.k1(policy[None], other_logprobs_BT=reference[None], loss_mask_BT=mask)
         everywhere = torch.ones_like(mask)
         placed = place_rewards(reward[None], loss_mask_NT=everywhere, placement="every_token")
-        shaped = subtract_kl(
-            placed, kl_NT=estimate, coefficient=v.option("coef", v.option("coeff")), loss_mask_NT=everywhere
-        )
+        shaped = subtract_kl(placed, kl_NT=estimate, coefficient=coefficient, loss_mask_NT=everywhere)
         penalties.append(estimate[0])
         references.append(logprobs.of_role(reference[None], role_mask_BT=mask)[0])
         rewards.append(shaped[0])
     return _ragged("kl_penalty", penalties) | _ragged("ref_log_probs", references) | _ragged("reward", rewards)
-
-
-def kl_computation(v: Variant) -> dict[str, Any]:
-    """No prompt is masked."""
-    return kl_reward(dataclasses.replace(v, config=dict(v.config) | {"assistant_only": False}))
 
 
 def _ragged(name: str, rows: list[Tensor]) -> dict[str, Any]:
@@ -172,7 +185,12 @@ def _feed(v: Variant, groups: StreamingGroups, *, per_call: int) -> dict[str, An
             last = call // per_call
             result |= {f"rel{num_releases}.{name}": value for name, value in _columns(released, last).items()}
             num_releases += 1
-    return result | {"n_releases": torch.tensor(num_releases), "queued_prompts_left": groups.waiting}
+    counters = Uncompared("torchrl's running counters; ours are `waiting` and `num_dropped`")
+    return result | {
+        "n_releases": torch.tensor(num_releases),
+        "queued_prompts_left": groups.waiting,
+        "stats": counters,
+    }
 
 
 def _columns(released: list[ReleasedGroup], arrival_index: int) -> dict[str, Tensor]:
@@ -206,11 +224,10 @@ def retrieve_log_prob(v: Variant) -> dict[str, Any]:
 
 
 ADAPTERS = {
-    "torchrl.objectives.llm.grpo.GRPOLoss": grpo_loss(losses.ppo_clip),
-    "GRPOLoss": grpo_loss(losses.ppo_clip),
-    "torchrl.objectives.llm.grpo.DAPO": grpo_loss(losses.ppo_clip),
-    "torchrl.objectives.llm.grpo.CISPOLoss": grpo_loss(losses.clipped_ratio),
-    "torchrl.objectives.llm.k3_kl_token_estimate": k3_token,
+    "GRPOLoss": grpo_loss("ppo_clip"),
+    "DAPO": grpo_loss("ppo_clip"),
+    "CISPOLoss": grpo_loss("clipped_ratio"),
+    "k3_kl_token_estimate": k3_token,
     "KLRewardTransform.forward": kl_reward,
     "KLComputation.forward": kl_computation,
     "MCAdvantage": mc_advantage(after_release="empty"),

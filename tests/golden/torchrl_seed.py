@@ -11,11 +11,12 @@ from torch import Tensor
 
 from learner.algorithms import aggregation, kl, logprobs, losses, masks
 from tests.golden import torchrl
-from tests.golden.cases import Unsupported, Variant
+from tests.golden.cases import Uncompared, Unsupported, Variant
 
 
 def grpo_loss(v: Variant) -> dict[str, Any]:
     """The clip range that is configured never arrives: it is 0.2."""
+    v.without_effect("clip_epsilon", "entropy_coeff")
     mask = v["old_log_probs"] != 0
     policy_BT = logprobs.token_logprobs(v["logits"], token_ids_BT=v["tokens"])
     old_BT, advantages_BT = v["old_log_probs"], v["advantage"].squeeze(-1)
@@ -29,6 +30,7 @@ def grpo_loss(v: Variant) -> dict[str, Any]:
         "loss_objective": _reduce(token.losses_BT, v),
         "clip_fraction": ((ratio.exp() < 0.8) | (ratio.exp() > 1.2)).to(ratio.dtype).mean(),
         "kl_approx": -ratio.mean(),
+        "ESS": Uncompared("over the rows of each column, padding included; ours is over tokens"),
     }
     if v.option("entropy_bonus", True):
         entropy_BT = logprobs.entropies(v["logits"])
@@ -52,7 +54,7 @@ def grpo_loss(v: Variant) -> dict[str, Any]:
 
 def _reduce(x_BT: Tensor, v: Variant) -> Tensor:
     everywhere = torch.ones_like(x_BT, dtype=torch.bool)
-    kind = v.option("reduction", "mean")
+    kind = v.only("reduction", "mean", "sum", "none")
     if kind == "none":
         return aggregation.none(x_BT, loss_mask_NT=everywhere)
     weights = aggregation.sum(everywhere) if kind == "sum" else aggregation.token_mean(everywhere)
@@ -62,7 +64,7 @@ def _reduce(x_BT: Tensor, v: Variant) -> Tensor:
 def kl_reward(v: Variant) -> dict[str, Any]:
     """No prompt is masked."""
     lengths = v["lengths"].tolist()
-    found = torchrl.kl_computation(v)
+    found = torchrl.kl_of_rows(v, [0] * len(lengths), v.option("coef"))
     reward = {"reward": found["reward"], "reward.row_lengths": found["reward.row_lengths"]}
     if not v.option("add_to_reward"):
         reward = {"reward": v["reward"].flatten(), "reward.row_lengths": torch.ones(len(lengths), dtype=torch.long)}
@@ -85,7 +87,7 @@ def retrieve_log_prob(v: Variant) -> dict[str, Any]:
 
 
 ADAPTERS = {
-    "torchrl.objectives.llm.grpo.GRPOLoss": grpo_loss,
+    "GRPOLoss": grpo_loss,
     "KLRewardTransform.forward": kl_reward,
     "MCAdvantage": torchrl.mc_advantage(after_release="slide"),
     "RetrieveLogProb.forward": retrieve_log_prob,

@@ -5,43 +5,41 @@ from typing import Any
 import torch
 
 from learner.algorithms import logprobs, masks, sequences
-from learner.algorithms.aggregation import aggregate, token_mean
 from learner.algorithms.kl import k1
-from learner.algorithms.losses import ppo_clip
 from learner.algorithms.returns import gae, place_rewards
 from learner.algorithms.values import value_clip
 from tests.golden.cases import Variant
+from tests.golden.through_objective import Step, aggregated
+
+
+def _named_mask(v: Variant, setting: str) -> torch.Tensor:
+    """Everything where the case names none."""
+    name = v.option(setting)
+    return torch.ones_like(v.mask()) if name is None else v.mask(name.removeprefix("in."))
 
 
 def ppo_loss(v: Variant) -> dict[str, Any]:
-    everything = torch.ones_like(v.mask())
-    mask = v.mask() if v.option("padding_masks") else everything
-    value_mask = v.mask("value_mask") if v.option("value_padding_masks") else everything
-    policy = ppo_clip(
-        v["log_probs"],
-        proximal_logprobs_BT=v["old_log_probs"],
-        advantages_BT=v["advantages"],
-        loss_mask_BT=mask,
-        epsilon_low=v.option("epsilon"),
-        epsilon_high=v.option("epsilon"),
-    )
+    mask, value_mask = _named_mask(v, "padding_masks"), _named_mask(v, "value_padding_masks")
+    epsilon, aggregation = v.option("epsilon", 0.1), {"name": "token_mean"}
+    policy = {"name": "ppo_clip", "epsilon_low": epsilon, "epsilon_high": epsilon}
+    step = Step(policy_BT=v["log_probs"], old_BT=v["old_log_probs"], advantages_BT=v["advantages"], mask=mask)
     value = value_clip(
         v["values"],
         old_values_BT=v["old_values"],
         returns_BT=v["returns"],
         loss_mask_BT=value_mask,
-        clip_range=v.option("value_clip_range"),
+        clip_range=v.option("value_clip_range", 0.2),
     )
-    policy_loss = aggregate(policy.losses_BT, weights_BT=token_mean(mask))
-    value_loss = aggregate(value.losses_BT, weights_BT=token_mean(value_mask))
+    policy_loss = step.loss({"policy_loss": policy, "aggregation": aggregation})
+    value_loss = aggregated(value.losses_BT, aggregation, value_mask)
+    everything = torch.ones_like(mask)
+    ratio = masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=everything)
     return {
-        "loss": policy_loss + v.option("value_coeff") * value_loss,
+        "loss": policy_loss + v.option("value_coeff", 0.1) * value_loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
-        "ratios": masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=everything)
-        .exp()
-        .mean(),
-        "clipfrac": masks.masked_mean(policy.clipped_BT.double(), loss_mask_BT=mask),
+        "ratios": ratio.exp().mean(),
+        "clipfrac": masks.masked_mean(step.tokens(policy).clipped_BT.double(), loss_mask_BT=mask),
     }
 
 
@@ -97,6 +95,7 @@ def truncate(v: Variant) -> dict[str, Any]:
 
 
 def penalty_mask(v: Variant) -> dict[str, Any]:
+    v.only("padding_masks", "from truncate")
     _, padding = sequences.truncate_at_stop(v["sequences"], stop_tokens=v["stop_tokens"], fill=0)
     mask = sequences.penalty_mask(
         padding,
@@ -132,7 +131,7 @@ def _whiten(x: torch.Tensor, mask: torch.Tensor, *, center: bool) -> torch.Tenso
 
 
 ADAPTERS = {
-    "torchtune.rlhf.loss.PPOLoss": ppo_loss,
+    "PPOLoss": ppo_loss,
     "rlhf.estimate_advantages": estimate_advantages,
     "rlhf.whiten": whiten,
     "rlhf.masked_mean": masked_mean,

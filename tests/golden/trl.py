@@ -1,28 +1,29 @@
 """TRL 1.16.0: GRPOTrainer's loss, advantages, importance sampling, and its forward pass."""
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, aggregation, kl, losses, masks, ratios
-from learner.algorithms.filters import high_entropy_tokens
+from learner.algorithms import advantages, masks, ratios
 from learner.algorithms.logprobs import entropies, token_logprobs
 from learner.algorithms.sequence_losses import vespo_weights
-from learner.algorithms.surrogates import TokenLosses
-from tests.golden.cases import Unsupported, Variant
+from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.models import load_model
+from tests.golden.through_objective import Step
+
+_LOWEST_LOG_WEIGHT = math.log(1e-8)
 
 
 def compute_loss(v: Variant) -> dict[str, Any]:
     if "prompt_ids" in v:
         return end_to_end_loss(v)
     return loss_of(
+        v,
         v["log_probs"],
-        config=v.config,
         mask=v.mask(),
-        advantages_BT=_per_token(v["advantages"], v.mask()),
+        advantages=v["advantages"],
         old_BT=v["old_log_probs"] if v.option("old_per_token_logps", True) else v["log_probs"].detach(),
         reference_BT=v["ref_log_probs"],
         entropy_BT=v["entropy"],
@@ -33,11 +34,11 @@ def compute_loss(v: Variant) -> dict[str, Any]:
 
 
 def loss_of(
+    v: Variant,
     policy_BT: Tensor,
     *,
-    config: Mapping[str, Any],
     mask: Tensor,
-    advantages_BT: Tensor,
+    advantages: Tensor,
     old_BT: Tensor,
     reference_BT: Tensor,
     entropy_BT: Tensor,
@@ -45,120 +46,139 @@ def loss_of(
     weights_BT: Tensor | None,
     num_tokens: float,
 ) -> dict[str, Any]:
-    given = {"advantages_BT": advantages_BT, "loss_mask_BT": mask}
-    token, metrics = _policy_loss(policy_BT, config, given | {"proximal_logprobs_BT": old_BT}, weights_BT)
-    per_token = token.losses_BT
-    if config.get("top_entropy_quantile", 1.0) < 1:
-        chosen = high_entropy_tokens(entropy_BT, loss_mask_NT=mask, share=config["top_entropy_quantile"])
-        per_token = masks.masked(per_token, loss_mask_BT=chosen.gradient_NT)
-    if config.get("off_policy_mask_threshold") is not None:
-        sampled_BT = old_BT if rollout_BT is None else rollout_BT
-        keep = ratios.opsm(
-            policy_BT, rollout_logprobs_BT=sampled_BT, **given, delta=config["off_policy_mask_threshold"]
-        )
-        per_token = per_token * keep
-    if config.get("use_vllm") and config.get("vllm_importance_sampling_correction") and config["loss_type"] != "vespo":
-        per_token = per_token * weights_BT
-    if config["beta"]:
-        estimate = _kl(policy_BT, config, {"other_logprobs_BT": reference_BT, "loss_mask_BT": mask}, old_BT)
-        per_token = per_token + config["beta"] * estimate
-        unweighted = _kl(policy_BT, config, {"other_logprobs_BT": reference_BT, "loss_mask_BT": mask}, old_BT)
-        metrics["metric.kl"] = masks.masked_mean(unweighted, loss_mask_BT=mask)
-    loss = aggregation.aggregate(per_token, weights_BT=_weights(config, mask, num_tokens))
+    v.only("use_adaptive_entropy", False)
+    policy_loss, kind = _policy_loss(v), v.option("loss_type")
+    sampled_BT = old_BT if rollout_BT is None else torch.where(rollout_BT.isnan(), policy_BT.detach(), rollout_BT)
+    if kind == "vespo":
+        # log μ is log π_old less the log of the importance ratio that the trainer was given.
+        sampled_BT = old_BT if weights_BT is None else old_BT - weights_BT.log()
+    is_weighted = v.option("use_vllm") and v.option("vllm_importance_sampling_correction") and kind != "vespo"
+    v.without_effect("use_vllm", "vllm_importance_sampling_correction")
+    step = Step(
+        policy_BT=policy_BT,
+        old_BT=old_BT,
+        advantages_BT=_per_token(advantages, mask),
+        mask=mask,
+        reference_BT=reference_BT if v.option("beta") else None,
+        rollout_BT=sampled_BT,
+        entropies_BT=entropy_BT.detach(),
+    )
+    algorithm = _algorithm(v, policy_loss, mask)
+    scale = 1 / num_tokens if kind in ("dapo", "cispo", "vespo") else 1.0
+    is_biased = v.option("beta") and v.option("use_bias_correction_kl", True)
+    v.without_effect("use_bias_correction_kl")
+    if is_biased and v.option("importance_sampling_level") == "sequence":
+        raise Unsupported("parameter use_bias_correction_kl with one ratio per sequence")
+    weights_BT = weights_BT if is_weighted else None
+    loss = scale * step.loss(algorithm, weights_BT=weights_BT, kl_ratio_gradient=bool(is_biased))
+    metrics = _metrics(v, step, policy_loss, advantages=advantages)
     metrics["metric.entropy"] = masks.masked_mean(entropy_BT, loss_mask_BT=mask)
-    if config.get("entropy_coef"):
+    if v.option("_entropy_bonus_enabled", bool(v.option("entropy_coef", 0.0))):
         metrics["metric.policy_loss"] = loss
-        loss = loss - config["entropy_coef"] * aggregation.aggregate(
-            entropy_BT, weights_BT=aggregation.token_mean(mask)
-        )
+        acts_BT = step.chosen(algorithm.get("filters", ())).gradient_NT
+        loss = loss - v.option("entropy_coef") * masks.masked_mean(entropy_BT, loss_mask_BT=acts_BT)
     return metrics | {"loss": loss}
 
 
-def _policy_loss(
-    policy_BT: Tensor, config: Mapping[str, Any], given: dict[str, Tensor], weights_BT: Tensor | None
-) -> tuple[TokenLosses, dict[str, Any]]:
-    kind = config["loss_type"]
-    old_BT, mask = given["proximal_logprobs_BT"], given["loss_mask_BT"]
-    if kind == "cispo":
-        token = losses.cispo(policy_BT, **given, epsilon_max=config["epsilon_high"])
-        counted = token.clipped_high_BT & (given["advantages_BT"] > 0)
-        return token, {"metric.cispo_clip_ratio": masks.masked_mean(counted.double(), loss_mask_BT=mask)}
-    if kind == "sapo":
-        taus = {"tau_positive": config["sapo_temperature_pos"], "tau_negative": config["sapo_temperature_neg"]}
-        return TokenLosses(losses.sapo(policy_BT, **given, **taus)), {}
-    if kind == "vespo":
-        return _vespo(policy_BT, config, given, weights_BT)
+def _policy_loss(v: Variant) -> dict[str, Any]:
+    kind, level = v.option("loss_type"), v.option("importance_sampling_level")
     bounds = {
-        "epsilon_low": config["epsilon_low"],
-        "epsilon_high": config["epsilon_high"],
-        "delta": config.get("delta"),
+        "epsilon_low": v.option("epsilon_low"),
+        "epsilon_high": v.option("epsilon_high"),
+        "delta": v.option("delta"),
     }
-    is_sequence = config["importance_sampling_level"] == "sequence"
-    token = (losses.gspo if is_sequence else losses.ppo_clip)(policy_BT, **given, **bounds)
-    ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=mask)
-    if is_sequence:
-        ratio = masks.masked_mean(ratio, loss_mask_BT=mask, dim=1)[:, None]
-    return token, _clip_ratios(ratio.exp(), given["advantages_BT"], mask, bounds, is_sequence=is_sequence)
-
-
-def _clip_ratios(
-    ratio: Tensor, A: Tensor, mask: Tensor, bounds: dict[str, Any], *, is_sequence: bool
-) -> dict[str, Tensor]:
-    """Counts by the sign of the advantage; under a sequence ratio the mean is over rows."""
-    if is_sequence and bool((A[:, :1] != A)[mask].any()):
-        return {}
-    A, mask = (A[:, :1], torch.ones_like(A[:, :1], dtype=torch.bool)) if is_sequence else (A, mask)
-    ratio = ratio if bounds["delta"] is None else ratio.clamp(max=bounds["delta"])
-    low = (ratio < 1 - bounds["epsilon_low"]) & (A < 0)
-    high = (ratio > 1 + bounds["epsilon_high"]) & (A > 0)
-    return {
-        f"metric.clip_ratio/{name}_mean": masks.masked_mean(which.double(), loss_mask_BT=mask)
-        for name, which in (("low", low), ("high", high), ("region", low | high))
-    }
-
-
-def _vespo(
-    policy_BT: Tensor, config: Mapping[str, Any], given: dict[str, Tensor], weights_BT: Tensor | None
-) -> tuple[TokenLosses, dict[str, Any]]:
-    """log μ is log π_old less the log of the importance ratio that the trainer was given."""
-    old_BT, mask = given["proximal_logprobs_BT"], given["loss_mask_BT"]
-    rollout_BT = old_BT if weights_BT is None else old_BT - weights_BT.log()
-    inputs = {"rollout_logprobs_BT": rollout_BT, "advantages_BT": given["advantages_BT"], "loss_mask_BT": mask}
+    taus = {"tau_positive": v.option("sapo_temperature_pos"), "tau_negative": v.option("sapo_temperature_neg")}
     shape = {
-        f"{ours}_{sign}": config[f"vespo_{ours}_{sign[:3]}"]
+        f"{ours}_{sign}": v.option(f"vespo_{ours}_{sign[:3]}")
         for ours in ("k", "lambda")
         for sign in ("positive", "negative")
     }
-    phi = vespo_weights(policy_BT, **inputs, **shape)
-    is_per_row = bool((given["advantages_BT"] == given["advantages_BT"][:, :1]).all())
-    phi_mean = (
-        torch.where(mask.any(1), masks.masked_mean(phi, loss_mask_BT=mask, dim=1), 1).mean()
-        if is_per_row
-        else masks.masked_mean(phi, loss_mask_BT=mask)
+    if kind in ("cispo", "sapo") and level != "token":
+        raise Unsupported(f"parameter importance_sampling_level={level!r} with loss_type={kind!r}")
+    if kind == "cispo":
+        return {"name": "cispo", "epsilon_max": v.option("epsilon_high")}
+    if kind == "sapo":
+        return {"name": "sapo", **taus}
+    if kind == "vespo":
+        return {"name": "vespo", **shape, "log_ratio_clamp": 20.0, "log_weight_min": _LOWEST_LOG_WEIGHT}
+    return {"name": "gspo" if level == "sequence" else "ppo_clip", **bounds}
+
+
+def _algorithm(v: Variant, policy_loss: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+    """As a run would configure it, save that a loss divided by a number of tokens it cannot know is a sum here."""
+    kind, max_length = v.option("loss_type"), v.option("max_completion_length")
+    counted = {"empty_rows": "count"}
+    aggregation = {
+        "grpo": {"name": "sequence_mean", **counted},
+        "sapo": {"name": "sequence_mean", **counted},
+        "bnpo": {"name": "token_mean"},
+        "dr_grpo": {"name": "sequence_sum_over_length", "max_length": max_length, **counted},
+        "luspo": {"name": "sequence_sum_mean", **counted},
+    }.get(kind, {"name": "sum"})
+    algorithm = {
+        "policy_loss": policy_loss,
+        "aggregation": aggregation,
+        "kl": {"coefficient": v.option("beta"), "estimator": "k3"},
+    }
+    if (share := v.option("top_entropy_quantile", 1.0)) < 1:
+        if share <= 0:
+            raise Unsupported(f"parameter top_entropy_quantile={share}: TRL keeps the highest token, we keep none")
+        algorithm["filters"] = [{"name": "high_entropy_tokens", "share": share}]
+    if (delta := v.option("off_policy_mask_threshold")) is not None:
+        algorithm["corrections"] = [{"name": "opsm", "delta": delta}]
+    return algorithm
+
+
+def _metrics(v: Variant, step: Step, policy_loss: dict[str, Any], *, advantages: Tensor) -> dict[str, Any]:
+    kind, mask, metrics = v.option("loss_type"), step.mask, {}
+    if step.reference_BT is not None:
+        estimate = step.kl(ratio_gradient=v.option("use_bias_correction_kl", True))
+        metrics["metric.kl"] = masks.masked_mean(estimate, loss_mask_BT=mask)
+    if kind == "cispo":
+        counted = step.tokens(policy_loss).clipped_high_BT & (step.advantages_BT > 0)
+        return metrics | {"metric.cispo_clip_ratio": masks.masked_mean(counted.double(), loss_mask_BT=mask)}
+    if kind == "vespo":
+        return metrics | {"metric.vespo/phi_seq_mean": _phi_mean(step, policy_loss, advantages=advantages)}
+    return metrics if kind == "sapo" else metrics | _clip_ratios(v, step, advantages=advantages)
+
+
+def _phi_mean(step: Step, policy_loss: dict[str, Any], *, advantages: Tensor) -> Tensor:
+    """Over rows where advantages are one per row, else over tokens. TRL gives a row with nothing unmasked the weight of ratio 1."""
+    shape = {name: value for name, value in policy_loss.items() if name != "name"}
+    phi = vespo_weights(
+        step.policy_BT,
+        rollout_logprobs_BT=step.rollout_BT,
+        advantages_BT=step.advantages_BT,
+        loss_mask_BT=step.mask,
+        **shape,
     )
-    return TokenLosses(losses.vespo(policy_BT, **inputs, **shape)), {"metric.vespo/phi_seq_mean": phi_mean}
+    if advantages.dim() == 2:
+        return masks.masked_mean(phi, loss_mask_BT=step.mask)
+    return torch.where(step.mask.any(1), masks.masked_mean(phi, loss_mask_BT=step.mask, dim=1), 1).mean()
 
 
-def _kl(policy_BT: Tensor, config: Mapping[str, Any], given: dict[str, Tensor], old_BT: Tensor) -> Tensor:
-    if config.get("use_bias_correction_kl", True):
-        return kl.unbiased(policy_BT, **given, proximal_logprobs_BT=old_BT, ratio_gradient=True)
-    return kl.k3(policy_BT, **given)
+def _clip_ratios(v: Variant, step: Step, *, advantages: Tensor) -> dict[str, Any]:
+    """Counts by the sign of the advantage; where ratio and advantage are one per row, the mean is over rows."""
+    is_sequence, mask = v.option("importance_sampling_level") == "sequence", step.mask
+    ratio = masks.log_ratio(step.policy_BT, denominator_BT=step.old_BT, loss_mask_BT=mask)
+    if is_sequence:
+        ratio = masks.masked_mean(ratio, loss_mask_BT=mask, dim=1)[:, None]
+    ratio = ratio.exp() if v.option("delta") is None else ratio.exp().clamp(max=v.option("delta"))
+    A = advantages[:, None] if advantages.dim() == 1 else advantages
+    low = (ratio < 1 - v.option("epsilon_low")) & (A < 0)
+    high = (ratio > 1 + v.option("epsilon_high")) & (A > 0)
+    counted = torch.ones_like(low) if low.shape[1] == 1 and is_sequence else mask
+    rows = counted.any(1)
 
+    def mean(which: Tensor, *, dim: int | None = None) -> Tensor:
+        return masks.masked_mean(which.double(), loss_mask_BT=counted, dim=dim)
 
-def _weights(config: Mapping[str, Any], mask: Tensor, num_tokens: float) -> Tensor:
-    kind = config["loss_type"]
-    if kind in ("grpo", "sapo"):
-        return aggregation.sequence_mean(mask, empty_rows="count")
-    if kind == "bnpo":
-        return aggregation.token_mean(mask)
-    if kind == "dr_grpo":
-        return aggregation.sequence_sum_over_length(mask, max_length=config["max_completion_length"])
-    if kind == "luspo":
-        return aggregation.sequence_sum_mean(mask, empty_rows="count")
-    if kind in ("dapo", "cispo", "vespo"):
-        # Tokens of the whole generation batch, of which these rows may be a part.
-        return aggregation.sum(mask) / num_tokens
-    raise Unsupported(f"loss_type {kind}")
+    named = (("low", low), ("high", high), ("region", low | high))
+    result: dict[str, Any] = {f"metric.clip_ratio/{name}_mean": mean(which) for name, which in named}
+    nothing = torch.tensor([torch.nan])
+    result["metric.clip_ratio/low_min"] = (mean(low, dim=1)[rows] if rows.any() else nothing).min()
+    result["metric.clip_ratio/high_max"] = (mean(high, dim=1)[rows] if rows.any() else nothing).max()
+    return result
 
 
 def _per_token(advantages_B: Tensor, mask: Tensor) -> Tensor:
@@ -190,10 +210,10 @@ def end_to_end_loss(v: Variant) -> dict[str, Any]:
     policy_BT, entropy_BT, model = _forward(v)
     mask = v.mask("completion_mask")
     result = loss_of(
+        v,
         policy_BT,
-        config=v.config,
         mask=mask,
-        advantages_BT=_per_token(v["advantages"], mask),
+        advantages=v["advantages"],
         old_BT=v["old_log_probs"],
         reference_BT=v["ref_log_probs"],
         entropy_BT=entropy_BT.detach(),
@@ -210,10 +230,16 @@ def end_to_end_loss(v: Variant) -> dict[str, Any]:
     }
 
 
+_ZERO_STD = Uncompared(
+    "counts spreads below 1e-8, where rounding decides; ours are `groups_without_variance`, by max == min"
+)
+_OF_COMPONENTS = Uncompared("of the weighted sum of normalised components; ours are of the reward")
+
+
 def group_advantages(v: Variant) -> dict[str, Any]:
     """Rewards of several functions, NaN where one returned None; groups are runs of num_generations rows."""
     rewards_NK, weights = v["rewards_per_func"], v.option("reward_weights")
-    size = int(v["num_generations"])
+    size, scale = int(v["num_generations"]), v.option("scale_rewards")
     group_index_N = torch.arange(len(rewards_NK)) // size
     if v.option("multi_objective_aggregation") == "normalize_then_sum":
         if rewards_NK.isnan().any():
@@ -225,12 +251,11 @@ def group_advantages(v: Variant) -> dict[str, Any]:
             epsilon=1e-4,
             zero_variance="rounding",
         )
-        return {"advantages": result}
+        return {"advantages": result} | {name: _OF_COMPONENTS for name in v.wanted if name.startswith("metric.")}
     # A trajectory without any reward is no part of its group, and gets no advantage.
     has_reward_N = ~rewards_NK.isnan().all(1)
     rewards_N = (rewards_NK * torch.tensor(weights)).nansum(1)[has_reward_N]
     group_index_N = group_index_N[has_reward_N]
-    scale = v.option("scale_rewards")
     if scale == "group":
         result = advantages.over_groups(
             advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-4, zero_variance="rounding"
@@ -240,7 +265,12 @@ def group_advantages(v: Variant) -> dict[str, Any]:
     else:
         result = advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
     advantages_N = result.new_zeros(len(rewards_NK)).masked_scatter(has_reward_N, result)
-    return {"advantages": advantages_N, "metric.reward": rewards_N.mean()}
+    return {
+        "advantages": advantages_N,
+        "metric.reward": rewards_N.mean(),
+        "metric.reward_std": rewards_N.std(),
+        "metric.frac_reward_zero_std": _ZERO_STD,
+    }
 
 
 def importance_sampling_ratio(v: Variant) -> dict[str, Any]:
@@ -254,13 +284,20 @@ def importance_sampling_ratio(v: Variant) -> dict[str, Any]:
         weights = ratios.tis(old_BT, **given, floor=low, cap=high)
     else:
         weights = ratios.icepop(old_BT, **given, low=low, high=high)
-    if level == "token":
-        return {"importance_sampling_ratio": torch.where(mask, weights, torch.ones_like(weights))}
-    return {"importance_sampling_ratio": weights.amax(1, keepdim=True)}
+    gap = (old_BT - v["sampling_log_probs"]).abs()[mask & ~v["sampling_log_probs"].isnan()]
+    result = torch.where(mask, weights, torch.ones_like(weights)) if level == "token" else weights.amax(1, keepdim=True)
+    counted = weights[mask] if level == "token" else result.flatten()
+    return {
+        "importance_sampling_ratio": result,
+        "metric.sampling/sampling_logp_difference/mean": gap.mean(),
+        "metric.sampling/sampling_logp_difference/max": gap.max(),
+        "metric.sampling/importance_sampling_ratio/min": counted.min(),
+        "metric.sampling/importance_sampling_ratio/mean": counted.mean(),
+        "metric.sampling/importance_sampling_ratio/max": counted.max(),
+    }
 
 
 ADAPTERS = {
-    "trl.GRPOTrainer._compute_loss": compute_loss,
     "GRPOTrainer._compute_loss": compute_loss,
     "GRPOTrainer._get_per_token_logps_and_entropies": forward,
     "GRPOTrainer._generate_and_score_completions -> advantages": group_advantages,

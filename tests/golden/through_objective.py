@@ -1,0 +1,158 @@
+"""A peer's loss by the road that a run takes: parts named in config, a batch, `Objective.prepare`, `Objective.loss`.
+
+What no configuration says (weights that a case gives as numbers) or a run refuses (a log-prob that is not finite where it counts) goes
+through the same parts by hand.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.plugins import Plugin
+from learner.algorithms import kl
+from learner.algorithms.aggregation import aggregate
+from learner.algorithms.batch import BatchTensors
+from learner.algorithms.filters import Selection
+from learner.algorithms.injection import Variant
+from learner.algorithms.masks import masked
+from learner.algorithms.objective import Objective
+from learner.algorithms.surrogates import TokenLosses
+
+Plugins = Mapping[str, Any]
+"""An algorithm section, or one variant of it, as a run file would say it."""
+
+
+def as_given(token_rewards_NT: Tensor) -> Tensor:
+    """The advantages that a case states travel as rewards per token."""
+    return token_rewards_NT
+
+
+def aggregated(losses_BT: Tensor, aggregation: Plugins, mask: Tensor) -> Tensor:
+    """Σ w·l with the named aggregation's weights."""
+    return aggregate(losses_BT, weights_BT=_variant(aggregation, "aggregation").with_given({"loss_mask_NT": mask}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one optimizer step sees."""
+
+    policy_BT: Tensor
+    old_BT: Tensor
+    advantages_BT: Tensor
+    mask: Tensor
+    rollout_BT: Tensor | None = None
+    """None: the old policy sampled."""
+    reference_BT: Tensor | None = None
+    entropies_BT: Tensor | None = None
+
+    def tokens(self, policy_loss: Plugins, **more: Tensor) -> TokenLosses:
+        """The named loss per token, its parameters checked and bound as a run's are."""
+        result = _variant(policy_loss, "policy_loss").with_given(self._supply() | more)
+        return result if isinstance(result, TokenLosses) else TokenLosses(result)
+
+    def correction(self, corrections: Sequence[Plugins]) -> Tensor:
+        """Product of the named corrections."""
+        weights_BT = torch.ones_like(self.policy_BT)
+        for each in corrections:
+            weights_BT = weights_BT * _variant(each, "corrections").with_given(self._supply())
+        return weights_BT
+
+    def chosen(self, filters: Sequence[Plugins]) -> Selection:
+        """Tokens with a policy gradient, tokens of the denominator."""
+        gradient_BT = denominator_BT = self.mask
+        for each in filters:
+            found = _variant(each, "filters").with_given({"entropies_NT": self.entropies_BT, "loss_mask_NT": self.mask})
+            gradient_BT, denominator_BT = gradient_BT & found.gradient_NT, denominator_BT & found.denominator_NT
+        return Selection(gradient_BT, denominator_BT)
+
+    def loss(self, algorithm: Plugins, *, weights_BT: Tensor | None = None, kl_ratio_gradient: bool = False) -> Tensor:
+        """Of the policy, and of the KL to the reference where `algorithm` has one. `weights_BT` come on top of its corrections."""
+        is_said = weights_BT is None and not kl_ratio_gradient and "cov" not in algorithm["policy_loss"]["name"]
+        if is_said and self._can_be_carried():
+            return self._by_objective(algorithm)
+        selection = self.chosen(algorithm.get("filters", ()))
+        losses_BT = masked(self.tokens(algorithm["policy_loss"]).losses_BT, loss_mask_BT=selection.gradient_NT)
+        losses_BT = losses_BT * self.correction(algorithm.get("corrections", ()))
+        losses_BT = losses_BT if weights_BT is None else losses_BT * weights_BT
+        if self.reference_BT is not None:
+            estimate_BT = self.kl(
+                log_ratio_clamp=algorithm["kl"].get("log_ratio_clamp"), ratio_gradient=kl_ratio_gradient
+            )
+            losses_BT = losses_BT + algorithm["kl"]["coefficient"] * estimate_BT
+        return aggregated(losses_BT, algorithm["aggregation"], selection.denominator_NT)
+
+    def kl(self, *, log_ratio_clamp: float | None = None, ratio_gradient: bool = False) -> Tensor:
+        """k3 to the reference; with `ratio_gradient` times the ratio, through which gradients flow too."""
+        given = {"other_logprobs_BT": self.reference_BT, "loss_mask_BT": self.mask, "log_ratio_clamp": log_ratio_clamp}
+        if ratio_gradient:
+            return kl.unbiased(self.policy_BT, **given, proximal_logprobs_BT=self.old_BT, ratio_gradient=True)
+        return kl.k3(self.policy_BT, **given)
+
+    def _supply(self) -> dict[str, Tensor | None]:
+        return {
+            "policy_logprobs_BT": self.policy_BT,
+            "proximal_logprobs_BT": self.old_BT,
+            "rollout_logprobs_BT": self.old_BT if self.rollout_BT is None else self.rollout_BT,
+            "advantages_BT": self.advantages_BT,
+            "loss_mask_BT": self.mask,
+            **self._covariances(),
+        }
+
+    def _covariances(self) -> dict[str, Tensor]:
+        """Under the present policy; an objective takes them at the start of the step, so these losses go by hand."""
+        from learner.algorithms.losses import covariances
+
+        found_BT = covariances(self.policy_BT.detach(), advantages_NT=self.advantages_BT, loss_mask_NT=self.mask)
+        return {"covariances_BT": found_BT, "batch_covariances_M": found_BT[self.mask]}
+
+    def _can_be_carried(self) -> bool:
+        """True where a run would take these rows: one dtype, and all finite where it counts."""
+        every = (self.policy_BT, self.old_BT, self.advantages_BT, self.rollout_BT, self.reference_BT, self.entropies_BT)
+        given = [x_BT for x_BT in every if x_BT is not None]
+        is_finite = all(bool(torch.isfinite(x_BT[self.mask]).all()) for x_BT in given)
+        return bool(self.mask.any()) and is_finite and len({x_BT.dtype for x_BT in given}) == 1
+
+    def _by_objective(self, algorithm: Plugins) -> Tensor:
+        """Rows with nothing unmasked are not in the batch; where the aggregation counts them they are put into its mean here."""
+        rows = self.mask.any(1)
+        given = {"advantage": f"{__name__}:as_given", "proximal": "recompute"} | dict(algorithm)
+        objective = Objective.from_config(AlgorithmConfig.model_validate(given))
+        loss = objective.loss(
+            objective.prepare(self._batch(rows)),
+            policy_logprobs_BT=self.policy_BT[rows],
+            entropies_BT=None if self.entropies_BT is None else self.entropies_BT[rows],
+        ).loss
+        is_counted = algorithm["aggregation"].get("empty_rows") == "count"
+        return loss * (rows.double().mean().item() if is_counted else 1.0)
+
+    def _batch(self, rows: Tensor) -> BatchTensors:
+        num_rows, width = int(rows.sum()), self.mask.shape[1]
+        sampled_BT = self.old_BT if self.rollout_BT is None else self.rollout_BT
+
+        def cut(x_BT: Tensor | None) -> Tensor | None:
+            return None if x_BT is None else x_BT.detach()[rows]
+
+        return BatchTensors(
+            loss_mask_NT=self.mask[rows],
+            rollout_logprobs_NT=sampled_BT.detach()[rows],
+            policy_versions_NT=torch.zeros(num_rows, width, dtype=torch.int64),
+            rewards_N=torch.zeros(num_rows, dtype=self.policy_BT.dtype),
+            group_index_N=torch.arange(num_rows),
+            truncated_N=torch.zeros(num_rows, dtype=torch.bool),
+            completion_lengths_N=torch.full((num_rows,), width),
+            trajectory_ids=[str(row) for row in range(num_rows)],
+            group_ids=[str(row) for row in range(num_rows)],
+            current_version=0,
+            reference_logprobs_NT=cut(self.reference_BT),
+            proximal_logprobs_NT=cut(self.old_BT),
+            entropies_NT=cut(self.entropies_BT),
+            token_rewards_NT=torch.where(self.mask, self.advantages_BT.detach(), 0)[rows],
+        )
+
+
+def _variant(plugin: Plugins, field: str) -> Variant:
+    return Variant.from_plugin(Plugin.model_validate(plugin), field=field)
