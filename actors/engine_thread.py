@@ -145,7 +145,7 @@ class EngineThread:
         self._commands.put(lambda engine: self._refuse(engine, error))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forgets the requests; once that is done, their sinks are not called any more. Those that have ended are ignored."""
+        """Forgets the requests, soon: until then their sinks may be called. Those that have ended are ignored."""
         if request_ids:
             self._commands.put(_Abort(request_ids))
 
@@ -176,10 +176,12 @@ class EngineThread:
         command = self._commands.get()
         if command is None:
             raise WorkerError("the engine was stopped")
-        if isinstance(command, _Abort):
-            self._abort(engine, command.request_ids)
-        else:
+        if not isinstance(command, _Abort):
             self._obey_in_turn(engine, command)
+            return
+        self._abort(engine, command.request_ids)
+        if self._held:  # what it aborts may still be waiting there
+            self._held.append(lambda engine: self._abort(engine, command.request_ids))
 
     def _obey_held(self, engine: Engine) -> None:
         held, self._held = self._held, []

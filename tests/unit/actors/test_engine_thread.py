@@ -72,6 +72,29 @@ def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weig
     thread.stop()
 
 
+def test_requests_given_up_while_they_wait_behind_an_update_never_run():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="finish")
+    first: Future[Completion | WeightsError] = Future()
+    requests = {
+        name: EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        for name in ("first", "second")
+    }
+
+    def submit_and_give_up() -> None:
+        thread.update(update(2))
+        thread.submit([requests["second"]], lambda request_id, result: None)
+        thread.abort(["second"])
+
+    engine.at_step = {1: submit_and_give_up}
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.submit([requests["first"]], lambda request_id, result: first.set_result(result))
+    assert first.result(timeout=5).policy_versions == [1] * 4
+    thread.update(update(3)).result(timeout=5)
+    assert not any("second" in running for running in engine.compositions)
+    thread.stop()
+
+
 def test_abort_and_resume_keeps_tokens_and_samples_the_rest_anew():
     completion, _, engine = sampled(on_update="abort_and_resume", new=update(2))
     assert engine.added[-1].kept == Completion(
