@@ -274,6 +274,7 @@ class Dispatcher:
                 ticket = office.ticket(index, policy_version=buffer.version)
                 self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="cut")
             self._retries = [ticket for ticket in self._retries if ticket.index not in cut]
+            self._wake.set()
             for worker in self._workers:
                 if tickets := [worker.under_way[index] for index in cut if index in worker.under_way]:
                     self._spawn(self._stop(worker, tickets))
