@@ -5,6 +5,7 @@ Nothing is lost by a death: the ranks go back to their last checkpoint and are f
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -134,7 +135,8 @@ class LearnerGroup:
 
     async def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""
-        await self._all("export", directory)
+        async with self._turn:
+            await self._all("export", directory)
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -189,7 +191,9 @@ class LearnerGroup:
         ranks, self._ranks = self._ranks, []
         # What a rank could not fetch is there again once it is read from the record: for the ranks that is an error like any.
         error = WorkerError(str(error)) if isinstance(error, LostError) else error
-        failed = next((rank for rank in ranks if rank.name in str(error) or rank.is_hung), ranks[0] if ranks else None)
+        # Whole words: learner-1 is no part of learner-10.
+        named = set(re.findall(r"[\w-]+", str(error)))
+        failed = next((rank for rank in ranks if rank.name in named or rank.is_hung), ranks[0] if ranks else None)
         await asyncio.gather(*(rank.kill() for rank in ranks))
         spec = failed.spec if failed else self._specs[0]
         await self._supervisor.handle(spec, error, actor=failed)

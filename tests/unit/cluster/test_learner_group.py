@@ -184,11 +184,6 @@ async def test_a_death_while_saving_saves_again():
 
 
 async def test_a_full_disk_while_saving_is_an_event_and_the_run_goes_on():
-    scene = Scene(("save", 1, CheckpointError("checkpoint was not saved: No space left on device")))
-    await scene.group.start()
-    await scene.learn(2)
-    await scene.group.save(None)
-    assert scene.events.kinds() == []
     scene = Scene(("save", 2, CheckpointError("checkpoint was not saved: No space left on device")))
     await scene.group.start()
     await scene.learn(2)
@@ -224,3 +219,10 @@ async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again
     ((stats, summaries),) = await scene.group.restore()
     assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [group_summary(0)]
     assert scene.learned == [("group 0",), ("group 0",)]
+
+
+async def test_the_rank_that_an_error_names_is_the_one_that_failed():
+    scene = Scene(("update", 0, WorkerError("learner-10 died in 'update': killed")), num_ranks=11)
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
