@@ -7,6 +7,7 @@ is faster. Everything is summed in float32 (float64 for float64 inputs) whatever
 Shapes: C completion positions, H hidden size, V vocabulary.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,25 +195,29 @@ def _matmul_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_cuda else _sum_dtype(x)
 
 
-def _can_fuse(hidden_CH: Tensor, *, head: Head, bias_V: Tensor | None, entropies: bool) -> bool:
-    """Whether cut-cross-entropy computes the same. Not yet run on hardware.
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
-    Liger's fused linear cross-entropy is left out on purpose: it makes gradients in forward for one common upstream gradient, and
-    a policy loss has another one for each token.
+
+def _can_fuse(hidden_CH: Tensor, *, head: Head, bias_V: Tensor | None, entropies: bool) -> bool:
+    """Whether cut-cross-entropy computes the same, and is there. Not yet run on hardware.
+
+    It can scale logits only by scaling its half-precision inputs, which rounds them: such heads, and no positions, stay here. Liger's
+    fused linear cross-entropy is left out on purpose: it makes gradients in forward for one common upstream gradient, and a policy
+    loss has another one for each token.
     """
-    if not hidden_CH.is_cuda or hidden_CH.dtype == torch.float64 or entropies or bias_V is not None:
+    if not _is_on_gpu(hidden_CH) or hidden_CH.dtype not in (torch.bfloat16, torch.float16) or hidden_CH.shape[0] == 0:
+        return False
+    if entropies or bias_V is not None or head.scale != head.temperature:
         return False
     if head.soft_cap is not None and head.temperature != 1.0:
         return False
-    try:
-        import cut_cross_entropy  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("cut_cross_entropy") is not None
 
 
 def _fused(hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, *, head: Head) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
 
-    scaled_CH = hidden_CH * (head.scale / head.temperature)
-    return -linear_cross_entropy(scaled_CH, weight_VH, targets_C, softcap=head.soft_cap, reduction="none").float()
+    # Its default leaves out small gradients.
+    exact = {"impl": "cce_exact", "reduction": "none"}
+    return -linear_cross_entropy(hidden_CH, weight_VH, targets_C, softcap=head.soft_cap, **exact).float()

@@ -1,6 +1,10 @@
 """C positions, H hidden size, V vocabulary."""
 
 import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +111,70 @@ def test_extreme_logits_stay_finite(layout: str):
     (logprobs_C.sum() + entropies_C.sum()).backward()
     assert logprobs_C.tolist() == [0.0, -2e4] and entropies_C.tolist() == [0.0, 0.0]
     assert hidden_CH.grad is not None and hidden_CH.grad.isfinite().all()
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A stand-in for cut-cross-entropy on CPU tensors that are taken for a GPU's; the options of each of its calls."""
+    calls: list[dict[str, Any]] = []
+
+    def linear_cross_entropy(
+        hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, *, softcap: float | None, **options: Any
+    ) -> Tensor:
+        calls.append(options)
+        return -_dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head(soft_cap=softcap))[0]
+
+    module = ModuleType("cut_cross_entropy")
+    module.__spec__ = ModuleSpec("cut_cross_entropy", None)
+    module.linear_cross_entropy = linear_cross_entropy  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "cut_cross_entropy", module)
+    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
+    return calls
+
+
+@pytest.mark.parametrize("head", [Head(), Head(soft_cap=2.0), Head(scale=0.5, temperature=0.5)])
+def test_the_fused_kernel_is_taken_where_it_is_exact_and_asked_for_exact_gradients(fused: list[Any], head: Head):
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
+    hidden_CH, weight_VH = hidden_CH.requires_grad_(), weight_VH.requires_grad_()
+    logprobs_C, entropies_C = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head)
+    assert fused == [{"impl": "cce_exact", "reduction": "none"}] and entropies_C is None
+    expected_C, _ = _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, head)
+    assert_close(logprobs_C, expected_C)
+    found = torch.autograd.grad(logprobs_C.sum(), (hidden_CH, weight_VH))
+    for gradient, expected in zip(found, torch.autograd.grad(expected_C.sum(), (hidden_CH, weight_VH)), strict=True):
+        assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        (Head(temperature=0.7), {}),
+        (Head(scale=0.25), {}),
+        (Head(soft_cap=2.0, temperature=0.5, scale=0.5), {}),
+        (Head(), {"entropies": True}),
+        (Head(), {"dtype": torch.float32}),
+        (Head(), {"bias": True}),
+        (Head(), {"num_positions": 0}),
+    ],
+    ids=["temperature", "scale", "cap-and-temperature", "entropies", "float32", "bias", "no-positions"],
+)
+def test_the_fused_kernel_is_left_where_it_is_not(fused: list[Any], head: Head, options: dict[str, Any]):
+    dtype, bias = options.get("dtype", torch.bfloat16), options.get("bias", False)
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs(dtype=dtype, bias=bias)
+    chosen = slice(options.get("num_positions"))
+    selected_logprobs(
+        hidden_CH[chosen],
+        weight_VH,
+        targets_C[chosen],
+        head=head,
+        bias_V=bias_V,
+        entropies=options.get("entropies", False),
+    )
+    assert fused == []
+
+
+def test_without_the_fused_kernel_a_gpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
+    logprobs_C, _ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=Head())
+    assert_close(logprobs_C, _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head())[0])
