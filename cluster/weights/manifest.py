@@ -185,7 +185,12 @@ def canary_tolerance(weights: WeightsConfig, model: ModelConfig) -> float:
 
 
 def check_canary(manifest: WeightManifest, measured: Sequence[float], *, tolerance: float, worker: str) -> float:
-    """The largest absolute error, in nats. Raises WeightsError when the mean one is above `tolerance`, or not a number."""
+    """The largest absolute error, in nats. Raises WeightsError when the mean one is above `tolerance`, or not a number.
+
+    It proves what the engine computes up to the tolerance, and no more: versions that differ by less, as the first steps of a
+    learning-rate warm-up may, pass for one another, and a part that stayed old shows once the difference has added up. Which
+    version's bytes were loaded is the digest's to say (`verify`); a worker attests both.
+    """
     expected = np.asarray(manifest.canary.logprobs, np.float64)
     errors = np.abs(np.asarray(measured, np.float64) - expected)
     mean, largest = float(errors.mean()), float(errors.max())
