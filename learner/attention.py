@@ -4,6 +4,10 @@ Registered with transformers under the name `treadwheel_packed`. A packed row is
 together. Queries and keys are gathered into a few buckets of like length, attended there, and put back: linear layers see no padding,
 attention sees little. `learner.packing` builds segments, `learner.model` proves for each model that packing changes nothing.
 
+Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
+than a segment, need a mask: on a GPU that is torch's memory-efficient kernel instead of flash attention, slower per token and saved by
+the prompts that are computed once. `model.attention: flash_attention_2` packs without sharing.
+
 Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
 """
 
@@ -137,6 +141,10 @@ def _attend(
 ) -> Tensor:
     """[S, A, Q, D]; causal without a mask."""
     grouped = key.shape[1] != query.shape[1]
+    if grouped and mask is not None and query.is_cuda:
+        # The kernel that takes masks knows no grouped heads: torch would fall back to one that makes every score.
+        key, value = _repeated(key, query), _repeated(value, query)
+        grouped = False
     if softcap is None:
         return F.scaled_dot_product_attention(
             query,
@@ -149,13 +157,18 @@ def _attend(
             enable_gqa=grouped,
         )
     if grouped:
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        key, value = _repeated(key, query), _repeated(value, query)
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = softcap * torch.tanh(scores / softcap)
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(value.dtype)
     return F.dropout(weights, dropout) @ value
+
+
+def _repeated(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with a head for each of the queries'."""
+    return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
 
 
 def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
