@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from learner.algorithms import baselines, controllers, filters, kl, ratios, streaming
+from learner.algorithms import baselines, candidates, controllers, filters, kl, ratios, streaming
 from learner.algorithms.injection import HOMES, SUPPLIED, docstring_sections, variants
 from learner.algorithms.presets import PRESETS
 from learner.algorithms.statistics import reported_names
@@ -109,6 +109,7 @@ def _others() -> str:
         controllers.AdaptiveKl,
         controllers.RunningMoments,
         streaming.StreamingGroups,
+        candidates.choose,
         ratios.approximate_proximal,
         ratios.normalise_weights,
         filters.group_weights,

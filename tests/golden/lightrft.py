@@ -7,10 +7,11 @@ from torch import Tensor
 
 from learner.algorithms import advantages, filters, kl, masks, shaping
 from learner.algorithms.controllers import RunningMoments
-from learner.algorithms.returns import cumulative_returns, gae, place_rewards
+from learner.algorithms.returns import cumulative_returns, gae
 from learner.algorithms.values import value_clip
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
+from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl
 from tests.golden.through_objective import Step, aggregated
 
 _AGGREGATION = {"name": "sequence_mean"}
@@ -77,14 +78,6 @@ def approx_kl(v: Variant) -> dict[str, Any]:
     return {"kl": estimate, "loss": estimate.sum()}
 
 
-def _reward(rewards_N: Tensor, kl_NT: Tensor, mask: Tensor, coefficient: float, clip_range: Any = None) -> Tensor:
-    """A negative coefficient is none; a row with nothing unmasked gets its reward in the last column."""
-    if clip_range:
-        rewards_N = shaping.reward_clip(rewards_N, low=clip_range[0], high=clip_range[1])
-    reach = mask | ~mask.any(1, keepdim=True)
-    return place_rewards(rewards_N, loss_mask_NT=reach) - max(coefficient, 0.0) * kl_NT
-
-
 def compute_reward(v: Variant) -> dict[str, Any]:
     """Called without a mask, the score stands on the column that the row's length names (for length 0 the last), whatever is there."""
     mask, clip_range = v.mask(), v.option("reward_clip_range")
@@ -94,7 +87,7 @@ def compute_reward(v: Variant) -> dict[str, Any]:
         reach = torch.arange(mask.shape[1]) <= last_N[:, None]
     v.only("kl", "k1 masked")
     estimate = kl.k1(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=mask)
-    return {"reward": _reward(v["scores"], estimate, reach, v.option("kl_coef"), clip_range)}
+    return {"reward": reward_less_kl(v["scores"], estimate, reach, v.option("kl_coef"), clip_range)}
 
 
 def masked_mean(v: Variant) -> dict[str, Any]:
@@ -107,26 +100,8 @@ def masked_mean(v: Variant) -> dict[str, Any]:
     }
 
 
-def _gae(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
-    result, _ = gae(
-        token_rewards,
-        values_NT=v["values"],
-        loss_mask_NT=mask,
-        gamma=gamma,
-        lambda_=v.option("lambd"),
-        holes="discount",
-        outside="carry",
-    )
-    return result, result + masks.masked(v["values"], loss_mask_BT=mask)
-
-
-def gae_advantages(v: Variant) -> dict[str, Any]:
-    result, returns = _gae(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
-    return {"advantages": result, "returns": returns}
-
-
 def gae_calculator(v: Variant) -> dict[str, Any]:
-    result, returns = _gae(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
+    result, returns = gae_through_holes(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
     counted = Uncompared(
         "counted after clipping, so always 0; a run's advantages are reported with minimum and maximum"
     )
@@ -143,13 +118,6 @@ def _norm_and_clip(result: Tensor, mask: Tensor, v: Variant, *, may_norm: bool =
 
 def _whiten_by_std(x: Tensor, mask: Tensor) -> Tensor:
     return masks.whiten(x, loss_mask_BT=mask, epsilon_mode="after", zero_variance="rounding", outside="whiten")
-
-
-def returns_of(v: Variant) -> dict[str, Any]:
-    result = cumulative_returns(
-        v["token_rewards"], loss_mask_NT=v.mask(), gamma=v.option("gamma"), holes="discount", outside="carry"
-    )
-    return {"returns": result}
 
 
 def _whiten_cross_batch(x: Tensor, mask: Tensor, v: Variant) -> Tensor:
@@ -211,9 +179,9 @@ def full(v: Variant) -> dict[str, Any]:
         raise Unsupported(
             "LightRFT's CPGD advantages are 0 by a defect: it sums the batch's rewards; ours is advantage `cpgd`"
         )
-    token_rewards = _reward(_shaped(v["rewards"], v, epsilon=1e-9), v["kl"], mask, v.option("kl_coef"))
+    token_rewards = reward_less_kl(_shaped(v["rewards"], v, epsilon=1e-9), v["kl"], mask, v.option("kl_coef"))
     if estimator == "gae":
-        before, returns = _gae(v, token_rewards, mask, gamma=v.option("gamma"))
+        before, returns = gae_through_holes(v, token_rewards, mask, gamma=v.option("gamma"))
     else:
         before = returns = cumulative_returns(
             token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount", outside="carry"
@@ -248,7 +216,7 @@ def fast_path(v: Variant) -> dict[str, Any]:
     scored_N = _running_norm(shaped_N, v) if v.option("reward_running_norm") else shaped_N
     if v.option("reward_clip"):
         scored_N = shaping.reward_clip(scored_N, low=-v.option("reward_clip"), high=v.option("reward_clip"))
-    token_rewards = _reward(scored_N, v["kl"], mask, v.option("kl_coef"))
+    token_rewards = reward_less_kl(scored_N, v["kl"], mask, v.option("kl_coef"))
     kept = mask
     if v.option("dynamic_sampling") and estimator == "group_norm":
         if v.option("micro_train_batch_size") != v.option("n_samples_per_prompt"):

@@ -135,10 +135,14 @@ def compute_reward(v: Variant) -> dict[str, Any]:
     everything = torch.ones_like(v.mask())
     v.only("kl", "k1(log_probs, ref_log_probs)")
     estimate = kl.k1(v["log_probs"], other_logprobs_BT=v["ref_log_probs"], loss_mask_BT=everything).clamp(-10, 10)
-    return {"reward": _reward(v["scores"], estimate, v.mask(), v.option("kl_coef"), v.option("reward_clip_range"))}
+    return {
+        "reward": reward_less_kl(v["scores"], estimate, v.mask(), v.option("kl_coef"), v.option("reward_clip_range"))
+    }
 
 
-def _reward(rewards_N: Tensor, kl_NT: Tensor, mask: Tensor, coefficient: float, clip_range: Any) -> Tensor:
+def reward_less_kl(
+    rewards_N: Tensor, kl_NT: Tensor, mask: Tensor, coefficient: float, clip_range: Any = None
+) -> Tensor:
     """A negative coefficient is none; a row with nothing unmasked gets its reward in the last column."""
     if clip_range:
         rewards_N = shaping.reward_clip(rewards_N, low=clip_range[0], high=clip_range[1])
@@ -165,17 +169,23 @@ def masked_normalize(v: Variant) -> dict[str, Any]:
     return {"out": torch.stack([masks.whiten(x, loss_mask_BT=mask, **settings) for x, mask in rows])}
 
 
-def gae_advantages(v: Variant) -> dict[str, Any]:
+def gae_through_holes(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
+    """Holes discount, and the scan's state is left standing in them; returns count no value there."""
     result, _ = gae(
-        v["token_rewards"],
+        token_rewards,
         values_NT=v["values"],
-        loss_mask_NT=v.mask(),
-        gamma=v.option("gamma"),
+        loss_mask_NT=mask,
+        gamma=gamma,
         lambda_=v.option("lambd"),
         holes="discount",
         outside="carry",
     )
-    return {"advantages": result, "returns": result + masks.masked(v["values"], loss_mask_BT=v.mask())}
+    return result, result + masks.masked(v["values"], loss_mask_BT=mask)
+
+
+def gae_advantages(v: Variant) -> dict[str, Any]:
+    result, returns = gae_through_holes(v, v["token_rewards"], v.mask(), gamma=v.option("gamma"))
+    return {"advantages": result, "returns": returns}
 
 
 def returns_of(v: Variant) -> dict[str, Any]:
@@ -201,18 +211,9 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
         rewards_N = advantages.over_groups(
             advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-9, zero_variance="rounding"
         )
-    token_rewards = _reward(rewards_N, v["kl"], mask, v.option("kl_coef"), v.option("reward_clip_range"))
+    token_rewards = reward_less_kl(rewards_N, v["kl"], mask, v.option("kl_coef"), v.option("reward_clip_range"))
     if estimator == "gae":
-        result, _ = gae(
-            token_rewards,
-            values_NT=v["values"],
-            loss_mask_NT=mask,
-            gamma=v.option("gamma"),
-            lambda_=v.option("lambd"),
-            holes="discount",
-            outside="carry",
-        )
-        returns = result + masks.masked(v["values"], loss_mask_BT=mask)
+        result, returns = gae_through_holes(v, token_rewards, mask, gamma=v.option("gamma"))
     else:
         # Any other estimator runs with gamma 1, whatever is configured.
         gamma = v.option("gamma") if estimator == "reinforce" else 1.0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from learner.algorithms import advantages, kl, logprobs, masks, ratios
 from learner.algorithms.aggregation import none
+from learner.algorithms.candidates import choose
 from learner.algorithms.returns import place_rewards, subtract_kl
 from learner.algorithms.streaming import Arrival, ReleasedGroup, StreamingGroups
 from tests.golden.cases import Uncompared, Unsupported, Variant
@@ -152,8 +153,6 @@ def mc_advantage(*, after_release: str) -> Callable[[Variant], dict[str, Any]]:
     def adapter(v: Variant) -> dict[str, Any]:
         if v.option("batch", 1) > 1 and after_release == "slide":
             raise Unsupported("groups that overlap within a call overwrite each other's advantages")
-        if v.option("candidate_group_size") is not None:
-            raise Unsupported("choosing a group among more candidates: our groups are as large as what is sampled")
         size, kind = v.option("grpo_size"), v.option("trajectory_return")
         settings = {"epsilon": 1e-6, "epsilon_mode": "clamp", "zero_variance": "rounding"}
         groups = StreamingGroups(
@@ -162,6 +161,8 @@ def mc_advantage(*, after_release: str) -> Callable[[Variant], dict[str, Any]]:
             over="trajectories" if kind else "steps",
             trajectory_return=kind or "sum",
             return_bounds=tuple(v.option("keep_return_bounds")) if v.option("keep_return_bounds") else None,
+            min_candidates=v.option("candidate_selection_min_size"),
+            max_candidates=v.option("candidate_group_size"),
             after_release=after_release,
         )
         return _feed(v, groups, per_call=v.option("batch", 1))
@@ -206,7 +207,14 @@ def _columns(released: list[ReleasedGroup], arrival_index: int) -> dict[str, Ten
 
 
 def select(v: Variant) -> dict[str, Any]:
-    raise Unsupported("choosing a group among more candidates: our groups are as large as what is sampled")
+    strategy, bounds = v.option("strategy", "balanced"), v.option("keep_return_bounds")
+    places = choose(
+        v["returns"].tolist(),
+        group_size=v.option("group_size"),
+        strategy="spread" if strategy == "uniform" else strategy,
+        return_bounds=None if bounds is None else tuple(bounds),
+    )
+    return {"indices": places}
 
 
 def retrieve_log_prob(v: Variant) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import tensor
 from torch.testing import assert_close
 
 from learner.algorithms.advantages import grpo, mean_centered
+from learner.algorithms.candidates import choose
 from learner.algorithms.streaming import Arrival, StreamingGroups
 
 
@@ -54,6 +55,42 @@ def test_a_group_with_too_little_left_is_dropped():
     groups.add(arrival("a", 0, 1.0))
     assert groups.add(arrival("a", 1, has_failed=True)) is None
     assert groups.num_dropped == 1
+
+
+def test_a_group_on_its_bound_is_outside():
+    groups = StreamingGroups(group_size=2, return_bounds=(0.0, 1.0))
+    groups.add(arrival("a", 0, 1.0))
+    assert groups.add(arrival("a", 1, 1.0)) is None
+    assert groups.num_dropped == 1 and groups.waiting == {}
+
+
+def test_a_hard_group_waits_for_a_success_and_trains_on_it():
+    groups = StreamingGroups(group_size=2, max_candidates=4, return_bounds=(0.1, 0.9), advantage=mean_centered)
+    assert [groups.add(arrival("a", index, 0.0)) for index in range(3)] == [None, None, None]
+    released = groups.add(arrival("a", 3, 1.0))
+    assert [a.sample_index for a in released.arrivals] == [0, 3]
+    assert torch.cat(released.step_advantages).tolist() == [-0.5, 0.5]
+    assert groups.waiting == {} and groups.num_dropped == 0
+
+
+def test_a_group_without_a_choice_is_dropped_after_its_last_candidate():
+    groups = StreamingGroups(group_size=2, max_candidates=3, return_bounds=(0.1, 0.9))
+    assert [groups.add(arrival("a", index, 0.0)) for index in range(3)] == [None, None, None]
+    assert groups.num_dropped == 1 and groups.waiting == {}
+
+
+def test_candidates_are_chosen_by_coming_by_order_or_by_their_mean():
+    returns = [0.0, 4.0, 1.0, 2.0, 3.0]
+    assert choose(returns, group_size=2, strategy="first") == [0, 1]
+    assert choose(returns, group_size=3, strategy="spread") == [0, 3, 1]
+    assert choose(returns, group_size=1, strategy="spread") == [3]
+    assert choose(returns, group_size=2, return_bounds=(1.5, 2.5)) == [
+        0,
+        1,
+    ]  # mean 2 as 2 and 4 have, and the largest range
+    assert choose(returns, group_size=2, return_bounds=(3.5, 9.0)) is None
+    with pytest.raises(ValueError, match="strategy 'spread'"):
+        choose([0.0] * 40, group_size=20, return_bounds=(0.0, 1.0))
 
 
 def test_incomplete_groups_are_dropped_at_the_end_or_released_as_told():
