@@ -6,45 +6,29 @@ share the event loop; synchronous ones run in processes of their own, which are 
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from actors.judgement import failed, find_judge, is_async, judge_async, timed_out
+from actors.judge_process import JudgeProcess, Row
+from actors.judgement import find_judge, is_async, judge_async, timed_out
 from cluster.contracts import schema
-from cluster.contracts.errors import DataError, WorkerError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.types import Progress, Reward, RewardStatus
+from cluster.contracts.types import Progress, Reward
 
-_START_S = 120.0
-"""Deadline for a judge's process to import the judge: heavy packages on a busy machine take a while."""
-_READY = {"ready": True}
 _PATIENCE_S = 0.2
 """How long rows wait for a busy process before another one is started."""
 _ROWS_PER_REQUEST = 8
 """Enough to make the round trip cheap, few enough to share the rows of a slow judge between processes."""
-_MAX_LINE_BYTES = 2**20
-"""Of one answer: a number, components and a short message."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    prompt: str
-    completion: str
-    columns: dict[str, Any]
 
 
 class _Judging(Protocol):
     async def warm_up(self) -> None: ...
 
-    async def judge(self, rows: Sequence[_Row]) -> list[Reward]: ...
+    async def judge(self, rows: Sequence[Row]) -> list[Reward]: ...
 
     async def close(self) -> None: ...
 
@@ -125,10 +109,10 @@ class _EventLoop:
     async def warm_up(self) -> None:
         return
 
-    async def judge(self, rows: Sequence[_Row]) -> list[Reward]:
+    async def judge(self, rows: Sequence[Row]) -> list[Reward]:
         return list(await asyncio.gather(*(self._judge_row(row) for row in rows)))
 
-    async def _judge_row(self, row: _Row) -> Reward:
+    async def _judge_row(self, row: Row) -> Reward:
         async with self._slots:
             # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
             try:
@@ -150,15 +134,15 @@ class _Processes:
         self._judge = judge
         self._timeout_s = timeout_s
         self._max_processes = max_processes
-        self._processes: set[_JudgeProcess] = set()
-        self._idle: list[_JudgeProcess] = []
+        self._processes: set[JudgeProcess] = set()
+        self._idle: list[JudgeProcess] = []
         self._is_starting = False
         self._changed = asyncio.Condition()
 
     async def warm_up(self) -> None:
         await self._give_back(await self._take())
 
-    async def judge(self, rows: Sequence[_Row]) -> list[Reward]:
+    async def judge(self, rows: Sequence[Row]) -> list[Reward]:
         parts = [rows[i : i + _ROWS_PER_REQUEST] for i in range(0, len(rows), _ROWS_PER_REQUEST)]
         judged = await asyncio.gather(*(self._judge_part(part) for part in parts))
         return [reward for part in judged for reward in part]
@@ -168,7 +152,7 @@ class _Processes:
         self._processes.clear()
         self._idle.clear()
 
-    async def _judge_part(self, rows: Sequence[_Row]) -> list[Reward]:
+    async def _judge_part(self, rows: Sequence[Row]) -> list[Reward]:
         rewards: list[Reward] = []
         while len(rewards) < len(rows):
             process = await self._take()
@@ -178,7 +162,7 @@ class _Processes:
                 await self._give_back(process)
         return rewards
 
-    async def _take(self) -> "_JudgeProcess":
+    async def _take(self) -> JudgeProcess:
         """An idle process; a new one if none comes free soon, so that a fast judge never has more than one or two."""
         async with self._changed:
             if self._processes or self._is_starting:
@@ -190,7 +174,7 @@ class _Processes:
                 return self._idle.pop()
             self._is_starting = True
         try:
-            process = await _JudgeProcess.start(self._judge)
+            process = await JudgeProcess.start(self._judge)
             self._processes.add(process)
             return process
         finally:
@@ -201,7 +185,7 @@ class _Processes:
     def _may_start(self) -> bool:
         return not self._is_starting and len(self._processes) < self._max_processes
 
-    async def _give_back(self, process: "_JudgeProcess") -> None:
+    async def _give_back(self, process: JudgeProcess) -> None:
         async with self._changed:
             if process.is_busy:  # the call was cancelled: answers of its rows would be taken for those of the next
                 await process.kill()
@@ -212,103 +196,12 @@ class _Processes:
             self._changed.notify_all()
 
 
-class _JudgeProcess:
-    """The service's end of `actors.reward_process`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.is_busy = False
-
-    @classmethod
-    async def start(cls, judge: Plugin) -> "_JudgeProcess":
-        """Raises WorkerError if the process dies, refuses the judge, or is not ready in time."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "actors.reward_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE_BYTES,
-            # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
-            start_new_session=True,
-            # A user's judge is found where this process finds it: Ray adds the job's folder to the path at run time.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        started = cls(process)
-        answer: Any = "no sign of life"
-        try:
-            async with asyncio.timeout(_START_S):
-                await started._send({"name": judge.name, "params": judge.params})
-                answer = await started._receive()
-        except TimeoutError:
-            answer = f"not ready after {_START_S:g} s"
-        finally:
-            if answer != _READY:
-                await started.kill()
-        if answer == _READY:
-            return started
-        why = "it died, with its message on stderr" if answer is None else answer
-        raise WorkerError(f"the process of reward.judge={judge.name!r} does not start: {why}")
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.returncode is None
-
-    async def judge(self, rows: Sequence[_Row], *, timeout_s: float) -> list[Reward]:
-        """Rewards of the first rows: of all, or up to and with the one that overran its deadline or ended this process."""
-        self.is_busy = True
-        rewards: list[Reward] = []
-        request = [[row.prompt, row.completion, row.columns] for row in rows]
-        while len(rewards) < len(rows) and self.is_alive:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    if not rewards:
-                        await self._send(request)
-                    answer = await self._receive()
-            except TimeoutError:
-                await self.kill()
-                rewards.append(timed_out(timeout_s))
-                break
-            except ValueError as error:
-                await self.kill()
-                rewards.append(failed(DataError(f"the judge's answer cannot be read: {error}")))
-                break
-            if answer is None:
-                await self.kill()
-                rewards.append(
-                    failed(WorkerError(f"the judge ended its process (exit code {self._process.returncode})"))
-                )
-                break
-            value, status, components, message = answer
-            rewards.append(Reward(value=value, status=RewardStatus(status), components=components, message=message))
-        self.is_busy = False
-        return rewards
-
-    async def kill(self) -> None:
-        """Ends the process and whatever it started at once, and waits until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-
-    async def _send(self, message: Any) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        # A process that is gone is noticed by the next receive.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            stdin.write(json.dumps(message).encode() + b"\n")
-            await stdin.drain()
-
-    async def _receive(self) -> Any:
-        """The next answer; None if the process has ended. Raises ValueError for one longer than a line may be."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        line = await stdout.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
-
-
-def _rows(batch: pa.RecordBatch) -> list[_Row]:
+def _rows(batch: pa.RecordBatch) -> list[Row]:
     prompts, completions = batch["prompt_text"].to_pylist(), batch["completion_text"].to_pylist()
-    return [_Row(prompts[i], completions[i], schema.info_of(batch, i)) for i in range(batch.num_rows)]
+    return [
+        Row(prompt=prompts[row], completion=completions[row], columns=schema.info_of(batch, row))
+        for row in range(batch.num_rows)
+    ]
 
 
 def _num_cores() -> int:
