@@ -57,7 +57,10 @@ class LearnerGroup:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
         while True:
             try:
-                return await self._begin()
+                await self._begin()
+                chosen: dict[str, str] = await self._all("describe")
+                message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
+                return self._supervisor.events.event("learner_loaded", message=message, **chosen)
             except (WorkerError, DeadlineError) as error:
                 if kind_of(error) is not FailureKind.DEATH:
                     raise
