@@ -1,6 +1,7 @@
 """TRL 1.16.0: GRPOTrainer's loss, advantages, importance sampling, and its forward pass."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tests.golden.models import load_model
 from tests.golden.through_objective import Step
 
 _LOWEST_LOG_WEIGHT = math.log(1e-8)
+_ROWS_OF_ONE = Uncompared("where completions have one token TRL counts masked ones too")
 
 
 def compute_loss(v: Variant) -> dict[str, Any]:
@@ -49,9 +51,6 @@ def loss_of(
     v.only("use_adaptive_entropy", False)
     policy_loss, kind = _policy_loss(v), v.option("loss_type")
     sampled_BT = old_BT if rollout_BT is None else torch.where(rollout_BT.isnan(), policy_BT.detach(), rollout_BT)
-    if kind == "vespo":
-        # log μ is log π_old less the log of the importance ratio that the trainer was given.
-        sampled_BT = old_BT if weights_BT is None else old_BT - weights_BT.log()
     is_weighted = v.option("use_vllm") and v.option("vllm_importance_sampling_correction") and kind != "vespo"
     v.without_effect("use_vllm", "vllm_importance_sampling_correction")
     step = Step(
@@ -64,20 +63,37 @@ def loss_of(
         entropies_BT=entropy_BT.detach(),
     )
     algorithm = _algorithm(v, policy_loss, mask)
+    on_top_BT = weights_BT if is_weighted else None
+    if kind == "vespo":
+        step, algorithm, on_top_BT = _for_vespo(step, algorithm, weights_BT)
     scale = 1 / num_tokens if kind in ("dapo", "cispo", "vespo") else 1.0
     is_biased = v.option("beta") and v.option("use_bias_correction_kl", True)
     v.without_effect("use_bias_correction_kl")
     if is_biased and v.option("importance_sampling_level") == "sequence":
         raise Unsupported("parameter use_bias_correction_kl with one ratio per sequence")
-    weights_BT = weights_BT if is_weighted else None
-    loss = scale * step.loss(algorithm, weights_BT=weights_BT, kl_ratio_gradient=bool(is_biased))
+    loss = scale * step.loss(algorithm, weights_BT=on_top_BT, kl_ratio_gradient=bool(is_biased))
     metrics = _metrics(v, step, policy_loss, advantages=advantages)
     metrics["metric.entropy"] = masks.masked_mean(entropy_BT, loss_mask_BT=mask)
     if v.option("_entropy_bonus_enabled", bool(v.option("entropy_coef", 0.0))):
         metrics["metric.policy_loss"] = loss
         acts_BT = step.chosen(algorithm.get("filters", ())).gradient_NT
         loss = loss - v.option("entropy_coef") * masks.masked_mean(entropy_BT, loss_mask_BT=acts_BT)
+    if mask.shape[1] == 1 and not mask.all():
+        metrics = dict.fromkeys(metrics, _ROWS_OF_ONE)
     return metrics | {"loss": loss}
+
+
+def _for_vespo(
+    step: Step, algorithm: dict[str, Any], weights_BT: Tensor | None
+) -> tuple[Step, dict[str, Any], Tensor | None]:
+    """Its log μ is log π_old less the log of the importance ratio that the trainer was given; the mask of off-policy sequences looks at
+    the log-probs that sampled, so where there is one it comes as a weight."""
+    if weights_BT is not None and weights_BT.shape != step.mask.shape:
+        raise Unsupported("one importance ratio per sequence with loss_type='vespo'")
+    corrections = algorithm.pop("corrections", [])
+    kept_BT = step.correction(corrections) if corrections else None
+    sampled_BT = step.old_BT if weights_BT is None else step.old_BT - weights_BT.log()
+    return replace(step, rollout_BT=sampled_BT), algorithm, kept_BT
 
 
 def _policy_loss(v: Variant) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def _clip_ratios(v: Variant, step: Step, *, advantages: Tensor) -> dict[str, Any
     A = advantages[:, None] if advantages.dim() == 1 else advantages
     low = (ratio < 1 - v.option("epsilon_low")) & (A < 0)
     high = (ratio > 1 + v.option("epsilon_high")) & (A > 0)
-    counted = torch.ones_like(low) if low.shape[1] == 1 and is_sequence else mask
+    counted = torch.ones_like(low) if low.shape[1] == 1 else mask
     rows = counted.any(1)
 
     def mean(which: Tensor, *, dim: int | None = None) -> Tensor:
