@@ -172,23 +172,32 @@ def _run_variant(
         names = sorted(missing or uncompared)
         outcome.unsupported[variant.name] = f"no counterpart of its outputs {', '.join(names)}"
         return
-    noise: Mapping[str, Any] = {}
-    if "ill_conditioned" in tolerance:
-        noise = sensitivity(
-            {name: got[name] for name in wanted}, lambda inputs: _again(adapter, variant, inputs), variant.inputs
-        )
     compared = {name: want for name, want in wanted.items() if name not in uncompared}
-    problems = {
-        name: problem
-        for name, want in compared.items()
-        if (problem := difference(got[name], want, tolerance, noise=noise.get(name)))
-    }
+    problems = _problems(got, compared, tolerance)
+    if problems and "ill_conditioned" in tolerance:
+        noise = sensitivity(
+            {name: got[name] for name in compared}, lambda inputs: _again(adapter, variant, inputs), variant.inputs
+        )
+        problems = _problems(got, compared, tolerance, noise=noise)
     if problems:
         outcome.differs[variant.name] = ", ".join(f"{name} {problem}" for name, problem in problems.items())
     else:
         outcome.passed.append(variant.name)
         if uncompared:
             outcome.uncompared[variant.name] = uncompared
+
+
+def _problems(
+    got: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    tolerance: Mapping[str, Any],
+    *,
+    noise: Mapping[str, Tensor] | None = None,
+) -> dict[str, str]:
+    """Output to what differs most in it, for those that do not agree."""
+    noise = noise or {}
+    found = {name: difference(got[name], want, tolerance, noise=noise.get(name)) for name, want in wanted.items()}
+    return {name: problem for name, problem in found.items() if problem}
 
 
 def _outputs(adapter: Adapter, variant: Variant) -> dict[str, Any]:
