@@ -46,6 +46,8 @@ before the first such token, or not finite: refused by name | |
 | holes in the mask (tool output) under GAE and returns | skipped: the successor is the next unmasked token | `holes: discount` |
 | what an entropy filter divides by | all tokens: dropped ones stay in the denominator | `denominator: kept` |
 | what a dropped trajectory is divided by | it leaves the batch and its denominators | |
+| what stands for π_old | the rollout's own log-probs, engine's rounding included | `proximal`; preset `gspo` takes the learner's own, \
+its bounds being tighter than that rounding |
 | clamps on log-ratios | none | `log_ratio_clamp`, and `kl.log_ratio_clamp` |
 | ddof of a group's spread | 1 | `ddof: 0` |
 | ddof of reported spreads | 0: they describe the batch | |

@@ -63,10 +63,11 @@ class Variant:
             raise Unsupported(f"parameter {name}={value!r}")
         return value
 
-    def without_effect(self, *names: str) -> None:
-        """Settings that the peer takes and, as it is called here, does not use."""
+    def without_effect(self, *names: str, section: str | None = None) -> None:
+        """Settings (of a section of them) that the peer takes and, as it is called here, does not use."""
+        settings = self.config if section is None else self.option(section, {})
         for name in names:
-            self.config.get(name)
+            settings.get(name)
 
 
 Adapter = Callable[[Variant], Mapping[str, Any]]

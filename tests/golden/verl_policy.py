@@ -60,6 +60,9 @@ def mean(x_BT: Tensor, mask: Tensor) -> Tensor:
     return masks.masked_mean(x_BT, loss_mask_BT=mask, epsilon=EPSILON)
 
 
+CLIP_SETTINGS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+
+
 def _epsilons(v: Variant) -> tuple[float, float]:
     """clip_ratio counts only where the two-sided settings are set to null: both default to 0.2."""
     config = v.option("actor_config")
@@ -83,7 +86,8 @@ def policy(
             mask, policy_BT, old_BT, advantages_BT = v.mask(), v["log_probs"], v["old_log_probs"], v["advantages"]
             mode = v.option("kwargs", {}).get("loss_agg_mode", default_mode)
             mode = default_mode if fixed_mode else mode
-            _epsilons(v), v.option("actor_config").get("clip_ratio_c")  # every loss takes them, few use all
+            # Every loss takes them, few use all.
+            v.without_effect(*CLIP_SETTINGS, section="actor_config")
             refuse_nothing(mask, mode)
             policy_loss, weights = loss_of(v), _weights(v)
             step = Step(policy_BT=policy_BT, old_BT=old_BT, advantages_BT=advantages_BT, mask=mask)
@@ -190,7 +194,8 @@ def cispo(v: Variant) -> dict[str, Any]:
 def geo_mean(v: Variant) -> dict[str, Any]:
     """Counts ratios outside the range by the sign of the advantage, held or not; importance weights enter as their geometric mean."""
     low, high = _epsilons(v)
-    v.option("actor_config").get("clip_ratio_c"), v.option("kwargs", {}).get("loss_agg_mode")  # without effect there
+    v.without_effect("clip_ratio_c", section="actor_config")
+    v.without_effect("loss_agg_mode", section="kwargs")
     mask, A = v.mask(), v["advantages"]
     bounds = {"log_clip_low": low, "log_clip_high": high, "length_epsilon": EPSILON}
     step = Step(policy_BT=v["log_probs"], old_BT=v["old_log_probs"], advantages_BT=A, mask=mask)
