@@ -10,7 +10,7 @@ import inspect
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,18 +25,27 @@ _END = object()
 class Host:
     """Holds one object and forwards calls to it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, env: Mapping[str, str] | None = None) -> None:
+        """`env` is set before anything that reads it is imported.
+
+        Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
+        """
+        os.environ.update(env or {})
         self._name = name
         self._began = time.time()
         self._object: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
-        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread.
+        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread; then `warm_up`, if
+        it has one, does in the event loop what the first call would wait for.
 
         Not in `__init__`, where an error of ours would reach the driver as an actor's death without its cause.
         """
-        self._object = await asyncio.get_running_loop().run_in_executor(self._thread, _build, factory, arguments)
+        made = await asyncio.get_running_loop().run_in_executor(self._thread, _build, factory, arguments)
+        if warm_up := getattr(made, "warm_up", None):
+            await warm_up()
+        self._object = made
 
     async def free_address(self) -> str:
         """host:port where a process group can meet: this node's address and a port that nobody holds now."""
@@ -63,10 +72,14 @@ class Host:
         yield None
 
     async def stream_batches(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Batch, summary, batch, summary, ... of an asynchronous generator of trajectory batches: a summary proves its batch."""
+        """None, batch, summary, None, ... of an asynchronous generator of trajectory batches.
+
+        None says that a batch comes now, and can be waited for where the batch must not; the summary proves its batch.
+        """
         last = time.monotonic()
         async for batch in getattr(self._object, method)(*args):
             now = time.monotonic()
+            yield None
             yield batch
             yield summarize(batch, sampling_seconds=now - last)
             last = now

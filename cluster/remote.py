@@ -91,13 +91,11 @@ class RemoteActor:
             "max_restarts": 0,
             "max_task_retries": 0,
         }
-        if spec.env:
-            options["runtime_env"] = {"env_vars": dict(spec.env)}
         if placement_group is not None and spec.bundle is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group, placement_group_bundle_index=spec.bundle
             )
-        handle: Any = ray.remote(Host).options(**options).remote(spec.name)
+        handle: Any = ray.remote(Host).options(**options).remote(spec.name, dict(spec.env))
         waiting = asyncio.ensure_future(
             _wait(handle.identify.remote(), who=spec.name, phase="start", deadline_s=deadline_s)
         )
@@ -140,7 +138,9 @@ class RemoteActor:
         with _translated(self.name, method):
             try:
                 async with asyncio.timeout(deadline_s) as limit:
-                    references: list[Any] = [reference async for reference in generator]
+                    references: list[Any] = []
+                    while (reference := await _unfetched(generator)) is not None:
+                        references.append(reference)
                     await references.pop()  # the mark of a complete stream, or the error that cut it short
             except TimeoutError:
                 if not limit.expired():
@@ -150,14 +150,16 @@ class RemoteActor:
 
     async def stream_batches(self, method: str, *args: Any, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
         """(summary, reference) of each batch as it comes; `deadline_s` is the longest wait for the next one."""
-        generator = aiter(self._handle.stream_batches.options(num_returns="streaming").remote(method, *args))
+        generator = self._handle.stream_batches.options(num_returns="streaming").remote(method, *args)
         while True:
             with _translated(self.name, method):
                 try:
                     async with asyncio.timeout(deadline_s) as limit:
-                        reference = await anext(generator, None)
-                        if reference is None:
+                        coming = await anext(generator, None)
+                        if coming is None:
                             return
+                        await coming
+                        reference = await _unfetched(generator)
                         described = await anext(generator, None)
                         # Without a summary the stream was cut short, and what stands in the batch's place is the error.
                         summary = await (reference if described is None else described)
@@ -207,6 +209,20 @@ def describe(who: str, progress: Progress | None) -> str:
         f"{who} is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
         f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
     )
+
+
+async def _unfetched(generator: Any) -> Any:
+    """Reference to the next item of a streaming call, None after the last.
+
+    Ray's `anext` waits for an item by getting it, which brings it to this node: weights and batches have no business here.
+    """
+    pause_s = 0.0005
+    while not generator.next_ready():
+        if generator.is_finished():
+            return None
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return next(generator, None)
 
 
 class _SeatLost(Exception):

@@ -73,8 +73,7 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
             write_status(run_dir, [*places, *(rank.last_progress for rank in learner.actors())])
 
         async def learn_and_publish() -> None:
-            await recorder.ready()
-            await learner.start()
+            await _together(recorder.ready(), learner.start())
             for stats, summaries in await learner.restore():
                 log.step(stats.policy_version, step_metrics(summaries, stats))
             sent = await weights.publish()
@@ -189,13 +188,15 @@ def _weights(config: RunConfig, learner: LearnerGroup) -> Weights:
 
 async def _reserve(placement: PlacementPlan, *, deadline_s: float) -> Any:
     group = placement_group(placement.resources(), strategy=placement.strategy)
-    ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=deadline_s)
-    if not ready:
+    try:
+        async with asyncio.timeout(deadline_s):
+            await group.ready()
+    except TimeoutError:
         remove_placement_group(group)
         raise WorkerError(
             f"the cluster did not free {placement.resources()} within {deadline_s:g} s; "
             "others hold its resources: wait, or ask for less"
-        )
+        ) from None
     return group
 
 

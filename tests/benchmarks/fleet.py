@@ -159,6 +159,7 @@ async def _measure(size: int) -> dict[str, float]:
         }
     )
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    os.environ["PYTHONPATH"] = os.getcwd()  # actors on this machine inherit it, and find this file
     await asyncio.to_thread(lambda: ray.init(num_cpus=2, **options))
 
     async def join(actor: RemoteActor) -> None: ...
@@ -187,7 +188,7 @@ async def _measure(size: int) -> dict[str, float]:
 
 def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:
     path = f"tests.benchmarks.fleet:{factory}"
-    return ActorSpec(name=actor, kind=kind, factory=path, arguments=arguments, env={"PYTHONPATH": os.getcwd()})
+    return ActorSpec(name=actor, kind=kind, factory=path, arguments=arguments)
 
 
 async def _run(config: RunConfig, pool: Pool) -> dict[str, float]:
