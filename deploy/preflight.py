@@ -249,7 +249,13 @@ def _memory_rows(config: RunConfig, *, needs: frozenset[str], is_local: bool) ->
     from learner.model import read_config
 
     model = read_config(config.model)
-    rank = memory.estimate(model, model=config.model, learner=config.learner, has_own_critic=_has_own_critic(config))
+    rank = memory.estimate(
+        model,
+        model=config.model,
+        learner=config.learner,
+        checkpoint=config.checkpoint,
+        has_own_critic=_has_own_critic(config),
+    )
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     yield "memory", "parameters", f"{rank.num_parameters / 1e6:,.1f} million, {config.model.dtype}"
     yield "memory", "learner rank", _gib(rank.total_bytes)

@@ -68,9 +68,14 @@ def parameters_digest(shapes: Mapping[str, Iterable[int]]) -> str:
     ).hexdigest()
 
 
+def aside_of(directory: Path) -> Path:
+    """The folder beside a checkpoint's own that it is written into."""
+    return directory.with_name(f".{directory.name}.saving")
+
+
 def begin(directory: Path) -> Path:
     """An empty folder beside `directory` to write into. Raises CheckpointError when it cannot be made."""
-    aside = directory.with_name(f".{directory.name}.saving")
+    aside = aside_of(directory)
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)

@@ -46,3 +46,7 @@ class Networks(nn.Module):
         outputs = self.policy(batch, entropies=entropies)
         values_C = None if self.critic is None else self.critic(batch, policy_hidden_CH=outputs.hidden_CH)
         return outputs, values_C
+
+    def own_logits(self, token_ids_L: Tensor) -> Tensor:
+        """The policy's; a method here because only the outermost module gathers shards."""
+        return self.policy.own_logits(token_ids_L)

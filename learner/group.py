@@ -5,6 +5,7 @@ With one rank everything here is the identity, and no process group exists.
 """
 
 import atexit
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,33 +75,42 @@ class Group:
 
 
 def leave() -> None:
-    """Ends this process's part in the group, if it has one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Ends this process's part in the group, if it has one; its threads end with the last sharded tensor."""
+    if not dist.is_initialized():
+        return
+    dist.destroy_process_group()
+    # What DTensor remembers of its operations holds the group too, some of it past the interpreter's end, where threads abort.
+    # These are torch's own ways to forget, but not promised ones: a version without them only keeps the threads.
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.distributed.tensor._collective_utils import MeshTopoInfo
+        from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        clear_redistribute_planner_cache()
+        _gen_transform_infos.cache_clear()
+        MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: Group, compute_dtype: torch.dtype) -> None:
-    """Shards a module around a causal model over the group: each decoder layer, then the rest. Rank 0's weights are everyone's.
+    """Cuts a module around a causal model over the group: each decoder layer, then the rest. Its parameters need no memory yet.
 
-    `module` holds float32 weights on rank 0; on the others their values don't matter, and unwritten memory of theirs is never touched.
-    Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are sums over ranks in float32.
+    Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
     assert group.mesh is not None, "one rank is not sharded"
-    whole = {name: p.detach() for name, p in module.named_parameters()} if group.rank == 0 else {}
-    shapes = {name: p.shape for name, p in module.named_parameters()}
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     layer_names = set(causal_lm._no_split_modules or ())
     for part in module.modules():
         if type(part).__name__ in layer_names:
             fully_shard(part, mesh=group.mesh, mp_policy=policy)
     fully_shard(module, mesh=group.mesh, mp_policy=policy)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            # One whole tensor at a time: a model never exists twice on a host.
-            value = whole.pop(name) if group.rank == 0 else torch.empty(shapes[name], dtype=parameter.dtype)
-            fill(parameter, group.from_rank_0(value.to(group.device)))
-        for buffer in module.buffers():
-            group.from_rank_0(buffer)
+
+
+def own_rows(parameter: DTensor) -> slice:
+    """The rows of the whole that this rank holds: FSDP2 cuts the first dimension as `torch.chunk` does."""
+    num_rows, mesh = parameter.shape[0], parameter.device_mesh
+    start = min(-(-num_rows // mesh.size()) * mesh.get_local_rank(), num_rows)
+    return slice(start, start + parameter.to_local().shape[0])
 
 
 @torch.no_grad()

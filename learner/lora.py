@@ -20,8 +20,8 @@ from learner.group import whole
 _ADAPTER = "default"
 
 
-def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> None:
-    """Puts adapters in, in place; only they train. Raises ConfigError for what would not train exactly."""
+def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> None:
+    """Puts adapters in, in place, as `drawn_adapters`; only they train. Raises ConfigError for what would not train exactly."""
     if lora.dropout:
         raise ConfigError(
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
@@ -39,8 +39,31 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> None:
         raise ConfigError(
             "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
         )
+    for name, part in causal_lm.named_modules():
+        if isinstance(part, LoraLayer) and not isinstance(part.get_base_layer(), nn.Linear):
+            raise ConfigError(
+                f"learner.lora.target_modules names {name}, a {type(part.get_base_layer()).__name__}; only linear layers can be merged"
+            )
     for name, parameter in causal_lm.named_parameters():
-        parameter.requires_grad_(".lora_" in name)
+        parameter.requires_grad_(is_adapter(name))
+    for name, value in drawn_adapters(causal_lm, seed=seed).items():
+        causal_lm.get_parameter(name).data.copy_(value)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name is an adapter's."""
+    return ".lora_" in name
+
+
+def drawn_adapters(causal_lm: nn.Module, *, seed: int) -> dict[str, Tensor]:
+    """Initial adapters by parameter name, the same for any number of ranks: A uniform as a linear layer's weight, B zero."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: dict[str, Tensor] = {}
+    for name, parameter in causal_lm.named_parameters():
+        if is_adapter(name):
+            bound = 0.0 if ".lora_B." in name else parameter.shape[1] ** -0.5
+            drawn[name] = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+    return drawn
 
 
 @contextlib.contextmanager
@@ -65,7 +88,7 @@ def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
 def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(peft's name, whole tensor) of every adapter matrix; all ranks must call it."""
     for name, parameter in causal_lm.named_parameters():
-        if ".lora_" in name:
+        if is_adapter(name):
             yield PREFIX + name.replace(f".{_ADAPTER}.", "."), whole(parameter.detach())
 
 
@@ -73,7 +96,7 @@ def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name as in the base model, whole tensor) of every parameter, adapters added in; all ranks must call it."""
     layers = {name: part for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
     for name, parameter in causal_lm.named_parameters():
-        if ".lora_" in name:
+        if is_adapter(name):
             continue
         owner = name.rpartition(".base_layer.")[0]
         if owner not in layers:

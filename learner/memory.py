@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from cluster.contracts.config import LearnerConfig, ModelConfig
+from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 
@@ -28,11 +28,19 @@ class MemoryEstimate:
     """Of one micro-batch."""
     head_bytes: int
     """Logits that exist at one time, and hidden states beside them."""
+    saving_bytes: int
+    """The copy that a checkpoint written beside the training is written from. 0 beside a GPU: it lies in the host's memory."""
 
     @property
     def total_bytes(self) -> int:
+        """At the peak: while a step is computed and a checkpoint is written."""
         return (
-            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.head_bytes
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.head_bytes
+            + self.saving_bytes
         )
 
 
@@ -45,7 +53,12 @@ def count_parameters(config: PretrainedConfig) -> int:
 
 
 def estimate(
-    config: PretrainedConfig, *, model: ModelConfig, learner: LearnerConfig, has_own_critic: bool = False
+    config: PretrainedConfig,
+    *,
+    model: ModelConfig,
+    learner: LearnerConfig,
+    checkpoint: CheckpointConfig,
+    has_own_critic: bool = False,
 ) -> MemoryEstimate:
     """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts."""
     text = config.get_text_config()
@@ -56,6 +69,9 @@ def estimate(
     is_full = learner.lora is None
     keeps_copy = item < 4 and learner.num_ranks == 1
     weights = per_rank * ((4 if is_full else item) + (item if keeps_copy and is_full else 0))
+    # Several ranks write what they have, and so does the save after the last step.
+    copies = checkpoint.asynchronous and checkpoint.every_steps is not None and learner.num_ranks == 1
+    copied = (12 * per_rank if is_full else 0) + item * num_parameters
     tokens = learner.max_tokens_per_micro_batch
     activations = (
         int(tokens * item * _values_per_token(text, checkpointing=learner.activation_checkpointing)) * num_models
@@ -69,6 +85,7 @@ def estimate(
         optimizer_bytes=8 * per_rank if is_full else 0,
         activations_bytes=activations,
         head_bytes=logits + 8 * tokens * text.hidden_size,
+        saving_bytes=copied if copies and not learner.gpus_per_rank else 0,
     )
 
 
@@ -80,9 +97,9 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
     raise ConfigError(
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
         f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, activations "
-        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}), {free} GiB are free; lower "
-        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks, "
-        "or take a smaller model"
+        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}, copy for checkpoints {_gib(estimated.saving_bytes)}), {free} GiB "
+        "are free; lower learner.max_tokens_per_micro_batch, set learner.activation_checkpointing, learner.lora or "
+        "checkpoint.asynchronous=false, raise learner.num_ranks, or take a smaller model"
     )
 
 

@@ -57,6 +57,10 @@ class PolicyModel(nn.Module):
         )
         return TokenOutputs(logprobs_C=logprobs_C, entropies_C=entropies_C, hidden_CH=hidden_CH)
 
+    def own_logits(self, token_ids_L: Tensor) -> Tensor:
+        """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
+        return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
+
 
 class ReferenceModel:
     """A frozen policy that scores tokens (`cluster.contracts.protocols.LogprobModel`); deploy/ hands it to the reference scorer."""
@@ -157,14 +161,13 @@ def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str =
     """The causal model in `dtype`, dropout off: the policy that learns must be the one that sampled."""
     transformers.utils.logging.disable_progress_bar()
     config = read_config(model)
-    attention = "sdpa" if model.attention == "auto" else model.attention
     try:
         causal_lm = AutoModelForCausalLM.from_pretrained(
             model.path,
             revision=model.revision,
             config=config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=attention_of(model),
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
@@ -172,6 +175,11 @@ def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str =
     without_dropout(causal_lm)
     nn.Module.to(causal_lm, device)
     return causal_lm
+
+
+def attention_of(model: ModelConfig) -> str:
+    """The implementation that the model is loaded with."""
+    return "sdpa" if model.attention == "auto" else model.attention
 
 
 def without_dropout(module: nn.Module) -> None:
@@ -186,31 +194,51 @@ def without_dropout(module: nn.Module) -> None:
 def prove(
     causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, temperature: float, head_chunk_tokens: int
 ) -> PolicyModel:
-    """The policy in the fastest layout that computes, on a few tokens, what the model's own forward computes.
+    """The policy in the fastest layout that is proven; see `choose_layout`."""
+    policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=head_chunk_tokens)
+    dtype = next(causal_lm.parameters()).dtype
+    choose_layout(policy, forward=policy, own_logits=policy.own_logits, model=model, packing=packing, dtype=dtype)
+    return policy
 
+
+def unproven(causal_lm: PreTrainedModel, *, temperature: float, head_chunk_tokens: int) -> PolicyModel:
+    """The policy, padded; its head is read off the configuration."""
+    head = Head(temperature=temperature, chunk_tokens=head_chunk_tokens, **_head_parameters(causal_lm.config))
+    return PolicyModel(causal_lm, head=head, layout="padded")
+
+
+def choose_layout(
+    policy: PolicyModel,
+    *,
+    forward: Callable[[MicroBatch], TokenOutputs],
+    own_logits: Callable[[Tensor], Tensor],
+    model: ModelConfig,
+    packing: str,
+    dtype: torch.dtype,
+) -> None:
+    """Gives the policy the fastest layout that computes, on a few tokens, what the model's own forward computes (in `dtype`).
+
+    `forward` and `own_logits` lead to the policy's; on several ranks through what gathers its shards, and all ranks must call this.
     Raises ConfigError when not even padded rows agree (a head that is applied in an unknown way), or when packing is demanded and
     does not keep sequences apart.
     """
-    head = Head(temperature=temperature, chunk_tokens=head_chunk_tokens, **_head_parameters(causal_lm.config))
+    causal_lm, device = policy.causal_lm, policy.causal_lm.device
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
     rows = _proof_rows(vocabulary_size, shift=0)
     neighbours = [rows[0], *_proof_rows(vocabulary_size, shift=5)[1:]]
-    expected = [_own_logprobs(causal_lm, row, temperature=temperature) for row in rows]
-    dtype = next(causal_lm.parameters()).dtype
     own_attention = causal_lm.config._attn_implementation or "eager"
+    expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
     error = float("inf")
     for layout in _layouts(packing, attention=model.attention):
         causal_lm.set_attn_implementation(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
-        policy = PolicyModel(causal_lm, head=head, layout=layout)
-        first, second = (
-            score(policy, r, layout=layout, max_tokens=10**6, device=causal_lm.device) for r in (rows, neighbours)
-        )
+        policy.layout = layout
+        first, second = (score(forward, r, layout=layout, max_tokens=10**6, device=device) for r in (rows, neighbours))
         error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
         leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0
         if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):
-            return policy
+            return
     name = type(causal_lm).__name__
     if packing == "packed":
         raise ConfigError(
@@ -246,9 +274,10 @@ def _proof_rows(vocabulary_size: int, *, shift: int) -> list[TokenRow]:
 
 
 @torch.no_grad()
-def _own_logprobs(causal_lm: PreTrainedModel, row: TokenRow, *, temperature: float) -> Tensor:
-    """The row alone through the model's own forward, head included."""
-    ids = torch.from_numpy(np.concatenate([row.prompt, row.completion])).to(causal_lm.device)
-    logits_LV = causal_lm(input_ids=ids[None], use_cache=False).logits[0].float() / temperature
-    logprobs_LV = logits_LV.log_softmax(-1)[len(row.prompt) - 1 : -1]
+def _own_logprobs(
+    own_logits: Callable[[Tensor], Tensor], row: TokenRow, *, temperature: float, device: torch.device
+) -> Tensor:
+    """The row alone through the model's own forward."""
+    ids = torch.from_numpy(np.concatenate([row.prompt, row.completion])).to(device)
+    logprobs_LV = (own_logits(ids).float() / temperature).log_softmax(-1)[len(row.prompt) - 1 : -1]
     return logprobs_LV.gather(1, ids[len(row.prompt) :, None])[:, 0].cpu()

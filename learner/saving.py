@@ -5,7 +5,7 @@ their own parts at the same time, and wait for each other.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Saver:
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
         """Raises CheckpointError when this save, or the one before it that was written beside the training, failed."""
-        earlier = self._finish()
+        earlier = self.wait()
         config = self._learner.config
         asynchronous = config.checkpoint.asynchronous and self._learner.group.size == 1
         if not asynchronous or self._learner.version >= config.num_steps:
@@ -51,8 +51,9 @@ class Saver:
         else:
             # To the CPU at once: a second copy on the device may not fit.
             state = {name: _local(tensor).detach().to("cpu", copy=True) for name, tensor in self._state().items()}
-            model = [(name, tensor.clone()) for name, tensor in self._model()]
-            adapter = [(name, tensor.clone()) for name, tensor in self._adapter()]
+            model, adapter = (
+                [(name, tensor.clone()) for name, tensor in kind] for kind in (self._model(), self._adapter())
+            )
             arguments = (directory, self._manifest(extra), state, model, adapter)
             self._writing = threading.Thread(target=self._write_beside, args=arguments, name="checkpoint")
             self._writing.start()
@@ -61,7 +62,7 @@ class Saver:
 
     def restore(self, directory: Path) -> dict[str, Any]:
         """The learner as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
-        self._finish()
+        self.wait()
         learner = self._learner
         manifest = checkpoint.verify(directory, expected_parameters=self._parameters_digest())
         states = checkpoint.read_states(directory, manifest)
@@ -85,27 +86,33 @@ class Saver:
         return manifest.extra
 
     def newest(self, root: Path) -> Path | None:
-        self._finish()
+        self.wait()
         found = checkpoint.checkpoints(root)
         return found[-1] if found else None
 
     def export(self, directory: Path) -> None:
         """Raises CheckpointError when the disk is full."""
-        earlier = self._finish()
+        earlier = self.wait()
         model = self._model()
-        if self._learner.group.rank == 0:
-            aside = checkpoint.begin(directory)
-            try:
-                self._write_model(aside, model, directory=directory)
-                if directory.exists():
-                    raise CheckpointError(f"{directory} exists; export into another folder")
-                aside.rename(directory)
-            finally:
-                checkpoint.discard(aside)
+        try:
+            if self._learner.group.rank == 0:
+                self._write_export(directory, model)
+        finally:
+            _exhaust(model)
         if earlier is not None:
             raise earlier
 
-    def _finish(self) -> CheckpointError | None:
+    def _write_export(self, directory: Path, model: Iterable[tuple[str, Tensor]]) -> None:
+        aside = checkpoint.begin(directory)
+        try:
+            self._write_model(aside, model, directory=directory)
+            if directory.exists():
+                raise CheckpointError(f"{directory} exists; export into another folder")
+            aside.rename(directory)
+        finally:
+            checkpoint.discard(aside)
+
+    def wait(self) -> CheckpointError | None:
         """Waits for a save under way. Its error, if it had one, once."""
         if self._writing is not None:
             self._writing.join()
@@ -126,17 +133,28 @@ class Saver:
         directory: Path,
         manifest: Manifest,
         state: dict[str, Tensor],
-        model: list[tuple[str, Tensor]],
-        adapter: list[tuple[str, Tensor]],
+        model: Iterable[tuple[str, Tensor]],
+        adapter: Iterable[tuple[str, Tensor]],
     ) -> None:
-        """Everything of this rank; rank 0 also the model, its adapter apart, and, once all ranks are done, the manifest."""
+        """Everything of this rank; rank 0 also the model, its adapter apart, and, once all ranks are done, the manifest.
+
+        All ranks go through `model` and `adapter`, which gather as they go.
+        """
         group, config = self._learner.group, self._learner.config.checkpoint
-        aside = checkpoint.begin(directory) if group.rank == 0 else directory.with_name(f".{directory.name}.saving")
-        self._meet()
+        aside = checkpoint.aside_of(directory)
         error: CheckpointError | None = None
         files: dict[str, FileEntry] = {}
         name = checkpoint.state_name(group.rank, group.size)
         try:
+            if group.rank == 0:
+                checkpoint.begin(directory)
+        except CheckpointError as failed:
+            # The others wait: what fails is said once all have met.
+            error = failed
+        self._meet()
+        try:
+            if error is not None:
+                raise error
             local = {key: _local(tensor).cpu() for key, tensor in state.items()}
             files[name] = checkpoint.write_tensors(aside / name, local, directory=directory)
             if group.rank == 0:
@@ -145,6 +163,8 @@ class Saver:
                 files |= self._write_adapter(aside, adapter, directory=directory)
         except CheckpointError as failed:
             error = failed
+        _exhaust(model)
+        _exhaust(adapter)
         entries = self._entries_of_ranks(None if error else files[name])
         try:
             if error is not None:
@@ -166,7 +186,9 @@ class Saver:
             if group.rank == 0:
                 checkpoint.discard(aside)
 
-    def _write_model(self, folder: Path, model: list[tuple[str, Tensor]], *, directory: Path) -> dict[str, FileEntry]:
+    def _write_model(
+        self, folder: Path, model: Iterable[tuple[str, Tensor]], *, directory: Path
+    ) -> dict[str, FileEntry]:
         entries = checkpoint.write_model(folder, model, directory=directory)
         causal_lm, config = self._learner.policy.causal_lm, self._learner.config.model
         hf_config = type(causal_lm.config).from_dict(causal_lm.config.to_dict())
@@ -188,7 +210,7 @@ class Saver:
         return entries
 
     def _write_adapter(
-        self, aside: Path, adapter: list[tuple[str, Tensor]], *, directory: Path
+        self, aside: Path, adapter: Iterable[tuple[str, Tensor]], *, directory: Path
     ) -> dict[str, FileEntry]:
         """A peft folder beside the merged model; nothing without LoRA."""
         config = self._learner.config
@@ -208,20 +230,15 @@ class Saver:
         state |= {f"{_MOMENT}{name}": value for name, value in optimizer.state().items()}
         return state | {f"{_RNG}cpu": torch.get_rng_state()}
 
-    def _model(self) -> list[tuple[str, Tensor]]:
-        """Whole weights on rank 0; the others help to gather them, and keep none."""
+    def _model(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights, gathered one at a time as they are asked for: all ranks must go through them."""
         named = exported(self._learner.policy.causal_lm, dtype=self._learner.compute_dtype)
-        if self._learner.group.rank == 0:
-            return [(name, tensor.cpu()) for name, tensor in named]
-        for _ in named:
-            pass
-        return []
+        return ((name, tensor.cpu()) for name, tensor in named)
 
-    def _adapter(self) -> list[tuple[str, Tensor]]:
-        """Whole adapter matrices on rank 0, as `_model`; empty without LoRA."""
+    def _adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole adapter matrices, as `_model`; none without LoRA."""
         named = exported_adapter(self._learner.policy.causal_lm, dtype=self._learner.compute_dtype)
-        gathered = [(name, tensor.cpu()) for name, tensor in named]
-        return gathered if self._learner.group.rank == 0 else []
+        return ((name, tensor.cpu()) for name, tensor in named)
 
     def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
         learner = self._learner
@@ -256,6 +273,12 @@ class Saver:
             sha256 = numbers[1:].contiguous().view(torch.uint8).numpy().tobytes().hex()
             entries.append(FileEntry(size_bytes=size, sha256=sha256) if size else None)
         return entries
+
+
+def _exhaust(gathered: Iterable[Any]) -> None:
+    """What rank 0 did not take, or could not, the others still gather with it."""
+    for _ in gathered:
+        pass
 
 
 def _local(tensor: Tensor) -> Tensor:

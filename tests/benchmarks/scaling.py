@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from learner.group import leave
 from learner.learner import Learner
 from tests.benchmarks.peers import (
     ROOT,
@@ -179,7 +178,7 @@ def _rank(task: dict[str, Any]) -> dict[str, float]:
         watch.begin(list)
         seconds = [learner.update(*groups).seconds for _ in range(NUM_STEPS - 1)]
         watch.end()
-    leave()
+    learner.close()
     return {"tokens_per_s": _num_tokens(groups) / min(seconds), "peak_mb": watch.held_mb + watch.peak_mb - before}
 
 

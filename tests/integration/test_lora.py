@@ -110,5 +110,5 @@ def export(learner):
     folder = Path(learner.config.model.path).parent / f"step-{learner.version:06d}"
     if not folder.exists():
         learner.save(str(folder), {})
-        learner._saver._finish()
+        learner._saver.wait()
     return folder

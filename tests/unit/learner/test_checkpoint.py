@@ -1,6 +1,3 @@
-import contextlib
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,17 +18,7 @@ from learner.checkpoint import (
     write_model,
     write_tensors,
 )
-
-
-@contextlib.contextmanager
-def _largest_file(size_bytes: int) -> Iterator[None]:
-    """Writes beyond this size fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.unit.learner.disk import largest_file
 
 
 def _save(directory: Path, *, metric: float | None = None, parameters: str = "p") -> Path:
@@ -102,7 +89,7 @@ def test_a_full_disk_is_named_and_leaves_the_last_one(tmp_path: Path):
     _save(tmp_path / "step-000001")
     aside = begin(tmp_path / "step-000002")
     with (
-        _largest_file(1000),
+        largest_file(1000),
         pytest.raises(CheckpointError, match=r"step-000002 was not saved: .*the last good one stands"),
     ):
         write_tensors(aside / "state", {"w": torch.zeros(2**16)}, directory=tmp_path / "step-000002")

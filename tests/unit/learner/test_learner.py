@@ -9,26 +9,20 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
 from cluster.weights.manifest import WeightManifest, unpack
 from learner import building
+from learner.checkpoint import checkpoints, verify
 from learner.learner import Learner
 from learner.model import ReferenceModel
 from tests.models import make_tiny_model
-from tests.unit.learner.trajectories import make_group
+from tests.unit.learner.disk import largest_file
+from tests.unit.learner.trajectories import make_config, make_group
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def _config(model_path: Path, *, dtype: str = "float32", **sections: Any) -> RunConfig:
-    sections.setdefault("optimizer", {"learning_rate": 1e-3})
-    return RunConfig.model_validate(
-        {"model": {"path": str(model_path), "dtype": dtype}, "prompts": "file", "num_steps": 10, **sections}
-    )
 
 
 def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
@@ -41,7 +35,7 @@ def _weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
     # REINFORCE's gradient, so that random trajectories are not clipped away.
-    learner = Learner(_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "policy"}))
+    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "policy"}))
     group = make_group(0, rewards=(1.0, 0.0))
     reports = [learner.update(group).metrics for _ in range(3)]
     positive = [r["learner/policy_logprob_positive_mean"] for r in reports]
@@ -53,7 +47,9 @@ def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
 def test_micro_batches_and_layouts_change_nothing(model_path: Path):
     results = []
     for max_tokens, packing in ((16384, "auto"), (30, "auto"), (30, "padded")):
-        learner = Learner(_config(model_path, learner={"max_tokens_per_micro_batch": max_tokens, "packing": packing}))
+        learner = Learner(
+            make_config(model_path, learner={"max_tokens_per_micro_batch": max_tokens, "packing": packing})
+        )
         results.append((learner.update(*_groups(learner)).metrics, _weights(learner)))
     metrics, weights = results[0]
     for other_metrics, other_weights in results[1:]:
@@ -64,7 +60,7 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
 
 
 def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path):
-    config = _config(model_path, sampling={"temperature": 0.7})
+    config = make_config(model_path, sampling={"temperature": 0.7})
     learner, group = Learner(config), make_group(0)
     scored = ReferenceModel(config).logprobs(
         group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist()
@@ -77,7 +73,7 @@ def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: str):
-    learner = Learner(_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype))
+    learner = Learner(make_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype))
     learner.update(*_groups(learner))
     *buckets, last = learner.publish()
     manifest = WeightManifest.model_validate(last)
@@ -95,7 +91,7 @@ def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: st
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, dtype: str, asynchronous: bool):
-    config = _config(
+    config = make_config(
         model_path,
         dtype=dtype,
         checkpoint={"asynchronous": asynchronous},
@@ -120,7 +116,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     learner.save(str(tmp_path / "step-000002"), {"policy_version": 2, "metric": 0.5})
     expected = [step(learner) for _ in range(2)]
     resumed = Learner(config)
-    learner._saver._finish()
+    learner._saver.wait()
     assert resumed.restore_latest(str(tmp_path)) == {"policy_version": 2, "metric": 0.5}
     assert resumed.version == 2
     assert [step(resumed) for _ in range(2)] == expected
@@ -129,7 +125,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
 
 
 def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp_path: Path):
-    learner = Learner(_config(model_path, dtype="bfloat16"))
+    learner = Learner(make_config(model_path, dtype="bfloat16"))
     learner.update(*_groups(learner))
     learner.export(str(tmp_path / "export"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
@@ -140,20 +136,20 @@ def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp
 
 
 def test_nothing_to_restore_is_none(model_path: Path, tmp_path: Path):
-    assert Learner(_config(model_path)).restore_latest(str(tmp_path)) is None
+    assert Learner(make_config(model_path)).restore_latest(str(tmp_path)) is None
 
 
 def test_a_checkpoint_of_another_model_is_foreign(model_path: Path, tmp_path: Path):
     other = make_tiny_model(tmp_path / "other", hidden_size=32)
     directory = str(tmp_path / "checkpoints" / "step-000000")
-    Learner(_config(other, checkpoint={"asynchronous": False})).save(directory, {})
+    Learner(make_config(other, checkpoint={"asynchronous": False})).save(directory, {})
     with pytest.raises(CheckpointError, match="step-000000 is foreign"):
-        Learner(_config(model_path)).restore(directory)
+        Learner(make_config(model_path)).restore(directory)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories(model_path: Path, tmp_path: Path):
     learner = Learner(
-        _config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
+        make_config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
         run_dir=str(tmp_path),
     )
     before = _weights(learner)
@@ -168,8 +164,20 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories
         learner.update(bad)
 
 
+def test_a_step_is_skipped_even_where_its_trajectories_cannot_be_saved(model_path: Path, tmp_path: Path):
+    (tmp_path / "quarantine").write_text("a file in the folder's place")
+    learner = Learner(
+        make_config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
+        run_dir=str(tmp_path),
+    )
+    bad = make_group(0, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    assert learner.update(bad).metrics["learner/skipped"] == 1.0
+    with pytest.raises(NumericsError, match="were not saved"):
+        learner.update(bad)
+
+
 def test_bad_trajectories_change_nothing(model_path: Path):
-    learner = Learner(_config(model_path))
+    learner = Learner(make_config(model_path))
     before = _weights(learner)
     with pytest.raises(DataError):
         learner.update(make_group(0, rewards=(None, None)))
@@ -178,7 +186,7 @@ def test_bad_trajectories_change_nothing(model_path: Path):
 
 def test_a_critic_learns_its_returns(model_path: Path):
     algorithm = {"advantage": "gae", "value": {"learning_rate": 1e-2, "coefficient": 1.0}}
-    learner = Learner(_config(model_path, algorithm=algorithm))
+    learner = Learner(make_config(model_path, algorithm=algorithm))
     group = make_group(0, rewards=(1.0, 1.0))
     values = [learner.update(group).metrics["learner/value_mean"] for _ in range(12)]
     assert values[0] == 0.0 and abs(values[-1] - 1.0) < 0.5
@@ -193,7 +201,7 @@ def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: st
         "entropy_coefficient": 0.01,
     }
     learners = [
-        Learner(_config(model_path, algorithm=algorithm, learner={"activation_checkpointing": checkpointing}))
+        Learner(make_config(model_path, algorithm=algorithm, learner={"activation_checkpointing": checkpointing}))
         for checkpointing in (False, True)
     ]
     for learner in learners:
@@ -205,7 +213,7 @@ def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: st
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, dtype: str):
     algorithm = {"policy_loss": "reinforce", "proximal": "policy", "kl": {"coefficient": 0.1}}
-    learner = Learner(_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
+    learner = Learner(make_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
     before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
     reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
     # Nobody scored the reference: it is the policy without adapters.
@@ -225,22 +233,49 @@ def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, 
 def test_lora_on_the_vocabulary_head_is_refused(tmp_path: Path):
     model = make_tiny_model(tmp_path, tied=False)
     with pytest.raises(ConfigError, match="names the vocabulary head"):
-        Learner(_config(model, learner={"lora": {"target_modules": ["lm_head"]}}))
+        Learner(make_config(model, learner={"lora": {"target_modules": ["lm_head"]}}))
+
+
+def test_lora_on_anything_but_a_linear_layer_is_refused(model_path: Path):
+    with pytest.raises(ConfigError, match="embed_tokens, a Embedding; only linear layers"):
+        Learner(make_config(model_path, learner={"lora": {"target_modules": ["embed_tokens"]}}))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_loses_one_save_and_no_training(model_path: Path, tmp_path: Path, asynchronous: bool):
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
+    learner.save(str(tmp_path / "step-000000"), {})
+    learner._saver.wait()
+    learner.update(*_groups(learner))
+    with pytest.raises(CheckpointError, match=r"step-000001 was not saved: .*the last good one stands"):
+        with largest_file(1000):
+            learner.save(str(tmp_path / "step-000001"), {})
+            if learner._saver._writing is not None:
+                learner._saver._writing.join()
+        # What failed beside the training is said by the next save, which is made all the same.
+        learner.save(str(tmp_path / "step-000002"), {})
+    learner._saver.wait()
+    assert learner.update(*_groups(learner)).policy_version == 2
+    found = checkpoints(tmp_path)
+    assert [path.name for path in found] == ["step-000000", *(["step-000002"] if asynchronous else [])]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    for path in found:
+        verify(path)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(building, "free_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"needs about .* GiB"):
-        Learner(_config(model_path))
+        Learner(make_config(model_path))
 
 
 def test_a_missing_model_is_named():
     with pytest.raises(ConfigError, match="no-such-folder"):
-        Learner(_config(Path("/no-such-folder")))
+        Learner(make_config(Path("/no-such-folder")))
 
 
 def test_the_reference_scores_as_transformers_does(model_path: Path):
-    config = _config(model_path, sampling={"temperature": 0.5})
+    config = make_config(model_path, sampling={"temperature": 0.5})
     prompts, completions = [[5, 6, 7], [5, 6, 7], [9]], [[10, 11], [12], [13, 14, 15]]
     scored = ReferenceModel(config).logprobs(prompts, completions)
     causal_lm = AutoModelForCausalLM.from_pretrained(model_path)
@@ -264,4 +299,4 @@ def test_unknown_heads_are_refused(model_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Qwen3ForCausalLM, "forward", doubled)
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM applies its vocabulary head"):
-        Learner(_config(model_path))
+        Learner(make_config(model_path))

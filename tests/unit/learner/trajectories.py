@@ -1,15 +1,24 @@
-"""Arrow groups for learner tests: tokens drawn from a seed, or sampled by the policy itself."""
+"""What learner tests are made of: run configurations of a tiny model, and Arrow groups whose tokens are drawn from a seed."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import to_batch
 
 VOCABULARY = 128
+
+
+def make_config(model_path: Path, *, dtype: str = "float32", **sections: Any) -> RunConfig:
+    sections.setdefault("optimizer", {"learning_rate": 1e-3})
+    return RunConfig.model_validate(
+        {"model": {"path": str(model_path), "dtype": dtype}, "prompts": "file", "num_steps": 10, **sections}
+    )
 
 
 def make_group(

@@ -1,0 +1,47 @@
+"""Where the learner is, for whoever waits for it, and how long the parts of a step took. Every loop over micro-batches reports here."""
+
+import os
+import time
+
+from cluster.contracts.types import Progress
+
+
+class Phases:
+    """What a rank is doing, since when, and when it last got on with it."""
+
+    def __init__(self, first: str) -> None:
+        self._phase, self._since, self._moved = first, time.time(), time.time()
+
+    def enter(self, phase: str) -> None:
+        self._phase, self._since, self._moved = phase, time.time(), time.time()
+
+    def move(self) -> None:
+        """A piece of the present phase is done."""
+        self._moved = time.time()
+
+    def progress(self, *, actor: str, policy_version: int) -> Progress:
+        return Progress(
+            actor=actor,
+            phase=self._phase,
+            policy_version=policy_version,
+            since=self._since,
+            last_progress=self._moved,
+            pid=os.getpid(),
+        )
+
+
+class Laps:
+    """Seconds of one update, part by part."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        """Until the last lap."""
+        return self._last - self._began

@@ -1,0 +1,76 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
+from cluster.contracts.errors import ConfigError
+from learner.memory import MemoryEstimate, check_fits, estimate
+from learner.model import read_config
+from tests.models import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _estimate(path: Path, *, dtype: str = "bfloat16", checkpoint: dict[str, Any] | None = None, **learner: Any):
+    model = ModelConfig(path=str(path), dtype=dtype)
+    return estimate(
+        read_config(model),
+        model=model,
+        learner=LearnerConfig(**learner),
+        checkpoint=CheckpointConfig(**(checkpoint or {})),
+    )
+
+
+def test_a_bfloat16_rank_has_masters_a_copy_gradients_and_two_moments(model_path: Path):
+    found = _estimate(model_path)
+    num = found.num_parameters
+    assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (6 * num, 4 * num, 8 * num)
+
+
+def test_two_ranks_hold_half_each(model_path: Path):
+    one, two = _estimate(model_path, dtype="float32"), _estimate(model_path, dtype="float32", num_ranks=2)
+    assert two.weights_bytes * 2 == one.weights_bytes and two.optimizer_bytes * 2 == one.optimizer_bytes
+
+
+def test_a_save_beside_the_training_copies_masters_moments_and_the_model(model_path: Path):
+    regular = {"every_steps": 10}
+    found = _estimate(model_path, checkpoint=regular)
+    assert found.saving_bytes == (4 + 8 + 2) * found.num_parameters
+    assert found.total_bytes == _estimate(model_path).total_bytes + found.saving_bytes
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "learner"),
+    [
+        ({"every_steps": None}, {}),
+        ({"every_steps": 10, "asynchronous": False}, {}),
+        ({"every_steps": 10}, {"num_ranks": 2}),
+        ({"every_steps": 10}, {"gpus_per_rank": 1}),
+    ],
+    ids=["last-step-only", "synchronous", "ranks", "gpu"],
+)
+def test_other_saves_need_no_copy_here(model_path: Path, checkpoint: dict[str, Any], learner: dict[str, Any]):
+    assert _estimate(model_path, checkpoint=checkpoint, **learner).saving_bytes == 0
+
+
+def test_what_does_not_fit_is_refused_with_every_part():
+    gib = 1024**3
+    estimated = MemoryEstimate(
+        num_parameters=1,
+        weights_bytes=gib,
+        gradients_bytes=2 * gib,
+        optimizer_bytes=3 * gib,
+        activations_bytes=4 * gib,
+        head_bytes=5 * gib,
+        saving_bytes=6 * gib,
+    )
+    model = ModelConfig(path="large")
+    check_fits(estimated, free_bytes=21 * gib, model=model)
+    with pytest.raises(
+        ConfigError, match=r"'large' needs about 21.0 GiB.*activations 9.0, copy for checkpoints 6.0\), 20.0"
+    ):
+        check_fits(estimated, free_bytes=20 * gib, model=model)
