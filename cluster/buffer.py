@@ -66,7 +66,7 @@ class Buffer:
         self._finished_at: dict[int, float] = {}
         self._sizes: dict[int, int] = {}
         self._size_bytes = 0
-        self._largest_bytes = 0
+        self._largest_bytes = 1
         self._cut: set[int] = set()
         self._newly_cut: list[int] = []
         self._num_dropped = 0
@@ -250,7 +250,7 @@ class Buffer:
         largest so far: without that, all that the staleness bound allows would start whenever the buffer is empty."""
         num_unsampled = max(len(self._live) - len(self._sizes), 0)
         room = self._max_size_bytes - self._size_bytes - num_unsampled * self._largest_bytes
-        return room // self._largest_bytes if self._largest_bytes else room
+        return room // self._largest_bytes
 
     def _forget(self, index: int) -> None:
         self._size(index, 0)
