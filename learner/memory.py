@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
+from learner.packing import tokens_per_pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ def estimate(
     # Several ranks write what they have, and so does the save after the last step.
     copies = checkpoint.asynchronous and checkpoint.every_steps is not None and learner.num_ranks == 1
     copied = (12 * per_rank if is_full else 0) + item * num_parameters
-    tokens = learner.max_tokens_per_micro_batch
+    device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
+    tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
     activations = (
         int(tokens * item * _values_per_token(text, checkpointing=learner.activation_checkpointing)) * num_models
     )

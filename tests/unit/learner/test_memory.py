@@ -57,6 +57,13 @@ def test_other_saves_need_no_copy_here(model_path: Path, checkpoint: dict[str, A
     assert _estimate(model_path, checkpoint=checkpoint, **learner).saving_bytes == 0
 
 
+def test_a_cpu_passes_fewer_tokens_at_a_time_than_the_budget_may_allow(model_path: Path):
+    whole = _estimate(model_path, max_tokens_per_micro_batch=4096)
+    assert _estimate(model_path, max_tokens_per_micro_batch=16384).activations_bytes == whole.activations_bytes
+    on_gpu = _estimate(model_path, max_tokens_per_micro_batch=16384, gpus_per_rank=1)
+    assert on_gpu.activations_bytes == 4 * whole.activations_bytes
+
+
 def test_what_does_not_fit_is_refused_with_every_part():
     gib = 1024**3
     estimated = MemoryEstimate(
