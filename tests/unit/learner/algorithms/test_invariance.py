@@ -189,26 +189,31 @@ def test_bfloat16_log_probs_are_computed_in_float32(loss):
 
 
 def _one_rank(rank: int, port: int, results) -> None:
+    """This rank's half of every configuration's step; rank 0 hands on what both make together."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    whole, made = case(7), objective()
-    mine = list(range(rank, len(whole.policy), 2))
+    together = [_both_ranks(objective(**config), rank=rank) for config in EVERY]
+    if rank == 0:
+        results.put(together)
+    torch.distributed.destroy_process_group()
+
+
+def _both_ranks(made: Objective, *, rank: int) -> tuple[float, dict[str, float], list[list[float]]]:
+    whole = case(7)
     policy = whole.policy.clone().requires_grad_()
-    result = whole.of_rows(made, made.prepare(whole.batch), policy, mine)
+    result = whole.of_rows(made, made.prepare(whole.batch), policy, list(range(rank, len(policy), 2)))
     result.loss.backward()
     loss, gradient = result.loss.detach(), policy.grad
     torch.distributed.all_reduce(loss)
     torch.distributed.all_reduce(gradient)
     moments = [torch.empty_like(result.statistics.to_tensor()) for _ in range(2)]
     torch.distributed.all_gather(moments, result.statistics.to_tensor())
-    if rank == 0:
-        report = Statistics.merge([Statistics.from_tensor(part) for part in moments]).compute()
-        results.put((loss.item(), gradient.tolist(), report))
-    torch.distributed.destroy_process_group()
+    report = Statistics.merge([Statistics.from_tensor(part) for part in moments]).compute()
+    return loss.item(), report, gradient.tolist()
 
 
-def test_two_gloo_ranks_agree_with_one():
+def test_two_gloo_ranks_agree_with_one_under_every_loss_and_advantage():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -217,8 +222,9 @@ def test_two_gloo_ranks_agree_with_one():
     ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    loss, gradient, report = results.get(timeout=90)
+    together = results.get(timeout=90)
     for rank in ranks:
         rank.join()
-    got = (torch.tensor(loss, dtype=torch.float64), report, torch.tensor(gradient, dtype=torch.float64))
-    same(case(7).loss(objective()), got)
+    for config, (loss, report, gradient) in zip(EVERY, together, strict=True):
+        got = (torch.tensor(loss, dtype=torch.float64), report, torch.tensor(gradient, dtype=torch.float64))
+        same(case(7).loss(objective(**config)), got)
