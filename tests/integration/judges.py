@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -14,4 +15,11 @@ def never_for_some(*, prompt: str, completion: str, columns: Mapping[str, Any]) 
     """As `digit_share`, but never returns for completions that begin with one of ten letters."""
     while completion[:1] in set("abcdefghij"):
         time.sleep(3600)
+    return digit_share(prompt=prompt, completion=completion, columns=columns)
+
+
+def slow_while(*, prompt: str, completion: str, columns: Mapping[str, Any], file: str) -> float:
+    """As `digit_share`, but takes its time as long as there is `file`."""
+    if Path(file).exists():
+        time.sleep(0.1)
     return digit_share(prompt=prompt, completion=completion, columns=columns)
