@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class Worker:
         self.is_draining = False
         self.is_idle = asyncio.Event()
         self.is_idle.set()
+        self._num_streams = 0
 
     def take(self, tickets: Sequence[Ticket]) -> None:
         self.under_way.update((ticket.index, ticket) for ticket in tickets)
@@ -46,8 +47,18 @@ class Worker:
     def finish(self, indices: Iterable[int]) -> None:
         for index in indices:
             self.under_way.pop(index, None)
-        if not self.under_way:
+        if not self.under_way and not self._num_streams:
             self.is_idle.set()
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[None]:
+        """While this is open the worker is not idle: Ray takes back what it made when it ends before its stream does."""
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+            self.finish(())
 
     @property
     def is_serving(self) -> bool:
@@ -208,21 +219,22 @@ class Dispatcher:
 
     async def _sample(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
         """Passes the finished groups on, as they come."""
-        async for summary, reference in actor.stream_batches(
-            "generate", tickets, deadline_s=self._config.rollout.timeout_s
-        ):
-            ticket = worker.under_way.get(int(summary.group_id))
-            if ticket is None:  # made again beside those that a dead worker had left, or cut
-                continue
-            worker.finish([ticket.index])
-            self._num_sampled_tokens += summary.num_tokens
-            self._num_cut += ticket.num_extra_trajectories
-            self._note_sampling()
-            self._wake.set()
-            if buffer.is_cut(ticket.index):
-                continue
-            buffer.hold(ticket.index, summary.size_bytes)
-            self._spawn(self._score(ticket, reference, buffer))
+        with worker.streaming():
+            async for summary, reference in actor.stream_batches(
+                "generate", tickets, deadline_s=self._config.rollout.timeout_s
+            ):
+                ticket = worker.under_way.get(int(summary.group_id))
+                if ticket is None:  # made again beside those that a dead worker had left, or cut
+                    continue
+                worker.finish([ticket.index])
+                self._num_sampled_tokens += summary.num_tokens
+                self._num_cut += ticket.num_extra_trajectories
+                self._note_sampling()
+                self._wake.set()
+                if buffer.is_cut(ticket.index):
+                    continue
+                buffer.hold(ticket.index, summary.size_bytes)
+                self._spawn(self._score(ticket, reference, buffer))
 
     async def _score(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
         try:

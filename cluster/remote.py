@@ -234,7 +234,8 @@ async def _is_seat_lost(placement_group: Any, spec: ActorSpec) -> bool:
         return False
     table = await _asked(placement_group_table, placement_group)
     alive = {node["NodeID"] for node in await _asked(ray.nodes) if node["Alive"]}
-    return table["bundles_to_node_id"].get(spec.bundle) not in alive
+    # On a node that goes away Ray starts nobody any more: an actor with a seat there would wait until the node is gone.
+    return table["bundles_to_node_id"].get(spec.bundle) not in alive - await draining_nodes()
 
 
 async def _wait(reference: Any, *, who: str, phase: str, deadline_s: float) -> Any:
@@ -260,6 +261,10 @@ def _translated(who: str, phase: str) -> Any:
         cause = error.cause
         if isinstance(cause, TreadwheelError):
             raise cause from None
+        if isinstance(
+            cause, RayActorError
+        ):  # who made an argument died before its stream ended: Ray takes such items back
+            raise LostError(f"{who}, {phase!r}: {' '.join(str(cause).split())[:300]}") from error
         raise WorkerError(f"{who} failed in {phase!r}: {type(cause).__name__}: {cause}\n{error}") from error
     except RayActorError as error:
         cause = getattr(error, "cause", None)

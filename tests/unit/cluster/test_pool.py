@@ -279,6 +279,29 @@ async def test_a_worker_that_finds_no_room_within_its_deadline_goes_on_waiting()
     assert len(scene.pool.workers()) == 2
 
 
+async def test_a_leaving_worker_ends_when_its_stream_has_and_not_with_its_last_group():
+    end = asyncio.Event()
+
+    class Lingering(ScriptedWorker):
+        async def stream_batches(self, *args, **options):
+            async for each in super().stream_batches(*args, **options):
+                yield each
+            await end.wait()
+
+    scene = Scene(num_workers=2, make_worker=Lingering)
+    buffer = Buffer(groups_per_step=4)
+    await scene.pool.start()
+    await settled()
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        await asyncio.wait_for(buffer.take(4), 10)
+        scene.pool.drain("rollout-1")
+        await settled()
+        assert not scene.workers[1].is_dead
+        end.set()
+        await settled()
+        assert scene.workers[1].is_dead and not scene.workers[0].is_dead
+
+
 async def test_who_is_not_there_yet_is_given_back_before_those_that_serve():
     scene = Scene()
     await scene.pool.start()
