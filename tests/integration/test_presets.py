@@ -10,7 +10,7 @@ from tests.integration.commands import QUICKSTART, treadwheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
-NUM_STEPS = 10
+NUM_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
