@@ -1,6 +1,7 @@
 """A Ray cluster with token authentication, as `ray start --head` makes it, beside any others on the machine."""
 
 import contextlib
+import json
 import secrets
 import shutil
 import socket
@@ -11,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,11 +28,24 @@ class RayHead:
     """URL that `ray job submit` wants."""
     env: dict[str, str]
     """What a client needs: the token."""
+    folder: str
+    """Of the session: in the command line of each of its processes."""
+
+    def num_nodes(self) -> int:
+        """That live on this machine."""
+        return sum(
+            f"{self.folder}/" in line and "/raylet/raylet " in line
+            for line in map(_command_line, psutil.process_iter())
+        )
 
 
 @contextlib.contextmanager
-def ray_head(*, num_cpus: int = 2) -> Iterator[RayHead]:
-    """Up when this is entered; ends what it started and nothing else, which `ray stop` would not."""
+def ray_head(*, num_cpus: int = 2, autoscaling: int = 0) -> Iterator[RayHead]:
+    """Up when this is entered; ends what it started and nothing else, which `ray stop` would not.
+
+    With `autoscaling`, Ray's autoscaler makes up to so many nodes of one CPU out of thin air when they are asked for (its fake
+    provider), and takes them away when they are idle for three seconds.
+    """
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     gcs, dashboard, *others = _free_ports(6)
     names = ("ray-client-server-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
@@ -38,16 +54,57 @@ def ray_head(*, num_cpus: int = 2) -> Iterator[RayHead]:
     command = ["ray", "start", "--head", "--block", f"--port={gcs}", f"--num-cpus={num_cpus}", f"--temp-dir={folder}"]
     command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
     command += [f"--{name}={port}" for name, port in zip(names, others, strict=True)]
+    if autoscaling:
+        config = Path(folder) / "autoscaling.json"
+        config.write_text(json.dumps(_autoscaling(f"127.0.0.1:{gcs}", num_cpus=num_cpus, num_nodes=autoscaling)))
+        command.append(f"--autoscaling-config={config}")
+    own = {
+        **environment(),
+        **env,
+        **({"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"} if autoscaling else {}),
+    }
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**environment(), **env}, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=own, stdout=output, stderr=subprocess.STDOUT)
         try:
-            head = RayHead(address=f"127.0.0.1:{gcs}", dashboard=f"http://127.0.0.1:{dashboard}", env=env)
+            head = RayHead(
+                address=f"127.0.0.1:{gcs}", dashboard=f"http://127.0.0.1:{dashboard}", env=env, folder=folder
+            )
             _wait_for(head, process, output)
             yield head
         finally:
             _end(process, folder)
+
+
+def _autoscaling(gcs_address: str, *, num_cpus: int, num_nodes: int) -> dict[str, Any]:
+    """What `ray.cluster_utils.AutoscalingCluster` would write: its template is not in Ray's wheels, and its end is `ray stop`."""
+    provider = {
+        "type": "fake_multinode",
+        "gcs_address": gcs_address,
+        "use_node_id_as_ip": True,  # all nodes have this machine's address
+        "disable_node_updaters": True,  # which would log in to them
+        "disable_launch_config_check": True,
+    }
+    kinds = {
+        "ray.head.default": {"resources": {"CPU": num_cpus}, "node_config": {}, "max_workers": 0},
+        "more": {
+            "resources": {"CPU": 1, "object_store_memory": 150 * 1024**2},
+            "node_config": {},
+            "max_workers": num_nodes,
+        },
+    }
+    commands = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    return {
+        "cluster_name": "fake",
+        "max_workers": num_nodes,
+        "idle_timeout_minutes": 0.05,
+        "provider": provider,
+        "available_node_types": kinds,
+        "head_node_type": "ray.head.default",
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        **{f"{name}_commands": [] for name in commands},
+    }
 
 
 def _free_ports(count: int) -> list[int]:

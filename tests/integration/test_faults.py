@@ -39,12 +39,11 @@ def troubled(tmp_path_factory) -> Run:
         resource.prlimit(learner, resource.RLIMIT_FSIZE, (64 * 1024, most))  # for this process the disk is full
         until(lambda: run.events("checkpoint_failed"), process=driver)
         resource.prlimit(learner, resource.RLIMIT_FSIZE, (most, most))
-        for actor in ("rollout-0", "reward"):
-            goes_on_from = run.num_steps()
-            until(lambda actor=actor: run.pid(actor), process=driver)
-            stopped = run.strike(actor, signal.SIGSTOP)
-            until(lambda since=goes_on_from: run.num_steps() >= since + 3, process=driver)
-            assert not psutil.pid_exists(stopped), "what hung was replaced, so it must be gone"
+        until(lambda: run.pid("rollout-0") and run.pid("reward"), process=driver)
+        stopped = [run.strike(actor, signal.SIGSTOP) for actor in ("rollout-0", "reward")]
+        goes_on_from = run.num_steps()
+        until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
+        assert not any(map(psutil.pid_exists, stopped)), "what hung was replaced, so it must be gone"
         assert driver.exit_code() == 0, driver.output
     return run
 
