@@ -3,7 +3,6 @@
 A second try is reported (`R` in pytest's line, and in its summary). Nothing in a test may depend on it.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forget_an_earlier_token() -> None:
-    """A cluster that Ray starts in this process asks for a token, and leaves its mode in the environment: the next one would ask too."""
-    os.environ.pop("RAY_AUTH_MODE", None)
 
 
 @pytest.fixture(scope="session")
