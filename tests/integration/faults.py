@@ -171,6 +171,12 @@ class Run:
         """Of each step, as the ledger says."""
         return [tuple(json.loads(line)["groups"]) for line in self.directory.read_lines("ledger/ledger.jsonl")]
 
+    def replay(self, *options: object) -> str:
+        """What `treadwheel replay` says. On a Ray of its own: one started here would leave RAY_AUTH_MODE to all that come later."""
+        done = treadwheel("replay", self.path, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def recovery_seconds(self) -> dict[str, list[float]]:
         """By actor kind, from the failure that was noticed to the replacement that serves."""
         found: dict[str, list[float]] = {}

@@ -3,7 +3,6 @@
 import pyarrow as pa
 import pytest
 
-from deploy import replay
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, write_run
 from tests.models import make_tiny_model
 
@@ -77,8 +76,7 @@ def test_log_probs_of_both_sides_agree_where_requests_are_resumed_under_new_weig
 
 
 def test_an_asynchronous_run_is_replayed_bit_for_bit(bound_2):
-    done = replay.replay(bound_2.directory, bound_2.config())
-    assert done.is_equal and done.num_steps == STEPS
+    assert bound_2.replay() == f"{STEPS} steps replayed, weights {bound_2.weights()[STEPS]}: equal\n"
 
 
 def test_a_mismatch_beyond_the_alarm_is_an_event_of_its_step(bound_1):

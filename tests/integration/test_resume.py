@@ -7,7 +7,6 @@ import time
 import pytest
 
 from cluster.run_directory import RunDirectory
-from deploy import replay
 from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, until
 
@@ -60,8 +59,7 @@ def test_a_torn_ledger_is_cut_back_and_said_so(resumed):
 
 
 def test_replay_arrives_at_the_weights_of_every_step(undisturbed):
-    done = replay.replay(undisturbed.directory, undisturbed.config(), to_step=7)
-    assert done.is_equal and done.digest == undisturbed.weights()[7]
+    assert undisturbed.replay("--to-step", 7) == f"7 steps replayed, weights {undisturbed.weights()[7]}: equal\n"
 
 
 def test_verify_names_what_was_altered(undisturbed, tmp_path):
