@@ -28,12 +28,6 @@ def _meet(folder: Path) -> Group:
     return Group(rank=0, size=1, device=torch.device("cpu"), mesh=DeviceMesh("cpu", [0]))
 
 
-@pytest.fixture(autouse=True)
-def _nobody_meets() -> None:
-    """An engine's test in this process leaves its group behind, and torch has one at a time."""
-    leave()
-
-
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Group]:
     yield _meet(tmp_path)
