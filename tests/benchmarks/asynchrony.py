@@ -20,6 +20,7 @@ from cluster.run_directory import RunDirectory
 from cluster.tickets import TicketOffice
 from deploy import assembly, launch
 from deploy.configuration import validated
+from deploy.connection import connected
 from tests.models import make_tiny_model
 
 WARM_UP, MEASURED = 4, 16
@@ -70,7 +71,7 @@ async def _measure(config: RunConfig) -> dict[int, list[dict[str, float]]]:
     measured: dict[int, list[dict[str, float]]] = {}
     run_dir = RunDirectory(config.run_dir)
     ledger = Ledger(run_dir)
-    async with assembly.connected(None), assembly.actors(config, run_dir, ledger, _Steps()) as cluster:
+    async with connected(None), assembly.actors(config, run_dir, ledger, _Steps()) as cluster:
         for bound in BOUNDS:
             log = _Steps()
             version = cluster.learner.version
