@@ -161,9 +161,7 @@ class Dispatcher:
     def _free_groups(self) -> int:
         """Groups that the serving workers can take now; suspects of killing a worker run alone."""
         serving = [worker for worker in self._workers if worker.is_serving]
-        if not serving:
-            return 0
-        if self._alone is not None:
+        if not serving or self._alone is not None:
             return 0
         if self._config.deterministic and len(serving) < len(self._workers):
             return 0  # who samples what is fixed: a missing worker is waited for
@@ -275,16 +273,18 @@ class Dispatcher:
             await buffer.add(ticket.index, Group(reference=reference, summary=summary))
 
     async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
-        self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
+        self._say_dropped(ticket, why)
         await buffer.drop(ticket.index, why=why)
+
+    def _say_dropped(self, ticket: Ticket, why: str) -> None:
+        self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
 
     async def _stop_what_is_cut(self, buffer: Buffer, office: TicketOffice) -> None:
         """Never returns. What is being scored is left to its end: its bytes count for so long."""
         while True:
             cut = await buffer.newly_cut()
             for index in cut:
-                ticket = office.ticket(index, policy_version=buffer.version)
-                self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="cut")
+                self._say_dropped(office.ticket(index, policy_version=buffer.version), "cut")
             self._retries = [ticket for ticket in self._retries if ticket.index not in cut]
             self._wake.set()
             for worker in self._workers:

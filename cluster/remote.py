@@ -261,9 +261,8 @@ def _translated(who: str, phase: str) -> Any:
         cause = error.cause
         if isinstance(cause, TreadwheelError):
             raise cause from None
-        if isinstance(
-            cause, RayActorError
-        ):  # who made an argument died before its stream ended: Ray takes such items back
+        # Who made an argument died before its stream ended: Ray takes such items back.
+        if isinstance(cause, RayActorError):
             raise LostError(f"{who}, {phase!r}: {' '.join(str(cause).split())[:300]}") from error
         raise WorkerError(f"{who} failed in {phase!r}: {type(cause).__name__}: {cause}\n{error}") from error
     except RayActorError as error:

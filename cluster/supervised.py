@@ -171,7 +171,7 @@ class SupervisedActor:
 
     async def _begin(self) -> None:
         if self._is_stopped:
-            raise WorkerError(f"{self.spec.name} is not wanted any more")
+            raise self._unwanted()
         actor: RemoteActor | None = None
         try:
             actor = await self._started()
@@ -195,7 +195,10 @@ class SupervisedActor:
         self.actor, self._has_served = actor, True
         if self._is_stopped:
             await self.stop()
-            raise WorkerError(f"{self.spec.name} is not wanted any more")
+            raise self._unwanted()
+
+    def _unwanted(self) -> WorkerError:
+        return WorkerError(f"{self.spec.name} is not wanted any more")
 
     async def _started(self) -> RemoteActor:
         self._starting = asyncio.ensure_future(self._start(self.spec))
@@ -203,7 +206,7 @@ class SupervisedActor:
             return await self._starting
         except asyncio.CancelledError:
             if self._is_stopped:
-                raise WorkerError(f"{self.spec.name} is not wanted any more") from None
+                raise self._unwanted() from None
             raise
 
 

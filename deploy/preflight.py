@@ -120,9 +120,8 @@ def _check_model(config: RunConfig) -> Any:
     for field, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
         if path is not None:
             _check_folder(path, field=field)
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.ERROR
-    )  # a hub out of reach is one error, not a line per retry
+    # A hub out of reach is one error, not a line per retry.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     formatter = ChatFormatter.load(config.model)
     if config.sampling.max_tokens >= formatter.max_context:
         raise ConfigError(

@@ -111,9 +111,8 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
             os.fsync(file.fileno())
         _sync_folders(aside)
         replaced = directory.with_name(f".{directory.name}.removing")
-        if (
-            directory.exists()
-        ):  # renamed first: a kill in the middle of removing must not leave a torn checkpoint under its name
+        # Renamed first: a kill in the middle of removing must not leave a torn checkpoint under its name.
+        if directory.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             os.rename(directory, replaced)
         os.rename(aside, directory)
