@@ -37,4 +37,4 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY))
 
 docs: $(STAMP)
-	@$(BIN)/python -m deploy.docs
+	@$(BIN)/python -m deploy.reports.docs

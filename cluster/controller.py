@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.broadcast import Weights
-from cluster.buffer import Buffer, Group
 from cluster.contracts.config import EvaluationConfig, RunConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import GroupSummary, SamplingParams, StepStats
+from cluster.contracts.types import Group, GroupSummary, SamplingParams, StepStats
 from cluster.learner_group import LearnerGroup
-from cluster.pool import Pool
-from cluster.supervised import Events
-from cluster.tickets import TicketOffice, evaluation_tickets
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
+from cluster.rollouts.worker_pool import Pool
+from cluster.supervision.supervisor import Events
+from cluster.weights.broadcast import Weights
 
 
 class Log(Events, Protocol):

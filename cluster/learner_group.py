@@ -10,14 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cluster.buffer import Group
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, DeadlineError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import GroupSummary, StepStats
-from cluster.ledger import Ledger, Record
-from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervised import SupervisedActor, Supervisor, kind_of
-from cluster.supervision import FailureKind
+from cluster.contracts.types import Group, GroupSummary, StepStats
+from cluster.record.ledger import Ledger, Record
+from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.supervision.policy import FailureKind
+from cluster.supervision.supervisor import SupervisedActor, Supervisor, kind_of
 
 
 class Spawn(Protocol):
@@ -81,7 +80,7 @@ class LearnerGroup:
         """
         async with self._turn:
             step = self._ledger.version + 1
-            references = [group.reference for _, group in groups]
+            references = [group.object_ref for _, group in groups]
             deadline_s = self._config.learner.timeout_s
             name, digest = await self._recorder.call("record", step, *references, deadline_s=deadline_s)
             indices = [index for index, _ in groups]
@@ -163,7 +162,7 @@ class LearnerGroup:
 
     async def _holds(self, group: Group) -> bool:
         try:
-            return await self._recorder.call("holds", group.reference, deadline_s=self._config.learner.timeout_s)
+            return await self._recorder.call("holds", group.object_ref, deadline_s=self._config.learner.timeout_s)
         except LostError:
             return False
 

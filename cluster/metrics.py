@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import resolve
-from cluster.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 
 METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",

@@ -43,8 +43,10 @@ def main() -> None:
 def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Train, from wherever the run directory stands."""
     with _reporting(debug=debug, on_interrupt="stopped cleanly; the same command goes on from the last checkpoint"):
-        from cluster.run_directory import RunDirectory
-        from deploy import configuration, curves, preflight, run_info
+        from cluster.record.run_directory import RunDirectory
+        from deploy import preflight
+        from deploy.config import loading as configuration
+        from deploy.reports import curves, run_info
 
         config = configuration.load(run, overrides or [])
         preflight.check(config, address=address)
@@ -60,7 +62,8 @@ def train(run: RunFile, overrides: Overrides = None, address: Address = None, de
 def check(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Validate everything, show derived sizes, placement and memory; start nothing."""
     with _reporting(debug=debug):
-        from deploy import configuration, preflight
+        from deploy import preflight
+        from deploy.config import loading as configuration
 
         report = preflight.check(configuration.load(run, overrides or []), address=address)
         Console().print(report.table())
@@ -89,8 +92,8 @@ def evaluate(
 def info(run_dir: RunDir, debug: Debug = False) -> None:
     """Where a run stands: progress, numbers, failures, checkpoints; live or done."""
     with _reporting(debug=debug):
-        from cluster.run_directory import RunDirectory
-        from deploy import run_info
+        from cluster.record.run_directory import RunDirectory
+        from deploy.reports import run_info
 
         Console().print(run_info.table(RunDirectory(run_dir)))
 
@@ -99,9 +102,9 @@ def info(run_dir: RunDir, debug: Debug = False) -> None:
 def verify(run_dir: RunDir, debug: Debug = False) -> None:
     """Check ledger, digests, schema and staleness of what a run recorded; exit code 1 if anything is wrong."""
     with _reporting(debug=debug):
-        from cluster.run_directory import RunDirectory
-        from deploy import run_info
-        from deploy import verify as verification
+        from cluster.record.run_directory import RunDirectory
+        from deploy.reports import run_info
+        from deploy.reports import verify as verification
 
         directory = RunDirectory(run_dir)
         verdict = verification.verify(directory, run_info.config_of(directory))
@@ -125,9 +128,9 @@ def replay(
 ) -> None:
     """Learn again from the recorded trajectories, without sampling; exit code 1 if the weights are not those of the run."""
     with _reporting(debug=debug):
-        from cluster.run_directory import RunDirectory
+        from cluster.record.run_directory import RunDirectory
         from deploy import replay as replaying
-        from deploy import run_info
+        from deploy.reports import run_info
 
         directory = RunDirectory(run_dir)
         config = run_info.config_of(directory)
@@ -146,8 +149,8 @@ def scale(
 ) -> None:
     """Change the number of rollout workers of a live run."""
     with _reporting(debug=debug):
-        from cluster.run_directory import RunDirectory
-        from deploy import steering
+        from cluster.record.run_directory import RunDirectory
+        from deploy.cluster_up import steering
 
         name, _, number = asked.partition("=")
         if name != "rollout_workers" or not number.isdecimal():
@@ -164,7 +167,7 @@ def passport_diff(
 ) -> None:
     """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""
     with _reporting(debug=debug):
-        from deploy import run_info
+        from deploy.reports import run_info
 
         differences = run_info.passport_differences(left, right)
         mathematical = {name: pair for name, pair in differences.items() if run_info.is_mathematical(name)}

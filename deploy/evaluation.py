@@ -10,8 +10,9 @@ from rich.console import Console
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.run_directory import RUN_YAML, RunDirectory
-from deploy import configuration, run_info
+from cluster.record.run_directory import RUN_YAML, RunDirectory
+from deploy.config import loading as configuration
+from deploy.reports import run_info
 
 _MODEL = "model"
 """A checkpoint's Hugging Face folder."""

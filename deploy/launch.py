@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-from cluster.buffer import Buffer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import resolve
@@ -17,15 +16,16 @@ from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator
 from cluster.controller import evaluate as evaluate_now
 from cluster.controller import train as run_loop
-from cluster.ledger import Ledger
 from cluster.metrics import MetricLog, open_log
-from cluster.run_directory import RunDirectory
-from cluster.tickets import TicketOffice
-from deploy.assembly import Cluster, actors
-from deploy.configuration import resolved_yaml
-from deploy.connection import connected
-from deploy.steering import Steering
-from deploy.summary import Summary, summarize
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.tickets import TicketOffice
+from deploy.cluster_up.assembly import Cluster, actors
+from deploy.cluster_up.connection import connected
+from deploy.cluster_up.steering import Steering
+from deploy.config.loading import resolved_yaml
+from deploy.reports.summary import Summary, summarize
 
 T = TypeVar("T")
 

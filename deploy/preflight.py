@@ -21,9 +21,9 @@ from cluster.contracts.plugins import Plugin, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 from cluster.metrics import resolve_sink
-from cluster.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
-from cluster.run_directory import RunDirectory
-from deploy.configuration import resolved_yaml
+from cluster.record.run_directory import RunDirectory
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
+from deploy.config.loading import resolved_yaml
 
 _PROMPT_SCAN_S = 5.0
 """Longest look at the prompts' lengths: all of a file's, some thousands of a generated source."""
@@ -115,7 +115,7 @@ def _check_mathematics(config: RunConfig) -> frozenset[str]:
 
 
 def _check_model(config: RunConfig) -> Any:
-    from actors.chat import ChatFormatter
+    from actors.chat.formatter import ChatFormatter
 
     for field, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
         if path is not None:
@@ -161,7 +161,7 @@ def _open_prompts(plugin: Plugin, *, field: str) -> PromptSource:
 
 
 def _check_judge(config: RunConfig, prompt: Prompt) -> None:
-    from actors.judgement import check_judge, find_judge
+    from actors.reward_service.judgement import check_judge, find_judge
 
     find_judge(config.reward.judge)
     check_judge(config.reward.judge, prompt)
@@ -245,7 +245,7 @@ def _placement_rows(placement: PlacementPlan | None) -> Iterator[tuple[str, str,
 
 def _memory_rows(config: RunConfig, *, needs: frozenset[str], is_local: bool) -> Iterator[tuple[str, str, str]]:
     from learner import memory
-    from learner.model import read_config
+    from learner.model.policy import read_config
 
     model = read_config(config.model)
     rank = memory.estimate(

@@ -7,14 +7,15 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.broadcast import Weights
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.ledger import Ledger, ReadOnly
-from cluster.run_directory import EVENTS, RunDirectory
+from cluster.record.ledger import Ledger, ReadOnly
+from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
-from deploy import assembly, launch
-from deploy.connection import connected
+from deploy import launch
+from deploy.cluster_up import assembly
+from deploy.cluster_up.connection import connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

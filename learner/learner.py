@@ -25,16 +25,16 @@ from learner.algorithms.batch import Prepared
 from learner.algorithms.objective import Objective
 from learner.algorithms.statistics import Statistics
 from learner.assemble import Batch, assemble
-from learner.building import build, check_memory, choose_device
-from learner.group import Group, leave
-from learner.lora import adapter_of
-from learner.model import output_layer
+from learner.checkpoint.saving import Saver
+from learner.distributed import RankGroup, leave
+from learner.forward_backward import Passes
+from learner.model.building import build, check_memory, choose_device
+from learner.model.lora import adapter_of
+from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.packing import MicroBatch
-from learner.passes import Passes
 from learner.progress import Laps, Phases
 from learner.publishing import canary_of, exported, exported_adapter
-from learner.saving import Saver
 
 
 class Learner:
@@ -59,7 +59,7 @@ class Learner:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         device = choose_device(config)
-        self._group = Group.join(
+        self._group = RankGroup.join(
             rank=rank,
             size=config.learner.num_ranks,
             rendezvous=rendezvous,
@@ -241,7 +241,7 @@ class Learner:
     # Checkpoints
 
     def save(self, directory: str, extra: Mapping[str, Any]) -> None:
-        """A checkpoint; see `learner.saving`."""
+        """A checkpoint; see `learner.checkpoint.saving`."""
         self._phases.enter("saving")
         self._saver.save(_local_path(directory), extra)
         self._phases.enter("waiting")
@@ -279,7 +279,7 @@ class Learner:
         return self._config
 
     @property
-    def group(self) -> Group:
+    def group(self) -> RankGroup:
         return self._group
 
     @property

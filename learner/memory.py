@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
-from learner.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
+from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.packing import tokens_per_pass
 
 

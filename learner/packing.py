@@ -1,7 +1,7 @@
 """Rows of a batch as micro-batches under a token budget: planned (pure), then laid out as tensors. The learner and scorers call it.
 
 Packed: sequences stand one after another in a single row, the prompt of a group once, and attention keeps them apart
-(`learner.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a
+(`learner.model.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a
 completion is no input: nothing is predicted from it. Plans are deterministic, and cost every rank the same up to one unit.
 
 Shapes: N rows of the batch, W completion width of the batch, C completion positions with loss.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.attention import Segment, Segments, bucketed
+from learner.model.attention import Segment, Segments, bucketed
 
 MAX_CPU_TOKENS = 4096
 """Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from cluster.weights.manifest import Canary
-from learner.critic import Networks
-from learner.lora import adapters, merged
-from learner.model import output_layer, score, token_row
+from learner.model.critic import Networks
+from learner.model.lora import adapters, merged
+from learner.model.policy import output_layer, score, token_row
 
 
 def probe_token_ids(vocabulary_size: int, *, num_tokens: int) -> list[int]:

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from cluster.contracts.errors import WorkerError
-from cluster.contracts.types import GroupSummary, Prompt, Ticket
-from cluster.remote import ActorSpec
-from cluster.supervision import ActorKind
+from cluster.contracts.types import ActorKind, GroupSummary, Prompt, Ticket
+from cluster.remote.actor import ActorSpec
 
 
 class ListedEvents:

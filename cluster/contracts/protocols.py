@@ -137,3 +137,32 @@ class Learner(Protocol):
         ...
 
     def progress(self) -> Progress: ...
+
+
+class ActorHandle(Protocol):
+    """One running actor, as the driver calls it."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """What the hosted method returns. Object refs among `args` arrive resolved."""
+        ...
+
+
+class WorkerFleet(Protocol):
+    """The rollout workers that serve now, as a broadcast sees them."""
+
+    def workers(self) -> Sequence[ActorHandle]: ...
+
+    def replace(self, actor: Any, error: BaseException) -> None:
+        """`actor` failed with `error`: another one starts in its place. Returns at once."""
+        ...
+
+
+class PublishingLearner(Protocol):
+    """The learner, as a broadcast sees it."""
+
+    async def publish(self) -> list[Any]:
+        """Object refs of the buckets of the current weights and, last, of their manifest."""
+        ...

@@ -5,6 +5,14 @@ from enum import StrEnum
 from typing import Any
 
 
+class ActorKind(StrEnum):
+    ROLLOUT_WORKER = "rollout_worker"
+    REWARD_SERVICE = "reward_service"
+    REFERENCE_SCORER = "reference_scorer"
+    LEARNER = "learner"
+    RECORDER = "recorder"
+
+
 class FinishReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence token or a stop string."""
@@ -121,6 +129,15 @@ class GroupSummary:
     def mean_reward(self) -> float | None:
         known = [value for value in self.rewards if value is not None]
         return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A finished group: where its trajectories are, and what the controller knows of them."""
+
+    object_ref: Any
+    """Of the group's Arrow batch in the cluster's object store. The driver passes it on and never fetches it."""
+    summary: GroupSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from cluster.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory
 
 _SHOWN: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward/mean",), "{:.3f}".format),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.metrics import finite
-from cluster.run_directory import METRICS, RunDirectory
+from cluster.record.run_directory import METRICS, RunDirectory
 
 
 class JsonLines:

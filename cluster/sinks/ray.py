@@ -7,7 +7,7 @@ from typing import Any
 from ray.util.metrics import Counter, Gauge
 
 from cluster.metrics import METRICS
-from cluster.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory
 
 
 class RayMetrics:

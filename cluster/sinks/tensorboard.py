@@ -8,7 +8,7 @@ from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAt
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from cluster.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory
 
 
 class TensorBoard:

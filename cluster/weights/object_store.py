@@ -1,7 +1,7 @@
 """Weights through the cluster's object store: the learner puts buckets in once, each worker's node fetches them once.
 
 Both ends in one file: `ObjectStoreTransport` drives, `Learner.publish` supplies, `RolloutWorker.load` takes. The driver holds
-references and the manifest, never a bucket. `cluster/pool.py` adapts actor handles to the two protocols below.
+references and the manifest, never a bucket. `cluster/rollouts/worker_pool.py` adapts actor handles to the two protocols below.
 """
 
 import asyncio

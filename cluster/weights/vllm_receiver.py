@@ -1,6 +1,6 @@
 """The engine's end of weight updates that arrive as host tensors, by vLLM's public WeightTransferEngine interface.
 
-`actors/vllm_engine.py` selects it by name; vLLM calls it in each of the engine's processes. vLLM packs matrices for its kernels
+`actors/rollout/vllm_engine.py` selects it by name; vLLM calls it in each of the engine's processes. vLLM packs matrices for its kernels
 and frees the originals, so weights cannot simply be assigned: they go through its layerwise reload, between start and finish.
 """
 

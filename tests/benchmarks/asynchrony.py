@@ -11,16 +11,17 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from cluster.buffer import Buffer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.types import SamplingParams
 from cluster.controller import train
-from cluster.ledger import Ledger
-from cluster.run_directory import RunDirectory
-from cluster.tickets import TicketOffice
-from deploy import assembly, launch
-from deploy.configuration import validated
-from deploy.connection import connected
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.tickets import TicketOffice
+from deploy import launch
+from deploy.cluster_up import assembly
+from deploy.cluster_up.connection import connected
+from deploy.config.loading import validated
 from tests.models import make_tiny_model
 
 WARM_UP, MEASURED = 4, 16

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.contracts.config import RunConfig
-from cluster.ledger import Ledger
 from cluster.metrics import MetricLog
-from cluster.run_directory import RunDirectory
-from deploy.assembly import Cluster, actors
-from deploy.configuration import validated
-from deploy.connection import connected
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from deploy.cluster_up.assembly import Cluster, actors
+from deploy.cluster_up.connection import connected
+from deploy.config.loading import validated
 from tests.benchmarks.sampling import (
     CONTEXT,
     GROUP_SIZE,

@@ -18,15 +18,14 @@ import psutil
 import pyarrow as pa
 import ray
 
-from cluster.buffer import Buffer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import Prompt, SamplingParams, Ticket
-from cluster.pool import Pool
-from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervised import Supervisor
-from cluster.supervision import ActorKind
-from cluster.tickets import TicketOffice
+from cluster.contracts.types import ActorKind, Prompt, SamplingParams, Ticket
+from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.tickets import TicketOffice
+from cluster.rollouts.worker_pool import Pool
+from cluster.supervision.supervisor import Supervisor
 
 SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32").split(","))
 SECONDS = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.rollout_worker import RolloutWorker
+from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
 from cluster.weights.manifest import Canary, pack

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from actors.judgement import HOME, find_judge, is_async, judge_now
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
+from actors.reward_service.judgement import HOME, find_judge, is_async, judge_now
 from cluster.contracts.plugins import Plugin, names
 from cluster.contracts.types import RewardStatus
 

@@ -5,7 +5,7 @@ import pytest
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.plugins import Plugin, names
 from cluster.metrics import Sink, resolve_sink
-from cluster.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory
 
 
 @pytest.fixture(params=names("cluster.sinks"))

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.chat import ChatFormatter
-from actors.vllm_engine import VllmEngine
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.vllm_engine import VllmEngine
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason, SamplingParams

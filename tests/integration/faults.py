@@ -20,8 +20,8 @@ import yaml
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
-from cluster.run_directory import RunDirectory
-from deploy import run_info, verify
+from cluster.record.run_directory import RunDirectory
+from deploy.reports import run_info, verify
 from tests.integration.commands import Background, treadwheel
 from tests.models import make_tiny_model
 

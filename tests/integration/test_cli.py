@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from deploy.cli import app
-from deploy.configuration import load, resolved_yaml
+from deploy.config.loading import load, resolved_yaml
 from tests.models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.contracts.errors import LostError, WorkerError
 from cluster.contracts.schema import to_batch
-from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervision import ActorKind
+from cluster.contracts.types import ActorKind
+from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.integration.commands import Background, treadwheel
 from tests.integration.commands import run as run_command
 from tests.integration.faults import Run, write_run

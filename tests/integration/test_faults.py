@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from cluster.contracts.errors import WorkerError
-from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervision import ActorKind
+from cluster.contracts.types import ActorKind
+from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Prompt, SamplingParams, Ticket
-from deploy import factories
+from deploy.cluster_up import factories
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.engine]

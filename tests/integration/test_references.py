@@ -12,8 +12,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from cluster.contracts.errors import WorkerError
-from cluster.remote import ActorSpec, RemoteActor
-from cluster.supervision import ActorKind
+from cluster.contracts.types import ActorKind
+from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.unit.actors.batches import batch_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cluster.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory
 from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, until
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rollout_worker import RolloutWorker
+from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Prompt, SamplingParams, Ticket

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster.buffer import Buffer, Group
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.types import StepStats
+from cluster.contracts.types import Group, StepStats
 from cluster.controller import train
+from cluster.rollouts.buffer import Buffer
 from cluster.weights.object_store import BroadcastStats
 from tests.fakes import ListedEvents, group_summary
 
@@ -56,7 +56,7 @@ class Scene:
 
     async def _add(self, index: int) -> None:
         summary = group_summary(index, version=self.buffer.version - self._age, rewards=(1.0, 0.0))
-        await self.buffer.add(index, Group(reference=index, summary=summary))
+        await self.buffer.add(index, Group(object_ref=index, summary=summary))
 
     def sample_again(self, indices: set[int]) -> None:
         self.again += sorted(indices)

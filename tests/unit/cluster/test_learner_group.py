@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from cluster.buffer import Group
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, LostError, WorkerError
-from cluster.contracts.types import StepStats
+from cluster.contracts.types import ActorKind, Group, StepStats
 from cluster.learner_group import LearnerGroup
-from cluster.ledger import Ledger
-from cluster.remote import RemoteActor
-from cluster.supervised import SupervisedActor, Supervisor
-from cluster.supervision import ActorKind
+from cluster.record.ledger import Ledger
+from cluster.remote.actor import RemoteActor
+from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from tests.fakes import ListedEvents, actor_spec, group_summary
 
 
@@ -126,7 +124,7 @@ class Scene:
 
     async def learn(self, num_steps: int) -> None:
         for step in range(num_steps):
-            await self.group.update([(step, Group(reference=f"group {step}", summary=group_summary(step)))])
+            await self.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
 
 
 def death(method: str) -> WorkerError:
@@ -140,7 +138,7 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     await scene.group.save(None)
     await scene.learn(0)
     for step in (1, 2):
-        await scene.group.update([(step, Group(reference=f"group {step}", summary=group_summary(step)))])
+        await scene.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
     assert scene.group.version == 3
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
@@ -203,7 +201,7 @@ async def test_lost_groups_are_named_and_nothing_is_recorded():
     scene = Scene()
     await scene.group.start()
     groups = [
-        (index, Group(reference=name, summary=group_summary(index))) for index, name in ((3, "here"), (4, "lost"))
+        (index, Group(object_ref=name, summary=group_summary(index))) for index, name in ((3, "here"), (4, "lost"))
     ]
     with pytest.raises(LostError):
         await scene.group.update(groups)

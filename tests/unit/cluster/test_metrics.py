@@ -8,7 +8,7 @@ from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.plugins import Plugin
 from cluster.metrics import MetricLog, finite, open_log
-from cluster.run_directory import EVENTS, METRICS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
 from cluster.sinks.console import LiveLine, PlainLines, TimeLeft, clock, line_of
 from cluster.sinks.jsonl import read_steps
 

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
 from cluster.weights.manifest import WeightManifest, unpack
-from learner import building
-from learner.checkpoint import checkpoints, verify
+from learner.checkpoint.files import checkpoints, verify
 from learner.learner import Learner
-from learner.model import ReferenceModel
+from learner.model import building
+from learner.model.policy import ReferenceModel
 from tests.models import make_tiny_model
 from tests.unit.learner.disk import largest_file
 from tests.unit.learner.trajectories import make_config, make_group

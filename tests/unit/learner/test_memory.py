@@ -6,7 +6,7 @@ import pytest
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.memory import MemoryEstimate, check_fits, estimate
-from learner.model import read_config
+from learner.model.policy import read_config
 from tests.models import make_tiny_model
 
 

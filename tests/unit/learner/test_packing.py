@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from cluster.contracts.config import ModelConfig
-from learner import attention
-from learner.attention import PACKED
-from learner.model import PolicyModel, load, prove, token_row
+from learner.model import attention
+from learner.model.attention import PACKED
+from learner.model.policy import PolicyModel, load, prove, token_row
 from learner.packing import Layout, TokenRow, lay_out, plan
 from tests.models import make_tiny_model
 

@@ -1,0 +1,133 @@
+"""Prompts to tokens and completions to text: chat templates, one bos at most, and the ids that end a completion.
+
+Used by `actors/rollout/worker.py`, and by preflight checks to find prompts that do not fit before anything starts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
+
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as the engine gets it."""
+
+    text: str
+    """After the template, without a bos that the tokenizer adds."""
+    token_ids: list[int]
+
+
+class ChatFormatter:
+    """One model's tokenizer and templates."""
+
+    def __init__(self, tokenizer: Any, *, max_context: int, stop_token_ids: Sequence[int] = ()) -> None:
+        """`max_context` counts prompt and completion tokens; `stop_token_ids` come beside the tokenizer's own eos."""
+        self._tokenizer = tokenizer
+        self.max_context = max_context
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*stop_token_ids, *eos}))
+        """End of sequence and end of turn; a completion that ends with one keeps it among its tokens."""
+        self._bos = tokenizer.bos_token_id
+        self._adds_bos = self._bos is not None and tokenizer("a").input_ids[:1] == [self._bos]
+
+    @classmethod
+    def load(cls, model: ModelConfig) -> Self:
+        """Reads tokenizer and configuration of `model.path`. Raises ConfigError when they are missing or do not fit together."""
+        options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+        try:
+            config = AutoConfig.from_pretrained(model.path, **options)
+            tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"model.path={model.path!r} does not load: {reason}; it must be a Hugging Face folder with config.json and a "
+                "tokenizer, or a hub name that this machine can reach"
+            ) from error
+        if model.chat_template is not None:
+            tokenizer.chat_template = model.chat_template
+        stop_token_ids = _stop_token_ids(model, config)
+        return cls(tokenizer, max_context=_max_context(model, config), stop_token_ids=stop_token_ids)
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Messages through the chat template (or as plain text where there is none), text as it is.
+
+        Exactly one bos stands in front where the tokenizer adds one, whether or not the template writes it too. Raises DataError
+        naming the prompt when it is empty, leaves no room for a completion, or does not go through the template.
+        """
+        text = self._text(prompt)
+        token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        if self._adds_bos and token_ids[:1] != [self._bos]:
+            token_ids.insert(0, self._bos)
+        if not token_ids:
+            raise DataError(f"prompt {prompt.prompt_id!r} is empty; give it a text or messages")
+        if len(token_ids) >= self.max_context:
+            raise DataError(
+                f"prompt {prompt.prompt_id!r} has {len(token_ids)} tokens, and the context takes {self.max_context} with the "
+                "completion; shorten or drop the prompt, or raise model.max_context"
+            )
+        return EncodedPrompt(text=text, token_ids=token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """A completion's text for rewards and people. Special tokens (eos, end of turn) are left out; a stop string stays."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _text(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        if prompt.messages is None:
+            raise DataError(f"prompt {prompt.prompt_id!r} has neither text nor messages")
+        if self._tokenizer.chat_template is None:
+            return _plain_text(prompt)
+        try:
+            return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError) as error:  # a TypeError is of the template too: joins a text and a list, say
+            raise DataError(
+                f"prompt {prompt.prompt_id!r} does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: "
+                f"{type(error).__name__}: {error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)"
+            ) from error
+
+
+def _plain_text(prompt: Prompt) -> str:
+    """One message is its content; a dialogue is lines of `role: content` that end where the assistant is to speak."""
+    messages = prompt.messages or []
+    for message in messages:
+        if not isinstance(message.get("content"), str):
+            raise DataError(
+                f"prompt {prompt.prompt_id!r} has a message whose content is {type(message.get('content')).__name__}; without a "
+                "chat template it must be a string"
+            )
+        if "role" not in message and len(messages) > 1:
+            raise DataError(f"prompt {prompt.prompt_id!r} has a message without a role; a dialogue needs one for each")
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+
+
+def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:
+    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = model.max_context
+    if wanted is None:
+        if own is None:
+            raise ConfigError(f"model.path={model.path!r} does not say how long its context is; set model.max_context")
+        return own
+    if own is not None and wanted > own:
+        raise ConfigError(f"model.max_context={wanted} is beyond the model's own {own}; use at most {own}")
+    return wanted
+
+
+def _stop_token_ids(model: ModelConfig, config: PretrainedConfig) -> list[int]:
+    """Chat models often name an end-of-turn token in generation_config.json alone."""
+    try:
+        found = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main").eos_token_id
+    except OSError:  # the file is optional
+        found = getattr(config.get_text_config(), "eos_token_id", None)
+    if found is None:
+        return []
+    return [found] if isinstance(found, int) else list(found)

@@ -1,0 +1,1 @@
+"""The reward service, and the processes that its judges run in."""

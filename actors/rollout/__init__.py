@@ -1,0 +1,1 @@
+"""A rollout worker and its engine."""

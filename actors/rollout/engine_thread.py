@@ -1,0 +1,266 @@
+"""One thread that owns one engine: requests, weight updates and aborts reach it as commands and happen between two steps.
+
+It promises that no token leaves which was not sampled under attested weights, that each token carries the version that sampled it,
+and that its end, for whatever reason, is known to whoever waits. `actors/rollout/worker.py` is its only caller.
+"""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from cluster.contracts.errors import WeightsError, WorkerError
+from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
+from cluster.contracts.types import Completion, FinishReason
+
+Sink = Callable[[str, Completion | WeightsError], None]
+"""Takes a request's id and what became of it; called in the engine's thread, so it must hand over and return."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """New weights, and how to know that the engine computes with them."""
+
+    policy_version: int
+    tensors: Callable[[], Iterator[tuple[str, Any]]]
+    adapter: Any = None
+    """What the tensors are an adapter of; None when they are the whole model."""
+    probe_token_ids: Sequence[int]
+    check: Callable[[list[float]], float]
+    """Takes the probe's log-probs, returns the largest error in nats; raises WeightsError when it is too large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """How an update went."""
+
+    canary_max_error: float
+    pause_seconds: float
+    """How long nothing was sampled for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """The one command that does not wait behind an update: the update may be waiting for what is aborted."""
+
+    request_ids: Sequence[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Active:
+    """A request that is not finished."""
+
+    request: EngineRequest
+    sink: Sink
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            token_ids=list(self.token_ids),
+            rollout_logprobs=list(self.logprobs),
+            policy_versions=list(self.policy_versions),
+            finish_reason=reason,
+        )
+
+
+class _Outcome:
+    """Hands the end of a thread, good or bad, to a future."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(error)
+        return True
+
+
+class EngineThread:
+    """Runs an engine for as long as it has requests, and sleeps when it has none."""
+
+    def __init__(
+        self, make_engine: Callable[[], Engine], *, on_update: Literal["continue", "finish", "abort_and_resume"]
+    ) -> None:
+        """Returns once the engine is up; raises what `make_engine` raises."""
+        self._make_engine = make_engine
+        self._on_update = on_update
+        self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
+        self._held: list[Callable[[Engine], None]] = []
+        """An update that lets running requests finish first, and the commands after it."""
+        self._active: dict[str, _Active] = {}
+        self._policy_version: int | None = None
+        self._refusal = "no weights were loaded yet"
+        self._phase = ("starting", time.time())
+        self._last_step = time.time()
+        self.ended: Future[None] = Future()
+        """Done when the thread has ended; carries the exception that ended it."""
+        self.ended.set_running_or_notify_cancel()
+        up: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, args=(up,), name="engine", daemon=True)
+        self._thread.start()
+        up.result()
+
+    @property
+    def policy_version(self) -> int | None:
+        """The attested version that serves now; None when nothing may be served."""
+        return self._policy_version
+
+    @property
+    def phase(self) -> tuple[str, float]:
+        """What the thread does, and since when in Unix seconds."""
+        return self._phase
+
+    @property
+    def last_progress(self) -> float:
+        """Unix seconds of the last step; now, when there is nothing to do."""
+        return time.time() if self._phase[0] == "idle" else self._last_step
+
+    def submit(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
+        """All of them are in the engine before its next step, in this order. Each gets one call of `sink`, unless it is aborted."""
+        self._commands.put(lambda engine: self._start(engine, requests, sink))
+
+    def update(self, update: Update) -> Future[Updated]:
+        """Loads between two steps and attests. A WeightsError also ends every unfinished request, and nothing is served after it."""
+        done: Future[Updated] = Future()
+        done.set_running_or_notify_cancel()
+        self._commands.put(lambda engine: self._update(engine, update, done))
+        return done
+
+    def refuse(self, error: WeightsError) -> None:
+        """Ends every unfinished request with `error` and serves nothing until an update succeeds."""
+        self._commands.put(lambda engine: self._refuse(engine, error))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forgets the requests, soon: until then their sinks may be called. Those that have ended are ignored."""
+        if request_ids:
+            self._commands.put(_Abort(request_ids))
+
+    def stop(self) -> None:
+        """Ends the thread after the step that runs now; unfinished requests are dropped."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def _main(self, up: Future[None]) -> None:
+        with _Outcome(self.ended):
+            with _Outcome(up):
+                engine = self._make_engine()
+            if up.exception() is None:
+                self._loop(engine)
+
+    def _loop(self, engine: Engine) -> None:
+        while True:
+            self._enter("sampling" if self._active else "idle")
+            if self._held and not self._active:
+                self._obey_held(engine)
+            elif self._active and self._commands.empty():
+                self._step(engine)
+            else:
+                self._obey(engine)
+
+    # On its own so that nothing keeps the last command, and with it an update's buckets, while the engine samples.
+    def _obey(self, engine: Engine) -> None:
+        command = self._commands.get()
+        if command is None:
+            raise WorkerError("the engine was stopped")
+        if not isinstance(command, _Abort):
+            self._obey_in_turn(engine, command)
+            return
+        self._abort(engine, command.request_ids)
+        if self._held:  # what it aborts may still be waiting there
+            self._held.append(lambda engine: self._abort(engine, command.request_ids))
+
+    def _obey_held(self, engine: Engine) -> None:
+        held, self._held = self._held, []
+        for command in held:
+            self._obey_in_turn(engine, command)
+
+    def _obey_in_turn(self, engine: Engine, command: Callable[[Engine], None]) -> None:
+        if self._held:
+            self._held.append(command)
+        else:
+            command(engine)
+
+    def _enter(self, phase: str) -> None:
+        if self._phase[0] != phase:
+            self._phase = (phase, time.time())
+            self._last_step = time.time()
+
+    def _start(self, engine: Engine, requests: Sequence[EngineRequest], sink: Sink) -> None:
+        if self._policy_version is None:
+            for request in requests:
+                sink(request.request_id, WeightsError(f"nothing is served: {self._refusal}"))
+            return
+        for request in requests:
+            engine.add(request)
+            self._active[request.request_id] = _Active(request=request, sink=sink)
+
+    def _step(self, engine: Engine) -> None:
+        for output in engine.step():
+            self._take(output)
+        self._last_step = time.time()
+
+    def _take(self, output: EngineOutput) -> None:
+        active = self._active[output.request_id]
+        assert self._policy_version is not None, "an engine may only step under attested weights"
+        active.token_ids.extend(output.token_ids)
+        active.logprobs.extend(output.logprobs)
+        active.policy_versions.extend([self._policy_version] * len(output.token_ids))
+        if output.finish_reason is not None:
+            del self._active[output.request_id]
+            active.sink(output.request_id, active.completion(output.finish_reason))
+
+    def _update(self, engine: Engine, update: Update, done: Future[Updated]) -> None:
+        if self._on_update == "finish" and self._active:
+            self._held.append(lambda engine: self._update(engine, update, done))
+            return
+        self._enter("loading")
+        started = time.monotonic()
+        if self._on_update == "abort_and_resume":
+            engine.abort(list(self._active))
+        try:
+            if update.adapter is None:
+                engine.load(update.tensors())
+            else:
+                engine.load_adapter(update.tensors(), update.adapter)
+            # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
+            largest = update.check(engine.prompt_logprobs(update.probe_token_ids))
+        except WeightsError as error:
+            self._refuse(engine, error)
+            done.set_exception(error)
+            return
+        self._policy_version = update.policy_version
+        if self._on_update == "abort_and_resume":
+            self._resume(engine)
+        done.set_result(Updated(canary_max_error=largest, pause_seconds=time.monotonic() - started))
+
+    def _resume(self, engine: Engine) -> None:
+        for active in self._active.values():
+            kept = active.completion(FinishReason.ABORTED) if active.token_ids else None
+            engine.add(dataclasses.replace(active.request, kept=kept))
+
+    def _refuse(self, engine: Engine, error: WeightsError) -> None:
+        self._policy_version = None
+        self._refusal = f"the last load failed: {error}"
+        ended, self._active = self._active, {}
+        engine.abort(list(ended))
+        for request_id, active in ended.items():
+            active.sink(request_id, error)
+
+    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if self._active.pop(request_id, None)]
+        if known:
+            engine.abort(known)

@@ -1,0 +1,82 @@
+"""A group between its ticket and its batch: the requests it asks of the engine, and the rows they become."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from actors.chat.formatter import EncodedPrompt
+from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.types import Completion, Ticket, sample_seed
+
+
+class GroupInProgress:
+    """A ticket on its way to becoming a batch."""
+
+    def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str) -> None:
+        """`key` tells this group's requests from those of every other group that the worker has had."""
+        self.ticket = ticket
+        self.key = key
+        self._encoded = encoded
+        num_started = ticket.num_trajectories + ticket.num_extra_trajectories
+        self._request_ids = [f"{key}/{index}" for index in range(num_started)]
+        self._completions: dict[str, Completion] = {}
+        self._started_at = datetime.now(UTC)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self._completions) == self.ticket.num_trajectories
+
+    def requests(self) -> list[EngineRequest]:
+        return [
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=self._encoded.token_ids,
+                sampling=self.ticket.sampling,
+                seed=sample_seed(self.ticket.seed, index),
+            )
+            for index, request_id in enumerate(self._request_ids)
+        ]
+
+    def add(self, request_id: str, completion: Completion) -> None:
+        """Nothing is added to a finished group: what ends after it is surplus."""
+        if not self.is_finished:
+            self._completions[request_id] = completion
+
+    def unfinished(self) -> list[str]:
+        """Requests that it does without, or waits for."""
+        return [request_id for request_id in self._request_ids if request_id not in self._completions]
+
+    def rows(self, *, run_id: str, worker: str, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+        """One row a trajectory, in sample order, with the index and seed it started with. `info` is the prompt's columns as JSON."""
+        ticket = self.ticket
+        finished_at = datetime.now(UTC)
+        info = json.dumps(ticket.prompt.columns, sort_keys=True, ensure_ascii=False)
+        rows: list[dict[str, Any]] = []
+        for index, request_id in enumerate(self._request_ids):
+            if (completion := self._completions.get(request_id)) is None:
+                continue
+            rows.append(
+                {
+                    "run_id": run_id,
+                    "group_id": ticket.group_id,
+                    "ticket_index": ticket.index,
+                    "sample_index": index,
+                    "prompt_id": ticket.prompt.prompt_id,
+                    "prompt_token_ids": self._encoded.token_ids,
+                    "completion_token_ids": completion.token_ids,
+                    "loss_mask": [True] * len(completion.token_ids),
+                    "rollout_logprobs": completion.rollout_logprobs,
+                    "policy_versions": completion.policy_versions,
+                    "reward_components": {},
+                    "finish_reason": str(completion.finish_reason),
+                    "prompt_text": self._encoded.text,
+                    "completion_text": decode(completion.token_ids),
+                    "info": info,
+                    "worker": worker,
+                    "started_at": self._started_at,
+                    "finished_at": finished_at,
+                    "seed": sample_seed(ticket.seed, index),
+                }
+            )
+        return rows

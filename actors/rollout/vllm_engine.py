@@ -1,0 +1,310 @@
+"""vLLM in this process, behind the `Engine` protocol: tokens in, tokens out, one step at a time, new weights between two steps.
+
+The only module (with the weight transport's engine side) that imports vLLM. One thread builds it and calls it: OpenMP settings
+belong to the thread that makes them. Used by `actors/rollout/worker.py`.
+"""
+
+import logging
+import os
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.errors import ConfigError, WeightsError, WorkerError
+from cluster.contracts.protocols import EngineOutput, EngineRequest
+from cluster.contracts.types import FinishReason, sample_seed
+from cluster.weights.adapter import write_adapter
+from cluster.weights.manifest import Adapter
+
+_DEFAULT_KV_CACHE_BYTES = 1024**3
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
+_CPU_PREFILL_TOKENS = 8192
+"""Prompt tokens of one engine step."""
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+
+
+class VllmEngine:
+    """An in-process vLLM that serves one model.
+
+    Its own queue stands before vLLM's: vLLM gets one slot more than `max_concurrent_sequences`, and that slot is always free for
+    the canary, which would otherwise wait for a running request to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_threads: int,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        sampling: SamplingConfig,
+        weights: WeightsConfig,
+        max_context: int,
+        stop_token_ids: Sequence[int],
+        adapter: LoraConfig | None = None,
+    ) -> None:
+        """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings.
+
+        `max_context` counts prompt and completion tokens; `stop_token_ids` end a completion (end of sequence, end of turn);
+        `adapter` says that weights come as adapters of the model on disk, None that they come whole.
+        """
+        _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        from cluster.weights import vllm_receiver
+
+        self._vllm: Any = vllm
+        self._delta = RequestOutputKind.DELTA
+        self._final_only = RequestOutputKind.FINAL_ONLY
+        self._weights = weights
+        self._stop_token_ids = list(stop_token_ids)
+        self._can_stop_at_strings = bool(sampling.stop)
+        self._max_running = rollout.max_concurrent_sequences
+        self._in_one_process = rollout.tensor_parallel_size == 1
+        self._waiting: deque[EngineRequest] = deque()
+        self._running: set[str] = set()
+        self._held: list[EngineOutput] = []
+        self._num_loads = 0
+        self._adapter_request: Any = None
+        self._base_model = model.path
+        self._probe_numbers = count()
+        if self._vllm.platforms.current_platform.is_cpu():
+            _register_architecture(vllm, model)
+        settings = {
+            "max_context": max_context,
+            "needs_tokenizer": self._can_stop_at_strings,
+            "receiver": vllm_receiver.BACKEND,
+            "adapter": adapter,
+        }
+        try:
+            self._engine: Any = vllm.LLMEngine.from_engine_args(_arguments(vllm, model, rollout, **settings))
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes a request; it starts at the next step that has a free slot, first come, first served.
+
+        A stop string that begins in kept tokens and ends in new ones is not seen. Raises ConfigError for stop strings that the
+        engine was not started for.
+        """
+        if request.sampling.stop and not self._can_stop_at_strings:
+            raise ConfigError(
+                f"request {request.request_id}: stop={request.sampling.stop!r}, but this engine was started without stop strings; "
+                "name them in sampling.stop"
+            )
+        self._waiting.append(request)
+
+    def step(self) -> list[EngineOutput]:
+        """One forward pass over all running requests; at most one token each. Empty when nothing runs."""
+        if self._held:
+            held, self._held = self._held, []
+            return held
+        self._admit()
+        return [self._converted(output) for output in self._engine.step()] if self._running else []
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
+        gone = set(request_ids)
+        self._waiting = deque(request for request in self._waiting if request.request_id not in gone)
+        self._held = [output for output in self._held if output.request_id not in gone]
+        running = sorted(gone & self._running)
+        self._running -= gone
+        if running:
+            self._engine.abort_request(running)
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """New weights by checkpoint name, as CPU tensors, between two steps. Running requests go on, on their present key-value cache.
+
+        Raises WeightsError when vLLM refuses them; what it serves then is undefined until a load succeeds.
+        """
+        update = {
+            "tensors": tensors if self._in_one_process else list(tensors),
+            "repair_tied_head": self._weights.repair_tied_head,
+        }
+        try:
+            self._engine.collective_rpc("start_weight_update")
+            self._engine.collective_rpc("update_weights", args=(update,))
+            self._engine.collective_rpc("finish_weight_update")
+        except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+            raise WeightsError(
+                f"vLLM refused the new weights: {type(error).__name__}: {error}; learner and rollout workers must start from the same model"
+            ) from error
+        self._forget_prefixes()
+
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:
+        """A new adapter in place of the one that serves, between two steps; else as `load`."""
+        from vllm.lora.request import LoRARequest
+
+        # vLLM reads adapters from a folder. Its own temporary one: a name that is reused would be served from a cache.
+        with tempfile.TemporaryDirectory(prefix="treadwheel-adapter-") as folder:
+            write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
+            # The same id in place: requests that run go on under the new adapter, as they would under new weights.
+            request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder, load_inplace=True)
+            try:
+                is_loaded = self._engine.add_lora(request)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise WeightsError(f"vLLM refused the adapter: {type(error).__name__}: {error}") from error
+        if not is_loaded:
+            raise WeightsError("vLLM refused the adapter; its log says why")
+        self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder)
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
+        # Requests that start from now on must not find keys and values of the old weights. A reset cannot take blocks from running
+        # requests, so the cache is also salted with the number of loads.
+        self._num_loads += 1
+        if not self._running:
+            self._engine.reset_prefix_cache()
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Natural log-prob of each token after the first under the weights that serve now, at temperature 1.
+
+        Requests that run beside it advance too; `step` returns their tokens afterwards, unless they are aborted.
+        """
+        request_id = f"probe-{next(self._probe_numbers)}"
+        # Seeded, although its token is thrown away: beside one request without a seed, vLLM on CPU ignores everyone's.
+        params = self._vllm.SamplingParams(
+            max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
+        )
+        self._engine.add_request(request_id, self._prompt(list(token_ids)), params, lora_request=self._adapter_request)
+        while True:
+            for output in self._engine.step():
+                if output.request_id == request_id:
+                    found = output.prompt_logprobs
+                    return [found[place][token_ids[place]].logprob for place in range(1, len(token_ids))]
+                self._held.append(self._converted(output))
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_running:
+            request = self._waiting.popleft()
+            kept = request.kept.token_ids if request.kept else []
+            params = self._params(request, num_kept=len(kept))
+            self._engine.add_request(
+                request.request_id,
+                self._prompt([*request.prompt_token_ids, *kept]),
+                params,
+                lora_request=self._adapter_request,
+            )
+            self._running.add(request.request_id)
+
+    def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
+        return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
+
+    def _params(self, request: EngineRequest, *, num_kept: int) -> Any:
+        sampling = request.sampling
+        return self._vllm.SamplingParams(
+            max_tokens=sampling.max_tokens - num_kept,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=list(sampling.stop) or None,
+            stop_token_ids=self._stop_token_ids,
+            # A resumed request must not draw again the random numbers that its kept tokens were drawn with.
+            seed=sample_seed(request.seed, num_kept) if num_kept else request.seed,
+            logprobs=0,
+            detokenize=bool(sampling.stop),
+            output_kind=self._delta,
+        )
+
+    def _converted(self, output: Any) -> EngineOutput:
+        completion = output.outputs[0]
+        reason = completion.finish_reason
+        if reason is not None:
+            self._running.discard(output.request_id)
+            if reason not in _FINISH_REASONS:
+                raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
+        token_ids = list(completion.token_ids)
+        return EngineOutput(
+            request_id=output.request_id,
+            token_ids=token_ids,
+            logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
+            finish_reason=_FINISH_REASONS[reason] if reason else None,
+        )
+
+
+def _arguments(
+    vllm: Any,
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    *,
+    max_context: int,
+    needs_tokenizer: bool,
+    receiver: str,
+    adapter: LoraConfig | None,
+) -> Any:
+    """vLLM's settings; `receiver` names the weight transfer backend."""
+    is_cpu = vllm.platforms.current_platform.is_cpu()
+    return vllm.EngineArgs(
+        model=model.path,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        dtype=model.dtype,
+        max_model_len=max_context,
+        max_num_seqs=rollout.max_concurrent_sequences + 1,
+        # vLLM drops the token of a half-read prompt by winding its seeded generator back, which a CPU generator cannot do: the
+        # engine would die. So prompts are read whole there.
+        enable_chunked_prefill=not is_cpu,
+        max_num_batched_tokens=max(_CPU_PREFILL_TOKENS, max_context) if is_cpu else None,
+        enforce_eager=rollout.enforce_eager,
+        enable_prefix_caching=rollout.prefix_caching,
+        enable_lora=adapter is not None,
+        # vLLM knows a few ranks only: the next larger one.
+        max_lora_rank=next((rank for rank in _ADAPTER_RANKS if adapter and rank >= adapter.rank), _ADAPTER_RANKS[0]),
+        max_loras=1,
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
+        kv_cache_memory_bytes=rollout.kv_cache_bytes or (_DEFAULT_KV_CACHE_BYTES if is_cpu else None),
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        # After temperature: what the tokens were drawn from.
+        logprobs_mode="processed_logprobs",
+        # Tokens go in and come out; vLLM needs a tokenizer only to find stop strings.
+        skip_tokenizer_init=not needs_tokenizer,
+        # The model folder's temperature and the like must not change what a run's own configuration says.
+        generation_config="vllm",
+        # One step behind, a step's tokens would come from weights older than the version they are marked with.
+        async_scheduling=False,
+        weight_transfer_config=vllm.config.WeightTransferConfig(backend=receiver),
+        worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )
+
+
+def _register_architecture(vllm: Any, model: ModelConfig) -> None:
+    """Spares a first start ten seconds: vLLM inspects an unknown class in a process of its own, to keep CUDA out of this one."""
+    config, _ = PretrainedConfig.get_config_dict(model.path, revision=model.revision)
+    for name in config.get("architectures") or ():
+        known = vllm.ModelRegistry.models.get(name)
+        if known is not None:
+            vllm.ModelRegistry.register_model(name, known.load_model_cls())
+
+
+def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
+    """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
+    defaults = {
+        # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "OMP_NUM_THREADS": str(num_threads),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+    if enforce_eager and not torch.accelerator.is_available():
+        # Eager vLLM still compiles one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        torch._dynamo.config.disable = True
+    # vLLM replaces set_num_threads by one that does nothing but complain, so a second engine in a process keeps the first one's.
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,263 @@
+"""A rollout worker: tickets in, one validated Arrow batch per finished group out, under weights that it has attested.
+
+All methods share the actor's event loop. The engine has a thread of its own (`engine_thread.py`); all waiters learn of its end.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.engine_thread import EngineThread, Update, Updated
+from actors.rollout.group import GroupInProgress
+from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
+from cluster.contracts.protocols import Engine
+from cluster.contracts.schema import to_batch
+from cluster.contracts.types import Attestation, Completion, Progress, Ticket
+from cluster.weights.manifest import WeightManifest, canary_tolerance, check_canary, unpack, verify
+
+_GROUP_ABORTED = object()
+
+
+class RolloutWorker:
+    """Samples groups. Plain Python: everything it needs comes in as an argument."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        run_id: str,
+        make_engine: Callable[[], Engine],
+        formatter: ChatFormatter,
+        tolerance: float,
+        on_update: Literal["continue", "finish", "abort_and_resume"] = "continue",
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Returns once the engine is up. `tolerance` is the canary's, in nats; `timeout_s` bounds an engine without progress."""
+        self._name = name
+        self._run_id = run_id
+        self._formatter = formatter
+        self._tolerance = tolerance
+        self._timeout_s = timeout_s
+        self._inboxes: set[_Inbox] = set()
+        self._groups: dict[str, tuple[GroupInProgress, _Inbox]] = {}
+        self._num_groups = 0
+        self._engine = EngineThread(make_engine, on_update=on_update)
+        self._engine.ended.add_done_callback(self._tell_everyone)
+
+    @classmethod
+    def with_vllm(
+        cls,
+        *,
+        name: str,
+        run_id: str,
+        num_threads: int,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        sampling: SamplingConfig,
+        weights: WeightsConfig,
+        adapter: LoraConfig | None = None,
+    ) -> Self:
+        """A worker around an in-process vLLM on `num_threads` cores. Raises ConfigError when model or settings cannot be served."""
+        from actors.rollout.vllm_engine import VllmEngine
+
+        formatter = ChatFormatter.load(model)
+        make_engine = partial(
+            VllmEngine,
+            num_threads=num_threads,
+            model=model,
+            rollout=rollout,
+            sampling=sampling,
+            weights=weights,
+            max_context=formatter.max_context,
+            stop_token_ids=formatter.stop_token_ids,
+            adapter=adapter,
+        )
+        return cls(
+            name=name,
+            run_id=run_id,
+            make_engine=make_engine,
+            formatter=formatter,
+            tolerance=canary_tolerance(weights, model),
+            on_update=rollout.on_update,
+            timeout_s=rollout.timeout_s,
+        )
+
+    async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch]:
+        """One batch per ticket, in the order the groups finish; none for a group that is aborted.
+
+        A ticket's surplus trajectories are aborted when its group is finished.
+
+        All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
+        requests. Raises WeightsError without attested weights, DataError for a prompt that does not fit (before anything starts),
+        WorkerError when the engine ends, DeadlineError when it stands still.
+        """
+        groups = [self._group(ticket) for ticket in tickets]
+        inbox = self._open_inbox()
+        try:
+            self._open_groups(groups, inbox)
+            requests = [request for group in groups for request in group.requests()]
+            by_request = {request.request_id: group for group in groups for request in group.requests()}
+            self._engine.submit(requests, inbox.put_completion)
+            num_open = len(groups)
+            while num_open:
+                request_id, event = await self._next(inbox)
+                if event is _GROUP_ABORTED:
+                    num_open -= 1
+                    continue
+                group = by_request[request_id]
+                group.add(request_id, event)
+                if group.is_finished and self._groups.pop(group.key, None):
+                    self._engine.abort(group.unfinished())
+                    num_open -= 1
+                    yield self._batch(group)
+        finally:
+            self._close(groups, inbox)
+
+    async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
+        """Takes a version's weights and proves them. On a WeightsError nothing is served until a later load succeeds.
+
+        `manifest` is a WeightManifest as a dict, each bucket a uint8 array. What running requests do meanwhile is `on_update`'s.
+        """
+        started = time.monotonic()
+        parsed = WeightManifest.model_validate(dict(manifest))
+        try:
+            await asyncio.to_thread(verify, parsed, buckets)
+        except WeightsError as error:
+            self._engine.refuse(error)
+            raise
+        update = Update(
+            policy_version=parsed.policy_version,
+            tensors=lambda: unpack(parsed, buckets),
+            adapter=parsed.adapter,
+            probe_token_ids=parsed.canary.token_ids,
+            check=partial(check_canary, parsed, tolerance=self._tolerance, worker=self._name),
+        )
+        updated = await self._wait_for(self._engine.update(update))
+        return Attestation(
+            worker=self._name,
+            policy_version=parsed.policy_version,
+            digest=parsed.digest,
+            canary_max_error=updated.canary_max_error,
+            seconds=time.monotonic() - started,
+            pause_seconds=updated.pause_seconds,
+        )
+
+    async def abort(self, group_ids: Sequence[str]) -> list[str]:
+        """Drops these groups; their `generate` goes on without them. The ids that were running."""
+        wanted = set(group_ids)
+        dropped = [found for found in self._groups.values() if found[0].ticket.group_id in wanted]
+        for group, inbox in dropped:
+            del self._groups[group.key]
+            self._engine.abort(group.unfinished())
+            inbox.put(("", _GROUP_ABORTED))
+        return [group.ticket.group_id for group, _ in dropped]
+
+    def progress(self) -> Progress:
+        phase, since = self._engine.phase
+        version = self._engine.policy_version
+        if self._engine.ended.done():
+            phase = "ended"
+        return Progress(
+            actor=self._name,
+            phase=phase,
+            policy_version=version or 0,
+            since=since,
+            last_progress=self._engine.last_progress,
+            pid=os.getpid(),
+            detail="no attested weights" if version is None else f"{len(self._groups)} groups",
+        )
+
+    def stop(self) -> None:
+        """Ends the engine; whoever waits gets a WorkerError."""
+        self._engine.stop()
+
+    def _group(self, ticket: Ticket) -> GroupInProgress:
+        self._num_groups += 1
+        encoded = self._formatter.encode(ticket.prompt)
+        # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
+        return GroupInProgress(ticket=ticket, encoded=encoded, key=f"{ticket.group_id}.{self._num_groups}")
+
+    def _open_inbox(self) -> "_Inbox":
+        inbox = _Inbox(asyncio.get_running_loop())
+        self._inboxes.add(inbox)
+        # After adding: an engine that ends from now on finds the inbox, and one that ended before is seen here.
+        if self._engine.ended.done():
+            inbox.put(self._end_of_engine())
+        return inbox
+
+    def _open_groups(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
+        for group in groups:
+            self._groups[group.key] = (group, inbox)
+
+    def _close(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
+        unfinished = [self._groups.pop(group.key)[0] for group in groups if group.key in self._groups]
+        self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
+        self._inboxes.discard(inbox)
+
+    def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
+        return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))
+
+    async def _wait_for(self, update: Future[Updated]) -> Updated:
+        inbox = self._open_inbox()
+        try:
+            update.add_done_callback(inbox.put)
+            return (await self._next(inbox)).result()
+        finally:
+            self._inboxes.discard(inbox)
+
+    async def _next(self, inbox: "_Inbox") -> Any:
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    event = await inbox.get()
+            except TimeoutError:
+                self._check_that_engine_moves()
+                continue
+            if isinstance(event, BaseException):
+                raise event
+            return event
+
+    def _check_that_engine_moves(self) -> None:
+        still_s = time.time() - self._engine.last_progress
+        if still_s < self._timeout_s:
+            return
+        phase, _ = self._engine.phase
+        raise DeadlineError(
+            f"{self._name}, {phase}, policy version {self._engine.policy_version}: no engine step for {still_s:.0f} s "
+            f"(rollout.timeout_s={self._timeout_s:g})"
+        )
+
+    def _end_of_engine(self) -> WorkerError:
+        cause = self._engine.ended.exception()
+        error = WorkerError(f"{self._name}: the engine ended: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        return error
+
+    def _tell_everyone(self, ended: Future[None]) -> None:
+        for inbox in tuple(self._inboxes):
+            inbox.put(self._end_of_engine())
+
+
+class _Inbox:
+    """What one waiting call gets from the engine's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, event: Any) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def put_completion(self, request_id: str, outcome: Completion | WeightsError) -> None:
+        self.put(outcome if isinstance(outcome, WeightsError) else (request_id, outcome))
+
+    async def get(self) -> Any:
+        return await self._events.get()

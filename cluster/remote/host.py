@@ -1,0 +1,113 @@
+"""Ray's edge, actor side: one class hosts any plain object. Nothing but this file and `actor.py` knows that Ray exists.
+
+A hosted object's coroutines share the actor's event loop; its synchronous methods run one after another in a thread of their
+own, so that the actor answers `progress` while it computes.
+"""
+
+import asyncio
+import importlib
+import inspect
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+
+from cluster.contracts.schema import summarize
+from cluster.contracts.types import Progress
+
+_END = object()
+
+
+class Host:
+    """Holds one object and forwards calls to it."""
+
+    def __init__(self, name: str, env: Mapping[str, str] | None = None) -> None:
+        """`env` is set before anything that reads it is imported.
+
+        Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
+        """
+        os.environ.update(env or {})
+        self._name = name
+        self._began = time.time()
+        self._object: Any = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def build(self, factory: str, arguments: dict[str, Any]) -> None:
+        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread; then `warm_up`, if
+        it has one, does in the event loop what the first call would wait for.
+
+        Not in `__init__`, where an error of ours would reach the driver as an actor's death without its cause.
+        """
+        made = await asyncio.get_running_loop().run_in_executor(self._thread, _build, factory, arguments)
+        if warm_up := getattr(made, "warm_up", None):
+            await warm_up()
+        self._object = made
+
+    async def free_address(self) -> str:
+        """host:port where a process group can meet: this node's address and a port that nobody holds now."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """What the method returns."""
+        return await self._run(getattr(self._object, method), *args)
+
+    async def call_for_batch(self, method: str, *args: Any) -> tuple[Any, Any]:
+        """(summary, batch) of a method that returns a trajectory batch: the driver reads the first and passes the second on."""
+        batch = await self._run(getattr(self._object, method), *args)
+        return summarize(batch), batch
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        """Each item of what the method returns, as an object of its own; then None, the mark of a complete stream."""
+        items = iter(await self._run(getattr(self._object, method), *args) or ())
+        # A generator computes when it is asked: in the object's thread, like everything else of it.
+        while (item := await self._run(next, items, _END)) is not _END:
+            yield item
+        yield None
+
+    async def stream_batches(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        """None, batch, summary, None, ... of an asynchronous generator of trajectory batches.
+
+        None says that a batch comes now, and can be waited for where the batch must not; the summary proves its batch.
+        """
+        last = time.monotonic()
+        async for batch in getattr(self._object, method)(*args):
+            now = time.monotonic()
+            yield None
+            yield batch
+            yield summarize(batch, sampling_seconds=now - last)
+            last = now
+
+    async def progress(self) -> Progress:
+        """What the object is doing; answered even while it computes."""
+        own = getattr(self._object, "progress", None)
+        if own is not None:
+            return own()
+        return Progress(
+            actor=self._name,
+            phase="starting" if self._object is None else "serving",
+            policy_version=0,
+            since=self._began,
+            last_progress=time.time(),
+            pid=os.getpid(),
+        )
+
+    async def identify(self) -> tuple[int, str]:
+        """(pid, node id): whom to kill, and where, when it no longer answers."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+
+def _build(factory: str, arguments: dict[str, Any]) -> Any:
+    module, _, attribute = factory.partition(":")
+    return getattr(importlib.import_module(module), attribute)(**arguments)

@@ -1,0 +1,1 @@
+"""Failures and sizes: deciding is pure, doing is in one place."""

@@ -1,0 +1,100 @@
+"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart, Drain or Abort; the pool does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cluster.contracts.config import SupervisionConfig
+from cluster.contracts.types import ActorKind
+
+
+class FailureKind(StrEnum):
+    DEATH = "death"
+    """The process is gone, or its node is."""
+    HANG = "hang"
+    """No answer, or no progress, within the deadline."""
+    ERROR = "error"
+    """It raised something that is not one of our deliberate errors."""
+    REFUSAL = "refusal"
+    """A deliberate error, such as weights that fail attestation: starting again would not change it."""
+    TERMINATION = "termination"
+    """Its node announced that it goes away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    actor: str
+    actor_kind: ActorKind
+    kind: FailureKind
+    reason: str
+    at: float
+    """Seconds on any one clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    actor: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Let it finish what it has, give it nothing more."""
+
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    reason: str
+
+
+@dataclass(slots=True)
+class History:
+    """Past failures of this run: the only state of supervision."""
+
+    failures: list[Failure] = field(default_factory=list[Failure])
+    prompt_failures: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, failure: Failure, *, window_s: float = float("inf")) -> None:
+        """Remembers `failure` and forgets what is older than `window_s`: nothing decides by it any more."""
+        self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
+        self.failures.append(failure)
+
+    def blame(self, prompt_ids: Sequence[str]) -> None:
+        """Counts one more failure for each prompt that was under way."""
+        for prompt_id in prompt_ids:
+            self.prompt_failures[prompt_id] = self.prompt_failures.get(prompt_id, 0) + 1
+
+    def absolve(self, prompt_id: str) -> None:
+        """It ran alone and nothing died: the failures were another's."""
+        self.prompt_failures.pop(prompt_id, None)
+
+
+def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Drain | Abort:
+    """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
+    if failure.kind is FailureKind.REFUSAL:
+        return Abort(reason=f"{failure.actor}: {failure.reason}")
+    if failure.kind is FailureKind.TERMINATION:
+        return Drain(actor=failure.actor)
+    recent = [
+        past
+        for past in history.failures
+        if past.actor_kind is failure.actor_kind
+        and past.kind is not FailureKind.TERMINATION
+        and failure.at - past.at <= config.window_s
+    ]
+    if len(recent) >= config.max_restarts:
+        return Abort(
+            reason=f"{failure.actor}: {failure.reason}; the restart budget is spent: {len(recent)} restarts of "
+            f"{failure.actor_kind} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
+        )
+    own = sum(past.actor == failure.actor for past in recent)
+    # The first restart is immediate: most deaths are single. Repetition is what back-off is for.
+    delay_s = config.backoff_s * 2 ** (own - 1) if own else 0.0
+    return Restart(actor=failure.actor, delay_s=min(delay_s, 60.0))
+
+
+def is_poison(prompt_id: str, history: History, config: SupervisionConfig) -> bool:
+    """Whether a prompt failed so often that it is quarantined."""
+    return history.prompt_failures.get(prompt_id, 0) >= config.max_prompt_failures

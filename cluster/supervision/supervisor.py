@@ -1,0 +1,259 @@
+"""Actors that are replaced when they die. The one place that executes what `supervision.decide` decides."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from cluster.contracts.config import SupervisionConfig
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.types import Progress
+from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, History, Restart, decide
+from cluster.supervision.tasks import beside
+
+Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
+
+
+class Events(Protocol):
+    """Where failures and recoveries are written down (events.jsonl)."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+
+class Supervisor:
+    """The run's failures and what was done about them."""
+
+    def __init__(self, config: SupervisionConfig, events: Events) -> None:
+        self.config = config
+        self.history = History()
+        self.events = events
+
+    async def handle(self, spec: ActorSpec, error: TreadwheelError, *, actor: RemoteActor | None) -> None:
+        """Records the failure of `actor` (None: it never came up) and waits out the back-off: then it may start again.
+
+        Raises WorkerError, or a deliberate `error` itself, when the run must stop.
+        """
+        kind = FailureKind.HANG if actor and actor.is_hung else kind_of(error)
+        match self.decide(spec, kind=kind, reason=str(error).splitlines()[0], actor=actor):
+            case Abort(reason=reason):
+                if kind is FailureKind.REFUSAL:
+                    raise error
+                raise WorkerError(reason) from error
+            case Restart(delay_s=delay_s):
+                await asyncio.sleep(delay_s)
+            case Drain():
+                raise AssertionError(f"{spec.name} failed and is not to be drained: only a node that leaves is")
+
+    def leaves(self, actor: RemoteActor) -> bool:
+        """Its node announced that it goes away. True: `actor` finishes what it has, gets nothing more, and another one starts."""
+        reason = f"node {actor.node_id} goes away"
+        return isinstance(self.decide(actor.spec, kind=FailureKind.TERMINATION, reason=reason, actor=actor), Drain)
+
+    def decide(
+        self, spec: ActorSpec, *, kind: FailureKind, reason: str, actor: RemoteActor | None
+    ) -> Restart | Drain | Abort:
+        """What to do about a failure, which is then history and an event."""
+        failure = Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=time.monotonic())
+        decision = decide(failure, self.history, self.config)
+        self.history.add(failure, window_s=self.config.window_s)
+        self.events.event(
+            "failure",
+            actor=failure.actor,
+            actor_kind=str(failure.actor_kind),
+            failure=str(failure.kind),
+            reason=failure.reason,
+            actor_pid=actor.pid if actor else None,
+            actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
+            decision=type(decision).__name__.lower(),
+        )
+        return decision
+
+
+def kind_of(error: TreadwheelError) -> FailureKind:
+    """What an actor's error means for its supervision."""
+    if isinstance(error, DeadlineError):
+        return FailureKind.HANG
+    if isinstance(error, WorkerError):
+        return FailureKind.DEATH if " died in " in str(error) else FailureKind.ERROR
+    return FailureKind.REFUSAL
+
+
+class SupervisedActor:
+    """One place in the cluster: whichever actor fills it now. Callers see a pause instead of a death."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        *,
+        start: Start,
+        supervisor: Supervisor,
+        on_start: Callable[[RemoteActor], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_start` prepares a new actor before anyone may call it, for example by loading weights."""
+        self.spec = spec
+        self.actor: RemoteActor | None = None
+        self._start = start
+        self._on_start = on_start
+        self._supervisor = supervisor
+        self._healing = asyncio.Lock()
+        self._starting_since = time.time()
+        self._has_served = False
+        self._is_stopped = False
+        self._starting: asyncio.Future[RemoteActor] | None = None
+
+    async def ready(self) -> RemoteActor:
+        """The actor, started or replaced if need be."""
+        async with self._healing:
+            while self.actor is None:
+                await self._begin()
+            return self.actor
+
+    async def replace(self, actor: RemoteActor, error: TreadwheelError) -> None:
+        """`actor` failed with `error`. Does nothing if somebody else replaced it already. Raises when the run must stop."""
+        async with self._healing:
+            if self.actor is not actor:
+                return
+            self.actor = None
+            self._starting_since = time.time()
+            began = time.monotonic()
+            await actor.kill()
+            await self._supervisor.handle(self.spec, error, actor=actor)
+            while self.actor is None:
+                await self._begin()
+            self._supervisor.events.event(
+                "recovery",
+                actor=self.spec.name,
+                actor_kind=str(self.spec.kind),
+                actor_pid=self.actor.pid,
+                seconds=time.monotonic() - began,
+            )
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """As RemoteActor.call, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call(method, *args, deadline_s=deadline_s))
+
+    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+        """As RemoteActor.call_for_batch, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call_for_batch(method, *args, deadline_s=deadline_s))
+
+    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        """As RemoteActor.call_for_references, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call_for_references(method, *args, deadline_s=deadline_s))
+
+    def progress(self) -> Progress | None:
+        """What the actor said last that it does, or since when the place waits for one."""
+        if self.actor is not None:
+            return self.actor.last_progress
+        since = self._starting_since
+        return Progress(
+            actor=self.spec.name, phase="starting", policy_version=0, since=since, last_progress=since, pid=0
+        )
+
+    async def stop(self) -> None:
+        """Ends the actor, or the start of one that is still coming up: Ray need not look for its node any more."""
+        self._is_stopped = True
+        if self._starting is not None:
+            self._starting.cancel()
+        if self.actor is not None:
+            actor, self.actor = self.actor, None
+            await actor.kill()
+
+    async def _retry(self, attempt: Callable[[RemoteActor], Awaitable[Any]]) -> Any:
+        while True:
+            actor = await self.ready()
+            try:
+                return await attempt(actor)
+            except (WorkerError, DeadlineError) as error:
+                await self.replace(actor, error)
+
+    async def _begin(self) -> None:
+        if self._is_stopped:
+            raise self._unwanted()
+        actor: RemoteActor | None = None
+        try:
+            actor = await self._started()
+            if self._on_start is not None:
+                await self._on_start(actor)
+        except (WorkerError, DeadlineError) as error:  # it failed while getting ready: that is one more failure
+            if actor is not None:
+                await actor.kill()
+            if self._is_stopped:
+                raise
+            # What never came up for another reason than a death is not healed by trying again.
+            if not self._has_served and kind_of(error) is not FailureKind.DEATH:
+                raise
+            await self._supervisor.handle(self.spec, error, actor=actor)
+            return
+        except BaseException:
+            if actor is not None:
+                await actor.kill()
+            raise
+        # Nothing runs between here and the return of `on_start`: no broadcast can miss the new actor.
+        self.actor, self._has_served = actor, True
+        if self._is_stopped:
+            await self.stop()
+            raise self._unwanted()
+
+    def _unwanted(self) -> WorkerError:
+        return WorkerError(f"{self.spec.name} is not wanted any more")
+
+    async def _started(self) -> RemoteActor:
+        self._starting = asyncio.ensure_future(self._start(self.spec))
+        try:
+            return await self._starting
+        except asyncio.CancelledError:
+            if self._is_stopped:
+                raise self._unwanted() from None
+            raise
+
+
+def heartbeats(
+    actors: Callable[[], Sequence[RemoteActor]],
+    supervisor: Supervisor,
+    *,
+    heal: Callable[[RemoteActor, TreadwheelError], None],
+    report: Callable[[], None],
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
+
+    Its callers notice its death as well: whoever is first replaces it.
+    """
+    return beside(_beat(actors, supervisor, heal, report))
+
+
+async def _beat(
+    actors: Callable[[], Sequence[RemoteActor]],
+    supervisor: Supervisor,
+    heal: Callable[[RemoteActor, TreadwheelError], None],
+    report: Callable[[], None],
+) -> None:
+    while True:
+        asked = actors()
+        errors = await asyncio.gather(*(_check(actor, supervisor) for actor in asked))
+        for actor, error in zip(asked, errors, strict=True):
+            if error is not None:
+                heal(actor, error)
+        report()
+        await asyncio.sleep(supervisor.config.heartbeat_s)
+
+
+async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError | None:
+    """Why the actor needs to be replaced; None when it does not."""
+    config = supervisor.config
+    try:
+        await actor.progress(deadline_s=config.heartbeat_s)
+    except TreadwheelError as error:
+        if kind_of(error) is FailureKind.DEATH:
+            return error
+        silent_s = time.monotonic() - actor.last_seen
+        if silent_s > config.hang_s and not actor.is_hung:
+            supervisor.events.event(
+                "hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid()
+            )
+            actor.is_hung = True
+            await actor.kill()
+            return error
+    return None

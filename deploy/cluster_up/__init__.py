@@ -1,0 +1,1 @@
+"""A run's actors on a Ray cluster: placed, brought up, steered, taken down."""

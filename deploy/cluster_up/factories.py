@@ -1,0 +1,48 @@
+"""Builds the plain object that each actor hosts. The only place that knows both sides; imported inside the actors."""
+
+from typing import Any
+
+from cluster.contracts.config import RunConfig
+
+
+def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
+    from actors.rollout.worker import RolloutWorker
+
+    lora = config.learner.lora
+    return RolloutWorker.with_vllm(
+        name=name,
+        run_id=run_id,
+        num_threads=num_threads,
+        model=config.model,
+        rollout=config.rollout,
+        sampling=config.sampling,
+        weights=config.weights,
+        adapter=lora if lora is not None and lora.publish == "adapter" else None,
+    )
+
+
+def reward_service(*, config: RunConfig, num_threads: int) -> Any:
+    from actors.reward_service.service import RewardService
+
+    reward = config.reward
+    return RewardService(judge=reward.judge, timeout_s=reward.timeout_s, max_concurrency=reward.max_concurrency)
+
+
+def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
+    from actors.reference_scorer import ReferenceScorer
+    from learner.model.policy import ReferenceModel
+
+    return ReferenceScorer(model=ReferenceModel(config), name="reference")
+
+
+def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str, rendezvous: str) -> Any:
+    from learner.learner import Learner
+
+    return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir)
+
+
+def recorder(*, run_dir: str) -> Any:
+    from cluster.record.recorder import Recorder
+    from cluster.record.run_directory import RunDirectory
+
+    return Recorder(RunDirectory(run_dir))

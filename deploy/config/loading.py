@@ -1,0 +1,204 @@
+"""From a YAML file and `a.b=c` overrides to a validated RunConfig, and back. All mistakes in one ConfigError, each with its way out."""
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from cluster.contracts.config import RunConfig, SamplingConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from deploy.config.yaml_text import parse
+
+_SECRET = re.compile(
+    r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
+)
+"""Names of settings, headers and URL parameters whose values are nobody's business: `openai_key`, `X-Api-Key`, `Authorization`."""
+_IN_TEXT = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+")
+_URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
+_SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
+HIDDEN = "<hidden>"
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run that `path` and `overrides` (`optimizer.learning_rate=3e-4`) describe.
+
+    Raises one ConfigError for everything that is wrong with it: field, value, what to do.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; name a run file such as deploy/runs/quickstart.yaml"
+        ) from error
+    return validated(parse(text, source=str(path)) or {}, overrides, source=str(path))
+
+
+def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the configuration") -> RunConfig:
+    """As `load`, from values that were read already."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
+    for override in overrides:
+        _apply(override, values)
+    if isinstance(values.get("algorithm"), dict):
+        values["algorithm"] = _without_preset(values["algorithm"])
+        values["algorithm"] = _with_constant_length(values["algorithm"], values.get("sampling"))
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(detail) for detail in error.errors(include_url=False)]
+        raise ConfigError(_joined(list(dict.fromkeys(problems)), source=source)) from error
+
+
+def resolved_yaml(config: RunConfig) -> str:
+    """Every setting with its value, as run.yaml keeps it. What looks like a secret is hidden: secrets come from the environment."""
+    return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+
+
+def fields(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting by its full name, sections before what is in them."""
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field
+        inner = section_in(field)
+        if inner is not None:
+            yield from fields(inner, f"{prefix}{name}.")
+
+
+def section_in(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, None for a plain value or a plug-in."""
+    for kind in (field.annotation, *typing.get_args(field.annotation)):
+        if (
+            isinstance(kind, type)
+            and not isinstance(kind, types.GenericAlias)
+            and issubclass(kind, BaseModel)
+            and kind is not Plugin
+        ):
+            return kind
+    return None
+
+
+def _apply(override: str, values: dict[str, Any]) -> None:
+    name, equals, text = override.partition("=")
+    keys = name.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r} is not of the form section.setting=value, such as num_steps=20")
+    place = values
+    for depth, key in enumerate(keys[:-1]):
+        place = _enter(place, key, name=".".join(keys[: depth + 1]))
+    place[keys[-1]] = parse(text, source=f"override {override!r}")
+
+
+def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
+    inner = place.get(key)
+    if isinstance(inner, str):
+        inner = {"name": inner}  # a plug-in's short form: `advantage: grpo`, then algorithm.advantage.epsilon=1e-4
+    elif inner is None:
+        inner = _default_plugin(name)
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{name}={inner!r} has no settings below it; override {name} itself")
+    place[key] = inner
+    return inner
+
+
+def _default_plugin(name: str) -> dict[str, Any]:
+    """The default of a plug-in field, so that one of its parameters can be set alone; empty for a section."""
+    field = dict(fields()).get(name)
+    return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
+
+
+def _without_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+    if "preset" not in algorithm:
+        return algorithm
+    from learner.algorithms.presets import expand
+
+    return expand(algorithm)
+
+
+def _with_constant_length(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
+    """Dr. GRPO divides by a constant: the longest completion that may be sampled, unless the run names another."""
+    aggregation = algorithm.get("aggregation")
+    if isinstance(aggregation, str):
+        aggregation = {"name": aggregation}
+    if not isinstance(aggregation, dict) or aggregation.get("name") != "sequence_sum_over_length":
+        return algorithm
+    default = SamplingConfig.model_fields["max_tokens"].default
+    longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
+    return algorithm | {"aggregation": {"max_length": longest} | aggregation}
+
+
+def _explain(detail: ErrorDetails) -> str:
+    name = _name_of(detail["loc"])
+    known = dict(fields())
+    if detail["type"] == "extra_forbidden":
+        return f"{name}={_short(detail['input'])} is not a setting; {_suggestion(name, known)}"
+    meaning = known[name].description if name in known else None
+    hint = f" ({_first_sentence(meaning)})" if meaning else ""
+    if detail["type"] == "missing":
+        return f"{name} is missing; set it{hint}"
+    if detail["type"] == "value_error":
+        message = detail["msg"].removeprefix("Value error, ")
+        return f"{name}: {message}" if name else message
+    return f"{name}={_short(detail['input'])} is not valid: {_lower_first(detail['msg'])}{hint}"
+
+
+def _name_of(location: Sequence[int | str]) -> str:
+    # A union's branch names (`LoraConfig`, `function-before[...]`) are pydantic's, not the user's.
+    parts = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[a-z0-9_]+", part)]
+    return ".".join(parts)
+
+
+def _suggestion(name: str, known: Mapping[str, FieldInfo]) -> str:
+    parent, _, key = name.rpartition(".")
+    siblings = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
+    if elsewhere := [each for each in known if each.rpartition(".")[2] == key]:
+        return f"did you mean {min(elsewhere, key=lambda each: each.count('.'))}?"
+    if close := difflib.get_close_matches(key, siblings, n=1):
+        return f"did you mean {siblings[close[0]]}?"
+    return f"{parent or 'the top level'} has: {', '.join(siblings) or 'no settings'}"
+
+
+def _joined(problems: Sequence[str], *, source: str) -> str:
+    if len(problems) == 1:
+        return f"{source}: {problems[0]}"
+    return f"{source}: {len(problems)} problems" + "".join(f"\n  {problem}" for problem in problems)
+
+
+def hidden(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: hidden(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hidden(item, name) for item in value]
+    if isinstance(value, str):
+        return HIDDEN if _SECRET.search(name) else _without_secrets(value)
+    return value
+
+
+def _without_secrets(text: str) -> str:
+    """A text that is no secret itself may carry one: user:password@ or ?token= in a URL, a bearer's token in a header."""
+
+    def shown(parameter: re.Match[str]) -> str:
+        is_secret = _SECRET.search(parameter[1]) or _SECRET_PARAMETER.search(parameter[1])
+        return f"{parameter[1]}={HIDDEN}" if is_secret else parameter[0]
+
+    return _URL_PARAMETER.sub(shown, _IN_TEXT.sub(HIDDEN, text))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _first_sentence(text: str) -> str:
+    return text.split("\n")[0].split(". ")[0].rstrip(".")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,128 @@
+"""What a run directory says about its run, for people: `treadwheel info`, `passport diff`, and the last words of `train`."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import EVENTS, RUN_YAML, STATUS, RunDirectory
+from cluster.sinks.jsonl import read_steps
+from deploy.config import loading as configuration
+from deploy.reports.passport import PASSPORT
+from deploy.reports.summary import Summary
+
+_BESIDES = ("model", "prompts", "seed", "versions")
+"""Parts of a passport that say with what a run computes, not what."""
+_SHOWN = (
+    "reward/mean",
+    "eval/accuracy",
+    "staleness/max",
+    "speed/sampling_tokens_per_s",
+    "speed/learning_tokens_per_s",
+    "time/step_s",
+    "time/broadcast_s",
+)
+
+
+def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run."""
+    if not directory.exists(RUN_YAML):
+        raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
+    values = yaml.safe_load(directory.read_text(RUN_YAML))
+    return configuration.validated(values, overrides, source=directory.path(RUN_YAML))
+
+
+def table(directory: RunDirectory) -> Table:
+    """Progress, numbers, failures and checkpoints."""
+    config = config_of(directory)
+    steps = read_steps(directory)
+    events = directory.read_json_lines(EVENTS)
+    shown = Table(title=directory.url, show_header=False, box=None, title_justify="left")
+    for name, value in _rows(config, steps, events, directory):
+        shown.add_row(name, value)
+    return shown
+
+
+def print_summary(directory: RunDirectory, summary: Summary) -> None:
+    """The last words of a run: what it gained, and where everything lies."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained"
+    )
+    for name, first, last in (
+        ("reward", summary.reward_first, summary.reward_last),
+        ("held-out accuracy", summary.eval_first, summary.eval_last),
+    ):
+        if first is not None and last is not None:
+            console.print(f"{name}: {first:.3f} -> {last:.3f}")
+    console.print(f"everything is in {directory.path()}" + (" (curves.png)" if directory.exists("curves.png") else ""))
+
+
+def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
+    """Entries of the two passports that are not equal: name -> (left, right)."""
+    a, b = dict(_flat(_passport(left))), dict(_flat(_passport(right)))
+    return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+
+
+def is_mathematical(name: str) -> bool:
+    return name.partition(".")[0] not in _BESIDES
+
+
+def _rows(
+    config: RunConfig, steps: Mapping[int, Mapping[str, float]], events: list[dict[str, Any]], directory: RunDirectory
+) -> Iterator[tuple[str, str]]:
+    done = max(steps, default=0)
+    yield "model", config.model.path
+    yield "steps", f"{done} of {config.num_steps}"
+    owner = directory.owner()
+    yield "driver", f"process {owner['pid']} on {owner['host']}" if owner else "none: the run is over, or was stopped"
+    if steps:
+        latest: dict[str, float] = {}
+        for numbers in steps.values():
+            latest.update(numbers)
+        for name in _SHOWN:
+            if name in latest:
+                yield name, f"{latest[name]:,.4g}"
+        yield "last step", f"{_ago(latest['time'])}"
+    for kind, count in sorted(Counter(event["kind"] for event in events).items()):
+        last = next(event for event in reversed(events) if event["kind"] == kind)
+        detail = last.get("message") or last.get("reason") or ""
+        yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
+    if checkpoints := directory.names("checkpoints"):
+        yield "checkpoints", ", ".join(checkpoints)
+    if owner and directory.exists(STATUS):
+        for doing in json.loads(directory.read_text(STATUS))["actors"]:
+            yield (
+                doing["actor"],
+                f"{doing['phase']} for {time.time() - doing['since']:.0f} s, policy version {doing['policy_version']}",
+            )
+
+
+def _passport(place: str) -> dict[str, Any]:
+    folder, name = place, PASSPORT
+    if place.endswith(".json"):
+        folder, _, name = place.rpartition("/")
+    directory = RunDirectory(folder or ".")
+    if not directory.exists(name):
+        raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
+    return json.loads(directory.read_text(name))
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _ago(then: float) -> str:
+    seconds = max(time.time() - then, 0.0)
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"

@@ -1,0 +1,51 @@
+"""summary.json: what a run came to, from its own metrics, so that a resumed run's summary covers all of it."""
+
+from dataclasses import asdict, dataclass
+
+from cluster.record.run_directory import EVENTS, METRICS, SUMMARY, RunDirectory
+from cluster.sinks.jsonl import read_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Means over steps are over the first and last five; None where a run has no such number."""
+
+    num_steps: int
+    train_seconds: float
+    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it."""
+    reward_first: float | None
+    reward_last: float | None
+    eval_first: float | None
+    """Held-out accuracy before the first step."""
+    eval_last: float | None
+    sampled_tokens: int
+    trained_tokens: int
+    seconds_to_first_step: float | None
+    """From the process's start to the end of the first step, start-up and the first evaluation included."""
+
+
+def summarize(run_dir: RunDirectory) -> Summary:
+    """Writes summary.json."""
+    metrics = read_steps(run_dir)
+    steps = {version: numbers for version, numbers in metrics.items() if version > 0}
+    rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
+    evaluations = [numbers["eval/accuracy"] for numbers in metrics.values() if "eval/accuracy" in numbers]
+    launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
+    stepped = [line["time"] for line in run_dir.read_json_lines(METRICS) if line["policy_version"] > 0]
+    summary = Summary(
+        num_steps=max(steps, default=0),
+        train_seconds=sum(numbers.get("time/step_s", 0.0) for numbers in steps.values()),
+        reward_first=_mean(rewards[:5]),
+        reward_last=_mean(rewards[-5:]),
+        eval_first=evaluations[0] if evaluations else None,
+        eval_last=evaluations[-1] if evaluations else None,
+        sampled_tokens=int(sum(numbers.get("tokens/sampled", 0.0) for numbers in steps.values())),
+        trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),
+        seconds_to_first_step=stepped[0] - launched[0] if stepped and launched else None,
+    )
+    run_dir.write_json(SUMMARY, asdict(summary))
+    return summary
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

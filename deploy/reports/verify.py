@@ -1,0 +1,91 @@
+"""`treadwheel verify`: does the run directory prove what it claims? Reads everything, changes nothing."""
+
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import TreadwheelError
+from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import METRICS, RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    num_steps: int
+    num_groups: int
+    num_trajectories: int
+    num_tokens: int
+    problems: tuple[str, ...]
+    """Empty when all is well; else one line each, naming file, step and group."""
+
+
+def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
+    """Digests, schema, order, staleness, and that every consumed group was consumed once."""
+    problems: list[str] = []
+    try:
+        ledger = Ledger(ReadOnly(run_dir))
+    except TreadwheelError as error:
+        return Verdict(num_steps=0, num_groups=0, num_trajectories=0, num_tokens=0, problems=(str(error),))
+    if ledger.num_cut:
+        problems.append(f"{NAME}: its last line is torn; the next run cuts it away")
+    recorder = Recorder(run_dir)
+    seen: dict[int, int] = {}
+    num_trajectories = num_tokens = 0
+    for record in ledger.records:
+        for index in record.groups:
+            if index in seen:
+                problems.append(f"step {record.step}: group {index} was consumed by step {seen[index]} already")
+            seen[index] = record.step
+        try:
+            trajectories, tokens, found = _check_step(record, recorder, config)
+        except TreadwheelError as error:
+            problems.append(f"step {record.step}: {error}")
+            continue
+        problems += found
+        num_trajectories += trajectories
+        num_tokens += tokens
+    problems += _check_metrics(run_dir, ledger)
+    return Verdict(
+        num_steps=ledger.version,
+        num_groups=len(seen),
+        num_trajectories=num_trajectories,
+        num_tokens=num_tokens,
+        problems=tuple(problems),
+    )
+
+
+def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[int, int, list[str]]:
+    problems: list[str] = []
+    groups = recorder.read(record.trajectories, record.trajectories_digest)
+    indices = [group["ticket_index"][0].as_py() for group in groups]
+    if indices != list(record.groups):
+        problems.append(
+            f"step {record.step}: {record.trajectories} holds groups {indices[:8]}, the ledger says {record.groups[:8]}"
+        )
+    if len(indices) != config.buffer.groups_per_step:
+        problems.append(f"step {record.step} consumed {len(indices)} groups, not {config.buffer.groups_per_step}")
+    num_tokens = 0
+    for group in groups:
+        versions = pc.list_flatten(group["policy_versions"])
+        num_tokens += len(versions)
+        extremes = pc.min_max(pc.filter(versions, pc.list_flatten(group["loss_mask"])))
+        oldest, newest = extremes["min"].as_py(), extremes["max"].as_py()
+        if oldest is None:
+            continue
+        behind = record.step - 1 - oldest
+        if behind > config.buffer.max_off_policy_steps or newest > record.step - 1:
+            problems.append(
+                f"step {record.step}, group {group['group_id'][0]}: tokens of versions {oldest} to {newest} break "
+                f"buffer.max_off_policy_steps={config.buffer.max_off_policy_steps}"
+            )
+    return sum(group.num_rows for group in groups), num_tokens, problems
+
+
+def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
+    """A run may log no metrics, or only a part of itself: what it did log must be whole."""
+    logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
+    steps = [record.step for record in ledger.records]
+    missing = [step for step in steps if logged and min(logged) < step < max(logged) and step not in logged]
+    return [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []

@@ -1,0 +1,1 @@
+"""Checkpoints: the files, and when they are written."""

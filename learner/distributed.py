@@ -1,0 +1,156 @@
+"""Several learner ranks as one: where they meet, how the model is sharded over them (FSDP2), and what they exchange.
+
+Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; what is exchanged are tensors, never objects.
+With one rank everything here is the identity, and no process group exists.
+"""
+
+import atexit
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from cluster.contracts.errors import ConfigError
+
+MAX_UNREDUCED_BYTES = 2 * 1024**3
+"""Gradients of micro-batches are reduced once per step while whole float32 gradients fit into this; larger models reduce each time."""
+
+_M_MMAP_THRESHOLD = -3
+"""glibc's number for the size from which a block has a mapping of its own; setting it keeps it from growing."""
+_LARGE_BLOCK_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """This rank among its peers."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None
+    """None with one rank."""
+
+    @classmethod
+    def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "RankGroup":
+        """Blocks until all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
+        if size == 1:
+            return cls(rank=0, size=1, device=device, mesh=None)
+        if not rendezvous:
+            raise ConfigError(f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, got none")
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{rendezvous}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+        if device.type == "cpu":
+            _return_large_blocks()
+        # While Python still stands: the group's threads are not to outlive it.
+        atexit.register(leave)
+        return cls(rank=rank, size=size, device=device, mesh=DeviceMesh(device.type, list(range(size))))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        if self.mesh is not None:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def stack(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every rank, in order of rank; all of one shape."""
+        if self.mesh is None:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(gathered, tensor.contiguous())
+        return gathered
+
+    def from_rank_0(self, tensor: Tensor) -> Tensor:
+        """Rank 0's values, in place."""
+        if self.mesh is not None:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+
+def _return_large_blocks() -> None:
+    """Has glibc give freed blocks back to the system; other C libraries do as they do.
+
+    Layers are gathered and freed in every pass, partly by the group's own threads. glibc would keep them in each thread's arena: of a
+    model of 400 MB, whose half a rank holds, 700 MB more.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+def leave() -> None:
+    """Ends this process's part in the group, if it has one; its threads end with the last sharded tensor."""
+    if not dist.is_initialized():
+        return
+    dist.destroy_process_group()
+    # What DTensor remembers of its operations holds the group too, some of it past the interpreter's end, where threads abort.
+    # These are torch's own ways to forget, but not promised ones: a version without them only keeps the threads.
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.distributed.tensor._collective_utils import MeshTopoInfo
+        from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        clear_redistribute_planner_cache()
+        _gen_transform_infos.cache_clear()
+        MeshTopoInfo.build_from_mesh.cache_clear()
+
+
+def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: RankGroup, compute_dtype: torch.dtype) -> None:
+    """Cuts a module around a causal model over the group: each decoder layer, then the rest. Its parameters need no memory yet.
+
+    Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
+    """
+    assert group.mesh is not None, "one rank is not sharded"
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    layer_names = set(causal_lm._no_split_modules or ())
+    for part in module.modules():
+        if type(part).__name__ in layer_names:
+            fully_shard(part, mesh=group.mesh, mp_policy=policy)
+    fully_shard(module, mesh=group.mesh, mp_policy=policy)
+
+
+def own_rows(parameter: DTensor) -> slice:
+    """The rows of the whole that this rank holds: FSDP2 cuts the first dimension as `torch.chunk` does."""
+    num_rows, mesh = parameter.shape[0], parameter.device_mesh
+    start = min(-(-num_rows // mesh.size()) * mesh.get_local_rank(), num_rows)
+    return slice(start, start + parameter.to_local().shape[0])
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Copies a whole tensor into a parameter; into its local shard where it is sharded."""
+    if isinstance(parameter, DTensor):
+        # Without a source rank nothing is sent: every rank has the whole value and keeps its part.
+        part = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(part.to_local())
+    else:
+        parameter.copy_(value)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, on every rank; all ranks must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def reduce_once(module: nn.Module, num_passes: int) -> Iterator[int]:
+    """0 ... num_passes - 1; gradients are reduced over ranks in the last pass only, where memory allows."""
+    size_bytes = 4 * sum(p.numel() for p in module.parameters())
+    waits = hasattr(module, "set_requires_gradient_sync") and size_bytes <= MAX_UNREDUCED_BYTES
+    for index in range(num_passes):
+        if waits:
+            module.set_requires_gradient_sync(index == num_passes - 1)  # pyright: ignore[reportCallIssue]
+        yield index

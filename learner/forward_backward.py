@@ -1,0 +1,111 @@
+"""The passes of one step: a batch cut into this rank's micro-batches, looked at, and turned into gradients. The learner calls them.
+
+Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.config import LearnerConfig
+from learner.algorithms.batch import BatchTensors, Prepared
+from learner.algorithms.objective import Objective
+from learner.algorithms.statistics import Statistics
+from learner.assemble import Batch
+from learner.distributed import RankGroup, reduce_once
+from learner.model.critic import Networks
+from learner.model.lora import without_adapters
+from learner.packing import MicroBatch, lay_out, plan, tokens_per_pass
+from learner.progress import Phases
+
+
+class Passes:
+    """Of one rank's networks under one objective."""
+
+    def __init__(
+        self, networks: Networks, *, objective: Objective, group: RankGroup, config: LearnerConfig, phases: Phases
+    ) -> None:
+        self._networks, self._objective, self._group, self._config = networks, objective, group, config
+        self._phases = phases
+
+    def micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        """This rank's; every rank has equally many."""
+        layout = self._networks.policy.layout
+        max_tokens = tokens_per_pass(self._config.max_tokens_per_micro_batch, device=self._group.device)
+        ranks = plan(batch.rows, max_tokens=max_tokens, layout=layout, num_ranks=self._group.size)
+        width = batch.tensors.loss_mask_NT.shape[1]
+        return [
+            lay_out(batch.rows, rows, layout=layout, width=width, device=self._group.device)
+            for rows in ranks[self._group.rank]
+        ]
+
+    @torch.no_grad()
+    def with_first_look(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> BatchTensors:
+        """The batch with what the objective must know of the policy at the start of the step."""
+        needs = self._objective.needs
+        if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
+            tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, micro_batches))
+        if not needs & {"proximal_logprobs", "values"}:
+            return tensors
+        self._phases.enter("first look")
+        wants_entropies = "entropies" in needs and "proximal_logprobs" in needs
+        found = {
+            name: torch.zeros_like(tensors.rollout_logprobs_NT) for name in ("proximal_logprobs", "entropies", "values")
+        }
+        for micro_batch in micro_batches:
+            outputs, values_C = self._networks(micro_batch, entropies=wants_entropies)
+            rows = list(micro_batch.rows)
+            computed = {"proximal_logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
+            for name, values in computed.items():
+                if values is not None and rows:
+                    found[name][rows] = micro_batch.scatter(values.float())
+            self._phases.move()
+        wanted = {
+            "proximal_logprobs": "proximal_logprobs" in needs,
+            "entropies": wants_entropies,
+            "values": "values" in needs,
+        }
+        return dataclasses.replace(
+            tensors, **{f"{name}_NT": self._group.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
+        )
+
+    def _base_logprobs(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> Tensor:
+        """The reference's, by the policy without its adapters: no second copy of the model."""
+        self._phases.enter("scoring the reference")
+        found_NT = torch.zeros_like(tensors.rollout_logprobs_NT)
+        with without_adapters(self._networks.policy.causal_lm):
+            for micro_batch in micro_batches:
+                outputs, _ = self._networks(micro_batch)
+                if micro_batch.rows:
+                    found_NT[list(micro_batch.rows)] = micro_batch.scatter(outputs.logprobs_C)
+                self._phases.move()
+        return self._group.sum(found_NT)
+
+    def accumulate(self, prepared: Prepared, micro_batches: list[MicroBatch]) -> tuple[Tensor, Statistics]:
+        """Adds up the gradients of all micro-batches. The losses of this rank's, and the statistics of all ranks'."""
+        losses: list[Tensor] = []
+        statistics: list[Statistics] = []
+        entropies = "entropies" in self._objective.needs
+        for index in reduce_once(self._networks, len(micro_batches)):
+            micro_batch = micro_batches[index]
+            outputs, values_C = self._networks(micro_batch, entropies=entropies)
+            if not micro_batch.rows:
+                # No rows for this rank: it still gathers and reduces with the others.
+                (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()
+                losses.append(torch.zeros((), device=self._group.device))
+                continue
+            result = self._objective.loss(
+                prepared.rows(list(micro_batch.rows)),
+                policy_logprobs_BT=micro_batch.scatter(outputs.logprobs_C),
+                entropies_BT=None if outputs.entropies_C is None else micro_batch.scatter(outputs.entropies_C),
+                values_BT=None if values_C is None else micro_batch.scatter(values_C),
+            )
+            # FSDP means over ranks; the objective's weights are of the whole batch, so the step's gradient is the sum.
+            (result.loss * self._group.size).backward()
+            losses.append(result.loss.detach())
+            statistics.append(result.statistics)
+            self._phases.move()
+        merged = Statistics.merge(statistics)
+        parts = self._group.stack(merged.to_tensor().to(self._group.device))
+        return torch.stack(losses), Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])

@@ -1,0 +1,1 @@
+"""The networks: loaded, sharded, adapted, and computed without whole logits."""

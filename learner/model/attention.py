@@ -1,0 +1,212 @@
+"""Attention over packed rows: every sequence sees itself alone, and completions of one prompt share its keys and values.
+
+Registered with transformers under the name `treadwheel_packed`. A packed row is `[1, T]` tokens; `Segments` say which of them belong
+together. Queries and keys are gathered into a few buckets of like length, attended there, and put back: linear layers see no padding,
+attention sees little. `learner.packing` builds segments, `learner.model.policy` proves for each model that packing changes nothing.
+
+Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
+than a segment, need a mask: on a GPU that is torch's memory-efficient kernel instead of flash attention, slower per token and saved by
+the prompts that are computed once. `model.attention: flash_attention_2` packs without sharing.
+
+Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+PACKED = "treadwheel_packed"
+MAX_MASK_CELLS = 2**24
+"""Cells of one bucket's mask; longer segments go into buckets of their own."""
+MIN_FILL = 0.75
+"""A bucket's shortest segment has at least this share of its longest, below which a new bucket starts..."""
+SMALL_LENGTH = 16
+"""...unless both are this short: a bucket's own cost is larger than that padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Queries at [start, start + length) of the row; keys are the same tokens, after those of a shared prompt if there is one."""
+
+    start: int
+    length: int
+    prompt_start: int = 0
+    prompt_length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    query_index_SQ: Tensor
+    """Places in the row; padding repeats a segment's first token."""
+    key_index_SK: Tensor
+    offset_S: Tensor
+    """Keys before a segment's first query: the length of its shared prompt."""
+    has_prompts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    buckets: tuple[Bucket, ...]
+    cell_index_T: Tensor
+    """For each token of the row its cell among all buckets' queries."""
+
+
+def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
+    """Segments, which cover the row exactly once, as buckets of like length."""
+    order = sorted(segments, key=lambda s: (s.prompt_length == 0, -(s.prompt_length + s.length), -s.length, s.start))
+    buckets: list[Bucket] = []
+    cell_index_T = np.zeros(num_tokens, dtype=np.int64)
+    num_cells = 0
+    while order:
+        size = _bucket_size(order)
+        bucket, order = order[:size], order[size:]
+        start_S, length_S, prompt_start_S, prompt_length_S = (
+            np.array([getattr(s, name) for s in bucket])
+            for name in ("start", "length", "prompt_start", "prompt_length")
+        )
+        query_Q = np.arange(length_S.max())[None]
+        key_K = np.arange((prompt_length_S + length_S).max())[None]
+        is_query_SQ = query_Q < length_S[:, None]
+        query_index_SQ = start_S[:, None] + np.where(is_query_SQ, query_Q, 0)
+        own_SK = key_K - prompt_length_S[:, None]
+        own_SK = np.where(own_SK < length_S[:, None], own_SK, 0)
+        key_index_SK = np.where(
+            key_K < prompt_length_S[:, None], prompt_start_S[:, None] + key_K, start_S[:, None] + own_SK
+        )
+        cell_index_T[query_index_SQ[is_query_SQ]] = num_cells + np.flatnonzero(is_query_SQ)
+        num_cells += query_index_SQ.size
+        buckets.append(
+            Bucket(
+                query_index_SQ=torch.from_numpy(query_index_SQ).to(device),
+                key_index_SK=torch.from_numpy(key_index_SK).to(device),
+                offset_S=torch.from_numpy(prompt_length_S).to(device),
+                has_prompts=bool(prompt_length_S.any()),
+            )
+        )
+    return Segments(buckets=tuple(buckets), cell_index_T=torch.from_numpy(cell_index_T).to(device))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Segments | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
+
+    Without segments (a model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a
+    difference instead of an exception.
+    """
+    num_heads = query.shape[1]
+    if segments is None:
+        attended = _attend(query, key, value, None, scaling=scaling, dropout=dropout, softcap=softcap)
+        return attended.transpose(1, 2).contiguous(), None
+    query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
+    cells: list[Tensor] = []
+    for bucket in segments.buckets:
+        # An embedding look-up is a gather whose backward adds up the gradients of shared prompts fast.
+        query_S = _heads(F.embedding(bucket.query_index_SQ, query_T), num_heads=num_heads)
+        key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
+        value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
+        mask = _mask(bucket, sliding_window=sliding_window)
+        attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, dropout=dropout, softcap=softcap)
+        cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
+    row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
+    return row_T.view(1, -1, num_heads, value.shape[-1]), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+) -> Tensor:
+    """[S, A, Q, D]; causal without a mask."""
+    grouped = key.shape[1] != query.shape[1]
+    if grouped and mask is not None and query.is_cuda:
+        # The kernel that takes masks knows no grouped heads: torch would fall back to one that makes every score.
+        key, value = _repeated(key, query), _repeated(value, query)
+        grouped = False
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=grouped,
+        )
+    if grouped:
+        key, value = _repeated(key, query), _repeated(value, query)
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = softcap * torch.tanh(scores / softcap)
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(value.dtype)
+    return F.dropout(weights, dropout) @ value
+
+
+def _repeated(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with a head for each of the queries'."""
+    return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
+
+
+def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
+    """[S, 1, Q, K], true where a query sees a key; None is plain causal."""
+    num_queries, num_keys = bucket.query_index_SQ.shape[1], bucket.key_index_SK.shape[1]
+    window = num_keys if sliding_window is None else sliding_window
+    slides = window < num_keys
+    if not bucket.has_prompts and not slides:
+        return None
+    device = bucket.offset_S.device
+    place_SQ = bucket.offset_S[:, None] + torch.arange(num_queries, device=device)
+    distance_SQK = place_SQ[:, :, None] - torch.arange(num_keys, device=device)
+    mask_SQK = distance_SQK >= 0
+    if slides:
+        mask_SQK &= distance_SQK < window
+        # A padding query may lie beyond every key's window; one visible key keeps its softmax finite.
+        mask_SQK[:, :, 0] |= ~mask_SQK.any(-1)
+    return mask_SQK[:, None]
+
+
+def _heads(x_SLE: Tensor, *, num_heads: int) -> Tensor:
+    return x_SLE.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _bucket_size(order: Sequence[Segment]) -> int:
+    """How many of the sorted segments, longest first, share a bucket with the first."""
+    first = order[0]
+    num_keys = first.prompt_length + first.length
+    num_queries = first.length
+    for size, segment in enumerate(order):
+        keys = segment.prompt_length + segment.length
+        num_queries = max(num_queries, segment.length)
+        is_short = keys < MIN_FILL * num_keys and num_keys > SMALL_LENGTH
+        is_uneven = segment.length < MIN_FILL * num_queries and num_queries > 2 * SMALL_LENGTH
+        is_full = size and (size + 1) * num_queries * num_keys > MAX_MASK_CELLS
+        if is_short or is_uneven or is_full or (segment.prompt_length > 0) != (first.prompt_length > 0):
+            return max(size, 1)
+    return len(order)
+
+
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)

@@ -1,0 +1,220 @@
+"""A model into the shards of several ranks, so that no host holds it twice: no rank ever has more than its shards and part of a tensor.
+
+`skeleton` builds the model without memory for its weights; once it is sharded, `load_shards` has each rank read its own rows from the
+safetensors files. A model that is stored in another form than it is computed in (fused experts, quantized weights, files that are no
+safetensors) cannot be read by rows: rank 0 alone loads it whole, and sends it on tensor by tensor.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
+from transformers.utils.hub import cached_file
+
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError
+from learner.distributed import RankGroup, fill, own_rows
+from learner.model.critic import Networks
+from learner.model.lora import drawn_adapters, is_adapter
+from learner.model.policy import attention_of, load, read_config, without_dropout
+
+_SINGLE = "model.safetensors"
+_PLAIN = ("F64", "F32", "F16", "BF16")
+"""Types, as safetensors names them, that only have to be cast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor of a safetensors file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    is_plain: bool
+    """False for types that mean something only together with other tensors."""
+
+    def rows(self, rows: slice) -> Tensor:
+        """Through a mapping of their own: the file's pages are let go with it."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_slice(self.name)[rows]
+
+
+def skeleton(model: ModelConfig) -> PreTrainedModel:
+    """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
+    try:
+        with _parameters_without_memory():
+            causal_lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                read_config(model),
+                dtype=torch.float32,
+                attn_implementation=attention_of(model),
+                trust_remote_code=model.trust_remote_code,
+            )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path!r} does not load: {str(error).splitlines()[0]}") from error
+    without_dropout(causal_lm)
+    # A folder may lack generation defaults; those of the model's configuration stay then.
+    with contextlib.suppress(OSError):
+        causal_lm.generation_config = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main")
+    return causal_lm.eval()
+
+
+def materialise(module: nn.Module, *, device: torch.device) -> None:
+    """Gives shards memory, not yet values. Buffers keep their values, and parameters that are tied stay one."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    names = [names for names, _ in _tied(module)]
+    module.to_empty(device=device)
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        buffer.copy_(buffers[name])
+    for first, *others in names:
+        for other in others:
+            owner, _, leaf = other.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, module.get_parameter(first))
+
+
+@torch.no_grad()
+def load_shards(
+    networks: Networks, *, model: ModelConfig, group: RankGroup, seed: int
+) -> Literal["streamed", "sent by rank 0"]:
+    """Writes every parameter of the sharded networks: the model's from its files, adapters drawn from the seed, the value head 0.
+
+    All ranks must call it; they stream only if each of them can.
+    """
+    causal_lm = networks.policy.causal_lm
+    drawn = drawn_adapters(causal_lm, seed=seed)
+    wanted: dict[str, list[Tensor]] = {}
+    for name, tensor in (*networks.named_parameters(), *networks.named_buffers()):
+        origin = _origin(name, causal_lm=causal_lm)
+        if origin is None:
+            tensor.zero_()
+        elif origin in drawn:
+            fill(tensor, drawn[origin].to(group.device))
+        else:
+            wanted.setdefault(_stored_name(origin), []).append(tensor)
+    stored = _stored_as_computed(causal_lm, model=model)
+    num_able = group.sum(torch.tensor(0 if stored is None else 1, device=group.device))
+    if stored is not None and int(num_able) == group.size:
+        _stream(wanted, stored=stored)
+        return "streamed"
+    _send(wanted, causal_lm=causal_lm, model=model, group=group)
+    return "sent by rank 0"
+
+
+def _stream(wanted: Mapping[str, list[Tensor]], *, stored: Mapping[str, StoredTensor]) -> None:
+    for name, tensors in wanted.items():
+        for tensor in tensors:
+            if isinstance(tensor, DTensor):
+                rows = own_rows(tensor)
+                if rows.stop > rows.start:
+                    tensor.to_local().copy_(stored[name].rows(rows))
+            elif name in stored:
+                # A buffer that is stored; the others were computed with the skeleton.
+                tensor.copy_(stored[name].rows(slice(None)))
+
+
+def _send(
+    wanted: Mapping[str, list[Tensor]], *, causal_lm: PreTrainedModel, model: ModelConfig, group: RankGroup
+) -> None:
+    whole: dict[str, Tensor] = {}
+    if group.rank == 0:
+        loaded = load(model, dtype=torch.float32)
+        whole = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
+        # How it was converted, so that exports convert it back.
+        causal_lm._weight_conversions = loaded._weight_conversions
+        del loaded
+    for name, tensors in wanted.items():
+        value = whole.pop(name) if group.rank == 0 else torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        value = group.from_rank_0(value.to(group.device).contiguous())
+        for tensor in tensors:
+            fill(tensor, value)
+
+
+def _stored_as_computed(causal_lm: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
+    """Stored tensors by the model's names; None unless every parameter is stored as it is computed with, up to a cast."""
+    converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(causal_lm, add_legacy=False))
+    if converts or getattr(causal_lm.config, "quantization_config", None) is not None:
+        return None
+    stored = {tensor.name: tensor for tensor in _stored_tensors(model)}
+    for names, parameter in _tied(causal_lm):
+        if is_adapter(names[0]):
+            continue
+        # Tied parameters are stored under any of their names.
+        plain = [_stored_name(name) for name in names]
+        found = next((stored[name] for name in plain if name in stored), None)
+        if found is None or not found.is_plain or found.shape != tuple(parameter.shape):
+            return None
+        stored |= dict.fromkeys(plain, found)
+    return stored
+
+
+def _stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
+    """Of all safetensors files, none when there are none. A hub name's files are downloaded once."""
+    names, index = [_SINGLE], _file(model, f"{_SINGLE}.index.json")
+    if index is not None and _file(model, _SINGLE) is None:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    for path in (path for name in names if (path := _file(model, name)) is not None):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no dict
+                stored = file.get_slice(name)
+                is_plain = stored.get_dtype() in _PLAIN
+                yield StoredTensor(path=path, name=name, shape=tuple(stored.get_shape()), is_plain=is_plain)
+
+
+def _file(model: ModelConfig, name: str) -> Path | None:
+    found = cached_file(
+        model.path,
+        name,
+        revision=model.revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def _origin(name: str, *, causal_lm: PreTrainedModel) -> str | None:
+    """The parameter of the causal model whose weights a parameter of the networks starts from; None for the value head."""
+    if name.startswith("critic.backbone."):
+        backbone = next(place for place, part in causal_lm.named_modules() if part is causal_lm.base_model)
+        return f"{backbone}.{name.removeprefix('critic.backbone.')}".removeprefix(".")
+    return name.removeprefix("policy.causal_lm.") if name.startswith("policy.") else None
+
+
+def _stored_name(name: str) -> str:
+    """Without what peft puts in."""
+    return name.replace(".base_layer.", ".")
+
+
+def _tied(module: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
+    """Every parameter with all its names."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return [(names, parameter) for parameter, names in found.items()]
+
+
+@contextlib.contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Unlike torch's meta device it leaves buffers real: many, such as rotary frequencies, are in no file."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        # Once is enough: a tied parameter is registered again, and must stay the same object.
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register

@@ -1,0 +1,113 @@
+"""LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing. The learner calls it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from cluster.contracts.config import LoraConfig
+from cluster.contracts.errors import ConfigError
+from cluster.weights.adapter import PREFIX
+from cluster.weights.manifest import Adapter
+from learner.distributed import whole
+
+_ADAPTER = "default"
+
+
+def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> None:
+    """Puts adapters in, in place, as `drawn_adapters`; only they train. Raises ConfigError for what would not train exactly."""
+    if lora.dropout:
+        raise ConfigError(
+            f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
+        )
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    try:
+        inject_adapter_in_model(
+            PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=targets), causal_lm
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"learner.lora.target_modules={lora.target_modules!r}: {str(error).splitlines()[0]}"
+        ) from error
+    if isinstance(causal_lm.get_output_embeddings(), LoraLayer):
+        raise ConfigError(
+            "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
+        )
+    for name, part in causal_lm.named_modules():
+        if isinstance(part, LoraLayer) and not isinstance(part.get_base_layer(), nn.Linear):
+            raise ConfigError(
+                f"learner.lora.target_modules names {name}, a {type(part.get_base_layer()).__name__}; only linear layers can be merged"
+            )
+    for name, parameter in causal_lm.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+    for name, value in drawn_adapters(causal_lm, seed=seed).items():
+        causal_lm.get_parameter(name).data.copy_(value)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name is an adapter's."""
+    return ".lora_" in name
+
+
+def drawn_adapters(causal_lm: nn.Module, *, seed: int) -> dict[str, Tensor]:
+    """Initial adapters by parameter name, the same for any number of ranks: A uniform as a linear layer's weight, B zero."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: dict[str, Tensor] = {}
+    for name, parameter in causal_lm.named_parameters():
+        if is_adapter(name):
+            bound = 0.0 if ".lora_B." in name else parameter.shape[1] ** -0.5
+            drawn[name] = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+    return drawn
+
+
+@contextlib.contextmanager
+def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
+    """The base model: what the run started from."""
+    layers = [part for part in causal_lm.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
+    """What the adapter's tensors are, for whoever loads them."""
+    targets = {name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
+
+
+def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(peft's name, whole tensor) of every adapter matrix; all ranks must call it."""
+    for name, parameter in causal_lm.named_parameters():
+        if is_adapter(name):
+            yield PREFIX + name.replace(f".{_ADAPTER}.", "."), whole(parameter.detach())
+
+
+def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name as in the base model, whole tensor) of every parameter, adapters added in; all ranks must call it."""
+    layers = {name: part for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    for name, parameter in causal_lm.named_parameters():
+        if is_adapter(name):
+            continue
+        owner = name.rpartition(".base_layer.")[0]
+        if owner not in layers:
+            yield name, whole(parameter.detach())
+            continue
+        layer, plain = layers[owner], name.replace(".base_layer.", ".")
+        base = whole(parameter.detach())
+        if not name.endswith(".weight"):
+            yield plain, base
+            continue
+        down, up = (
+            whole(part.get_parameter(f"{_ADAPTER}.weight").detach()).float() for part in (layer.lora_A, layer.lora_B)
+        )
+        yield plain, torch.addmm(base.float(), up, down, alpha=layer.scaling[_ADAPTER])

@@ -1,0 +1,283 @@
+"""The policy as the learner sees it: a transformers causal model whose logits never exist. Learner and reference scorer load it here.
+
+`PolicyModel(micro_batch)` gives log-probs of the sampled tokens at the run's temperature. When it is loaded, a handful of tokens
+proves that its head and its packing compute what the model's own forward computes; what cannot be proven is not used.
+
+Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.errors import ConfigError
+from learner.model.attention import PACKED
+from learner.model.head import Head, selected_logprobs
+from learner.packing import Layout, MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
+
+PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
+ISOLATION_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""Nats, by which a sequence may move when its neighbours in the row are exchanged for others of the same lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """Of one forward pass, at completion positions with loss."""
+
+    logprobs_C: Tensor
+    entropies_C: Tensor | None
+    hidden_CH: Tensor
+    """Last hidden states that predict the tokens; what a shared critic reads."""
+
+
+class PolicyModel(nn.Module):
+    """Backbone and vocabulary head as one module, so that sharding gathers the head's weight like any other."""
+
+    def __init__(self, causal_lm: PreTrainedModel, *, head: Head, layout: Layout) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.head = head
+        self.layout: Layout = layout
+
+    def forward(self, batch: MicroBatch, *, entropies: bool = False) -> TokenOutputs:
+        hidden_CH = hidden_states(self.causal_lm, batch)
+        output = output_layer(self.causal_lm)
+        logprobs_C, entropies_C = selected_logprobs(
+            hidden_CH, output.weight, batch.targets_C, head=self.head, bias_V=output.bias, entropies=entropies
+        )
+        return TokenOutputs(logprobs_C=logprobs_C, entropies_C=entropies_C, hidden_CH=hidden_CH)
+
+    def own_logits(self, token_ids_L: Tensor) -> Tensor:
+        """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
+        return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
+
+
+class ReferenceModel:
+    """A frozen policy that scores tokens (`cluster.contracts.protocols.LogprobModel`); deploy/ hands it to the reference scorer."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Loads `reference.path`, or else the model that the run starts from. Raises ConfigError when it does not load."""
+        reference = config.reference
+        model = config.model if reference.path is None else config.model.model_copy(update={"path": reference.path})
+        torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
+        device = torch.device("cuda" if reference.gpus else "cpu")
+        self._policy = prove(
+            load(model, dtype=getattr(torch, model.dtype), device=device),
+            model=model,
+            packing=config.learner.packing,
+            temperature=config.sampling.temperature,
+            head_chunk_tokens=config.learner.head_chunk_tokens,
+        ).eval()
+        self._policy.requires_grad_(False)
+        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
+        self._device = device
+
+    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Per completion token, natural log, at the run's temperature; in the order given."""
+        rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
+        return [
+            x.tolist()
+            for x in score(
+                self._policy, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device
+            )
+        ]
+
+
+@torch.no_grad()
+def score(
+    forward: Callable[[MicroBatch], TokenOutputs],
+    rows: Sequence[TokenRow],
+    *,
+    layout: Layout,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
+    """Log-probs of each row's completion, float32 on the CPU, 0 where its loss mask is false."""
+    if not rows:
+        return []
+    width = max(len(row.completion) for row in rows)
+    results: list[Tensor] = [torch.empty(0)] * len(rows)
+    for chosen in plan(rows, max_tokens=max_tokens, layout=layout)[0]:
+        batch = lay_out(rows, chosen, layout=layout, width=width, device=device)
+        scored = batch.scatter(forward(batch).logprobs_C).cpu()
+        for place, index in enumerate(chosen):
+            results[index] = scored[place, : len(rows[index].completion)]
+    return results
+
+
+def token_row(prompt: Sequence[int], completion: Sequence[int]) -> TokenRow:
+    """A row whose whole completion counts."""
+    return TokenRow(
+        prompt=np.asarray(prompt, dtype=np.int64),
+        completion=np.asarray(completion, dtype=np.int64),
+        loss_mask=np.ones(len(completion), dtype=np.bool_),
+    )
+
+
+def hidden_states(causal_lm: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Last hidden states at the micro-batch's completion positions, [C, H]."""
+    packed = {} if batch.segments is None else {"segments": batch.segments}
+    backbone = causal_lm.base_model
+    output = backbone(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **packed)
+    hidden_BLH: Tensor = output[0]
+    # An embedding look-up: shared prompts are read several times, and its backward adds their gradients up fast.
+    return F.embedding(batch.head_index_C, hidden_BLH.flatten(0, 1))
+
+
+def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
+    """The vocabulary head's layer. LoRA on it would make the weight that the head reads another than the one that trains."""
+    layer = causal_lm.get_output_embeddings()
+    if layer is None or not isinstance(layer, nn.Linear):
+        raise ConfigError(
+            f"the vocabulary head is a {type(layer).__name__}, not a plain linear layer; leave it out of learner.lora.target_modules"
+        )
+    return layer
+
+
+def read_config(model: ModelConfig) -> PretrainedConfig:
+    """The model's transformers configuration, nothing else loaded. Raises ConfigError when there is none."""
+    try:
+        return AutoConfig.from_pretrained(
+            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path={model.path!r} is no model that transformers reads: {str(error).splitlines()[0]}; "
+            "give a folder with config.json and weights, or a hub name that is reachable"
+        ) from error
+
+
+def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """The causal model in `dtype`, dropout off: the policy that learns must be the one that sampled."""
+    transformers.utils.logging.disable_progress_bar()
+    config = read_config(model)
+    try:
+        causal_lm = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            revision=model.revision,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention_of(model),
+            trust_remote_code=model.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path!r} does not load: {str(error).splitlines()[0]}") from error
+    without_dropout(causal_lm)
+    nn.Module.to(causal_lm, device)
+    return causal_lm
+
+
+def attention_of(model: ModelConfig) -> str:
+    """The implementation that the model is loaded with."""
+    return "sdpa" if model.attention == "auto" else model.attention
+
+
+def without_dropout(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        for name in ("attention_dropout", "dropout", "attn_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+
+
+def prove(
+    causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, temperature: float, head_chunk_tokens: int
+) -> PolicyModel:
+    """The policy in the fastest layout that is proven; see `choose_layout`."""
+    policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=head_chunk_tokens)
+    dtype = next(causal_lm.parameters()).dtype
+    choose_layout(policy, forward=policy, own_logits=policy.own_logits, model=model, packing=packing, dtype=dtype)
+    return policy
+
+
+def unproven(causal_lm: PreTrainedModel, *, temperature: float, head_chunk_tokens: int) -> PolicyModel:
+    """The policy, padded; its head is read off the configuration."""
+    head = Head(temperature=temperature, chunk_tokens=head_chunk_tokens, **_head_parameters(causal_lm.config))
+    return PolicyModel(causal_lm, head=head, layout="padded")
+
+
+def choose_layout(
+    policy: PolicyModel,
+    *,
+    forward: Callable[[MicroBatch], TokenOutputs],
+    own_logits: Callable[[Tensor], Tensor],
+    model: ModelConfig,
+    packing: str,
+    dtype: torch.dtype,
+) -> None:
+    """Gives the policy the fastest layout that computes, on a few tokens, what the model's own forward computes (in `dtype`).
+
+    `forward` and `own_logits` lead to the policy's; on several ranks through what gathers its shards, and all ranks must call this.
+    Raises ConfigError when not even padded rows agree (a head that is applied in an unknown way), or when packing is demanded and
+    does not keep sequences apart.
+    """
+    causal_lm, device = policy.causal_lm, policy.causal_lm.device
+    vocabulary_size = output_layer(causal_lm).weight.shape[0]
+    rows = _proof_rows(vocabulary_size, shift=0)
+    neighbours = [rows[0], *_proof_rows(vocabulary_size, shift=5)[1:]]
+    own_attention = causal_lm.config._attn_implementation or "eager"
+    expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
+    error = float("inf")
+    for layout in _layouts(packing, attention=model.attention):
+        causal_lm.set_attn_implementation(
+            PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
+        )
+        policy.layout = layout
+        first, second = (score(forward, r, layout=layout, max_tokens=10**6, device=device) for r in (rows, neighbours))
+        error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
+        leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0
+        if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):
+            return
+    name = type(causal_lm).__name__
+    if packing == "packed":
+        raise ConfigError(
+            f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
+        )
+    raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here (off by {error:.3g} nats)")
+
+
+def _layouts(packing: str, *, attention: str) -> tuple[Layout, ...]:
+    packed: tuple[Layout, ...] = ("packed",) if attention == "flash_attention_2" else ("shared", "packed")
+    if packing == "padded" or (packing == "auto" and attention == "eager"):
+        return ("padded",)
+    return packed if packing == "packed" else (*packed, "padded")
+
+
+def _head_parameters(config: Any) -> dict[str, float]:
+    """What the families do to logits, by the names that their configurations use; `prove` catches what is missing here."""
+    found: dict[str, float] = {}
+    if getattr(config, "final_logit_softcapping", None) is not None:
+        found["soft_cap"] = float(config.final_logit_softcapping)
+    if getattr(config, "logit_scale", None) is not None:
+        found["scale"] = float(config.logit_scale)
+    if getattr(config, "logits_scaling", None) is not None:
+        found["scale"] = 1.0 / float(config.logits_scaling)
+    return found
+
+
+def _proof_rows(vocabulary_size: int, *, shift: int) -> list[TokenRow]:
+    """Three rows, two of one prompt; `shift` exchanges tokens, not lengths."""
+    ids = [(7 * i + 3 + shift * (i + 1)) % vocabulary_size for i in range(24)]
+    rows = [(ids[:5], ids[5:9]), (ids[:5], ids[9:12]), (ids[12:18], ids[18:23])]
+    return [token_row(prompt, completion) for prompt, completion in rows]
+
+
+@torch.no_grad()
+def _own_logprobs(
+    own_logits: Callable[[Tensor], Tensor], row: TokenRow, *, temperature: float, device: torch.device
+) -> Tensor:
+    """The row alone through the model's own forward."""
+    ids = torch.from_numpy(np.concatenate([row.prompt, row.completion])).to(device)
+    logprobs_LV = (own_logits(ids).float() / temperature).log_softmax(-1)[len(row.prompt) - 1 : -1]
+    return logprobs_LV.gather(1, ids[len(row.prompt) :, None])[:, 0].cpu()

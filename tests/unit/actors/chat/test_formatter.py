@@ -1,0 +1,115 @@
+import pytest
+
+from actors.chat.formatter import ChatFormatter
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.types import Prompt
+from tests.models import make_tiny_model, make_tokenizer
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE_WITH_BOS = "{{ bos_token }}" + TEMPLATE
+BOS, EOS = 0, 1
+
+
+def formatter(*, max_context: int = 64, **tokenizer) -> ChatFormatter:
+    return ChatFormatter(make_tokenizer(**tokenizer), max_context=max_context)
+
+
+def asked(content: str) -> Prompt:
+    return Prompt(prompt_id="p", messages=[{"role": "user", "content": content}])
+
+
+def test_messages_go_through_the_chat_template():
+    assert formatter(chat_template=TEMPLATE).encode(asked("1+1=")).text == "[user]1+1=[assistant]"
+
+
+def test_without_a_template_a_single_message_is_plain_text():
+    assert formatter().encode(asked("1+1=")).text == "1+1="
+
+
+def test_without_a_template_a_dialogue_names_its_roles():
+    prompt = Prompt(prompt_id="p", messages=[{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}])
+    assert formatter().encode(prompt).text == "system: add\nuser: 1+1=\nassistant:"
+
+
+def test_text_is_never_put_through_a_template():
+    assert formatter(chat_template=TEMPLATE).encode(Prompt(prompt_id="p", text="1+1=")).text == "1+1="
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, TEMPLATE_WITH_BOS])
+def test_a_tokenizer_that_adds_a_bos_gets_exactly_one(template):
+    token_ids = formatter(adds_bos=True, chat_template=template).encode(asked("1+1=")).token_ids
+    assert token_ids[0] == BOS
+    assert token_ids.count(BOS) == 1
+
+
+def test_a_tokenizer_that_adds_no_bos_gets_none():
+    assert BOS not in formatter().encode(asked("1+1=")).token_ids
+
+
+def test_a_prompt_that_fills_the_context_is_refused_by_name():
+    with pytest.raises(DataError, match="prompt 'p' has 8 tokens, and the context takes 8"):
+        formatter(max_context=8).encode(asked("12345678"))
+
+
+def test_empty_prompts_are_refused_by_name():
+    with pytest.raises(DataError, match="prompt 'p' is empty"):
+        formatter().encode(Prompt(prompt_id="p", text=""))
+    with pytest.raises(DataError, match="prompt 'p' has neither"):
+        formatter().encode(Prompt(prompt_id="p"))
+
+
+def test_message_parts_need_a_template():
+    prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": [{"type": "text", "text": "1"}]}])
+    with pytest.raises(DataError, match="content is list"):
+        formatter().encode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('system first') }}", "system first"),
+        ("{{ messages[3].content.text }}", "UndefinedError"),
+        ("{% for m in messages %}", "TemplateSyntaxError"),
+        ("{{ 'a' + messages[0] }}", "TypeError"),
+    ],
+)
+def test_a_prompt_that_does_not_go_through_the_template_is_refused_by_name(template, why):
+    with pytest.raises(DataError, match="prompt 'p' does not go through the chat template .{.*" + why):
+        formatter(chat_template=template).encode(asked("1+1="))
+
+
+def test_a_dialogue_without_roles_needs_a_template():
+    prompt = Prompt(prompt_id="p", messages=[{"content": "add"}, {"content": "1+1="}])
+    with pytest.raises(DataError, match="prompt 'p' has a message without a role"):
+        formatter().encode(prompt)
+
+
+def test_decoded_text_leaves_special_tokens_out():
+    tokenizer = make_tokenizer()
+    assert formatter().decode([*tokenizer("a b").input_ids, EOS]) == "a b"
+
+
+def test_stop_tokens_are_the_tokenizers_eos_and_the_models(tmp_path):
+    path = make_tiny_model(tmp_path, pad_is_eos=True)
+    (path / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    assert ChatFormatter.load(ModelConfig(path=str(path))).stop_token_ids == (1, 5)
+
+
+def test_a_template_from_the_configuration_replaces_the_tokenizers(tmp_path):
+    path = make_tiny_model(tmp_path, chat_template=TEMPLATE)
+    loaded = ChatFormatter.load(ModelConfig(path=str(path), chat_template="<{{ messages[0].content }}>"))
+    assert loaded.encode(asked("1+1=")).text == "<1+1=>"
+
+
+def test_the_context_is_the_models_or_less(tmp_path):
+    path = str(make_tiny_model(tmp_path, max_context=256))
+    assert ChatFormatter.load(ModelConfig(path=path)).max_context == 256
+    assert ChatFormatter.load(ModelConfig(path=path, max_context=100)).max_context == 100
+    with pytest.raises(ConfigError, match=r"model\.max_context=300 is beyond the model's own 256"):
+        ChatFormatter.load(ModelConfig(path=path, max_context=300))
+
+
+def test_a_missing_model_names_the_field_and_the_way_out(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path=.* it must be a Hugging Face folder"):
+        ChatFormatter.load(ModelConfig(path=str(tmp_path / "nothing")))

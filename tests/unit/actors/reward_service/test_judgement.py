@@ -1,0 +1,55 @@
+import pytest
+
+from actors.reward_service.judgement import check_judge, find_judge, is_async, to_reward
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.types import Prompt, Reward, RewardStatus
+
+PROMPT = Prompt(prompt_id="p0", text="1 + 1 =", columns={"answer": "2"})
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True])
+def test_a_number_is_a_reward(value):
+    assert to_reward(value) == Reward(value=1.0)
+
+
+def test_a_dict_is_a_reward_and_its_components():
+    assert to_reward({"reward": 2, "style": 0.5}) == Reward(value=2.0, components={"style": 0.5})
+
+
+def test_a_judge_may_report_its_own_failure():
+    said = Reward(value=None, status=RewardStatus.ERROR, message="server down")
+    assert to_reward(said) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "reward of type NoneType"),
+        ("0.5", "reward of type str"),
+        ([1.0], "reward of type list"),
+        (float("inf"), "not finite: inf"),
+        ({"style": 1.0}, "without 'reward', with: style"),
+        ({"reward": 1.0, "style": None}, "component 'style' of type NoneType"),
+        (Reward(value=None), "reward of type NoneType"),
+    ],
+)
+def test_anything_else_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        to_reward(value)
+
+
+def test_a_judge_with_parameters_bound_is_still_seen_to_be_async():
+    assert is_async(find_judge(Plugin(name="tests.unit.actors.judges:obedient_async")))
+    assert not is_async(find_judge(Plugin(name="exact_match", params={"column": "solution"})))
+
+
+def test_a_missing_column_is_found_before_the_run_starts():
+    with pytest.raises(
+        ConfigError, match=r"reward.judge='exact_match' cannot judge prompt 'p0'.*'solution'.*it has: answer"
+    ):
+        check_judge(Plugin(name="exact_match", params={"column": "solution"}), PROMPT)
+
+
+def test_prompts_that_fit_their_judge_pass():
+    check_judge(Plugin(name="exact_match"), PROMPT)

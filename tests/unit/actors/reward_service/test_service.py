@@ -1,0 +1,151 @@
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from actors.reward_service.service import RewardService
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import Plugin
+from tests.unit.actors import judges
+from tests.unit.actors.batches import batch_of
+
+SYNC = "tests.unit.actors.judges:obedient"
+ASYNC = "tests.unit.actors.judges:obedient_async"
+both_kinds = pytest.mark.parametrize("judge", [SYNC, ASYNC])
+
+
+@contextlib.asynccontextmanager
+async def service(judge: str, **settings: float) -> AsyncIterator[RewardService]:
+    made = RewardService(judge=Plugin(name=judge), **settings)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def pid_of_judge(rewards: RewardService) -> int:
+    return int((await rewards.score(batch_of(["pid"])))["reward"][0].as_py())
+
+
+@both_kinds
+async def test_rewards_and_components_reach_their_rows(judge):
+    async with service(judge) as rewards:
+        scored = await rewards.score(batch_of(["good", "parts"]))
+    assert scored["reward"].to_pylist() == [1.0, 0.5]
+    assert scored["reward_status"].to_pylist() == ["ok", "ok"]
+    assert scored["reward_components"].to_pylist() == [[], [("format", 1.0), ("length", 0.25)]]
+
+
+@both_kinds
+async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
+    async with service(judge) as rewards:
+        scored = await rewards.score(batch_of(["raise", "nan", "text", "good"]))
+    assert scored["reward"].to_pylist() == [None, None, None, 1.0]
+    assert scored["reward_status"].to_pylist() == ["error", "error", "error", "ok"]
+    assert scored["reward_message"].to_pylist() == [
+        "ValueError: no opinion",
+        "DataError: the judge returned a reward that is not finite: nan",
+        "DataError: the judge returned a reward of type str; it must be a number",
+        None,
+    ]
+
+
+@both_kinds
+async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge):
+    async with service(judge, timeout_s=0.5) as rewards:
+        scored = await rewards.score(batch_of(["good", "hang", "good"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "timeout", "ok"]
+    assert "reward.timeout_s=0.5" in scored["reward_message"][1].as_py()
+
+
+async def test_a_judges_own_timeout_error_is_an_error():
+    async with service(ASYNC) as rewards:
+        scored = await rewards.score(batch_of(["timeout error"]))
+    assert scored["reward_message"].to_pylist() == ["TimeoutError: the remote server is slow"]
+
+
+async def test_a_judge_that_ends_its_process_costs_one_row():
+    async with service(SYNC) as rewards:
+        scored = await rewards.score(batch_of(["good", "exit", "good"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert "exit code 3" in scored["reward_message"][1].as_py()
+
+
+async def test_an_answer_that_is_too_long_costs_one_row():
+    async with service(SYNC) as rewards:
+        scored = await rewards.score(batch_of(["good", "talk", "good"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert "the judge's answer cannot be read" in scored["reward_message"][1].as_py()
+
+
+async def test_a_process_that_does_not_even_read_meets_the_deadline():
+    async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
+        os.kill(await pid_of_judge(rewards), signal.SIGSTOP)
+        scored = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
+        assert scored["reward_status"].to_pylist() == ["timeout"]
+        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+
+
+async def test_a_hanging_judge_leaves_no_process_behind():
+    async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
+        before = await pid_of_judge(rewards)
+        await rewards.score(batch_of(["hang"]))
+        after = await pid_of_judge(rewards)
+    assert before != after
+    assert not is_running(before)
+    assert not is_running(after), "close ends the replacement too"
+
+
+async def test_a_fast_judge_keeps_its_one_process():
+    async with service(SYNC) as rewards:
+        assert await pid_of_judge(rewards) == await pid_of_judge(rewards)
+
+
+async def test_a_judge_is_there_before_its_first_batch():
+    async with service(SYNC) as rewards:
+        await rewards.warm_up()
+        (process,) = rewards._judging._idle
+        assert await pid_of_judge(rewards) == process._process.pid
+
+
+async def test_no_more_rewards_are_judged_at_a_time_than_allowed():
+    judges.Counting.most = 0
+    async with service("tests.unit.actors.judges:counting", max_concurrency=2) as rewards:
+        await rewards.score(batch_of(["x"] * 6))
+    assert judges.Counting.most == 2
+
+
+async def test_progress_says_how_much_was_judged():
+    async with service(ASYNC) as rewards:
+        await rewards.score(batch_of(["good", "good"]))
+        assert rewards.progress().detail == "0 trajectories waiting, 2 judged"
+        assert rewards.progress().phase == "idle"
+
+
+async def test_a_batch_that_breaks_the_schema_is_refused():
+    async with service(ASYNC) as rewards:
+        with pytest.raises(DataError, match="worker"):
+            await rewards.score(batch_of(["good"]).drop_columns(["worker"]))
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (Plugin(name="no_such_reward"), r"reward.judge='no_such_reward' does not import.*exact_match"),
+        (Plugin(name="exact_match", params={"colum": "x"}), r"reward.judge.colum='x' is not a parameter.*column"),
+        (Plugin(name="regex"), r"reward.judge='regex' needs pattern"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused_before_any_process_starts(judge, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardService(judge=judge)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.rollout.engine_thread import EngineThread, Update, Updated
+from cluster.contracts.errors import WeightsError
+from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.types import Completion, SamplingParams
+from tests.unit.actors.scripted_engine import ScriptedEngine
+
+FIRST_VERSION = 1
+
+
+def update(version: int, *, is_right: bool = True) -> Update:
+    """Weights whose log-probs are minus their version."""
+
+    def check(logprobs: list[float]) -> float:
+        if not is_right or logprobs != [-float(version)]:
+            raise WeightsError(f"version {version} failed its canary")
+        return 0.0
+
+    tensor = np.full(1, float(version))
+    return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], check=check)
+
+
+def sampled(*, on_update: Any, new: Update) -> tuple[Completion | WeightsError, Future[Updated], ScriptedEngine]:
+    """One request of six tokens; `new` arrives while its third is sampled."""
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcome: Future[Completion | WeightsError] = Future()
+    updates: list[Future[Updated]] = []
+    engine.at_step = {2: lambda: updates.append(thread.update(new))}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingParams(max_tokens=6), seed=10)
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    result = outcome.result(timeout=5)
+    updates[0].exception(timeout=5)
+    thread.stop()
+    return result, updates[0], engine
+
+
+def test_continue_marks_each_token_with_the_version_that_sampled_it():
+    completion, updated, _ = sampled(on_update="continue", new=update(2))
+    assert completion.policy_versions == [1, 1, 1, 2, 2, 2]
+    assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15]
+    assert updated.result().canary_max_error == 0.0
+
+
+def test_finish_ends_running_requests_under_the_old_version():
+    completion, updated, _ = sampled(on_update="finish", new=update(2))
+    assert completion.policy_versions == [1] * 6
+    assert updated.result().canary_max_error == 0.0
+
+
+def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="finish")
+    outcomes: dict[str, Future[Completion | WeightsError]] = {"first": Future(), "second": Future()}
+
+    def submit(name: str) -> None:
+        request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
+
+    engine.at_step = {1: lambda: (thread.update(update(2)), submit("second"))}
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    submit("first")
+    assert outcomes["first"].result(timeout=5).policy_versions == [1] * 4
+    assert outcomes["second"].result(timeout=5).policy_versions == [2] * 4
+    thread.stop()
+
+
+def test_requests_given_up_while_they_wait_behind_an_update_never_run():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="finish")
+    first: Future[Completion | WeightsError] = Future()
+    requests = {
+        name: EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        for name in ("first", "second")
+    }
+
+    def submit_and_give_up() -> None:
+        thread.update(update(2))
+        thread.submit([requests["second"]], lambda request_id, result: None)
+        thread.abort(["second"])
+
+    engine.at_step = {1: submit_and_give_up}
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.submit([requests["first"]], lambda request_id, result: first.set_result(result))
+    assert first.result(timeout=5).policy_versions == [1] * 4
+    thread.update(update(3)).result(timeout=5)
+    assert not any("second" in running for running in engine.compositions)
+    thread.stop()
+
+
+def test_abort_and_resume_keeps_tokens_and_samples_the_rest_anew():
+    completion, _, engine = sampled(on_update="abort_and_resume", new=update(2))
+    assert engine.added[-1].kept == Completion(
+        token_ids=[10, 11, 12],
+        rollout_logprobs=[-1.0] * 3,
+        policy_versions=[1] * 3,
+        finish_reason="aborted",
+    )
+    assert completion.policy_versions == [1, 1, 1, 2, 2, 2]
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("on_update", ["continue", "abort_and_resume"])
+def test_no_token_of_unattested_weights_leaves(on_update):
+    outcome, updated, _ = sampled(on_update=on_update, new=update(2, is_right=False))
+    assert isinstance(outcome, WeightsError)
+    assert isinstance(updated.exception(), WeightsError)
+
+
+def test_the_last_token_may_be_sampled_beside_the_probe():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    outcome: Future[Completion | WeightsError] = Future()
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    engine.at_step = {1: lambda: thread.update(update(2))}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingParams(max_tokens=3), seed=10)
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    assert outcome.result(timeout=5).policy_versions == [1, 1, 2]
+    thread.stop()

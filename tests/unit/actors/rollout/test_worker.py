@@ -1,0 +1,254 @@
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import torch
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.worker import RolloutWorker
+from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError
+from cluster.contracts.schema import info_of
+from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.weights.manifest import Canary, pack
+from tests.models import make_tokenizer
+from tests.unit.actors.scripted_engine import ScriptedEngine
+
+
+def weights(version: int, *, value: float | None = None):
+    """Manifest and buckets of a one-number model whose log-probs are all minus that number (its version, unless given)."""
+    number = float(version if value is None else value)
+    manifest, buckets = pack(
+        [("w", torch.full((4,), number))],
+        policy_version=version,
+        bucket_bytes=1024,
+        canary=Canary(token_ids=(1, 2, 3), logprobs=(-number, -number)),
+    )
+    return manifest.model_dump(), *buckets
+
+
+def ticket(
+    index: int, *, max_tokens: int = 3, text: str = "1+1=", num_trajectories: int = 2, num_extra_trajectories: int = 0
+) -> Ticket:
+    return Ticket(
+        index=index,
+        prompt=Prompt(prompt_id=f"p{index}", text=text, columns={"answer": "2"}),
+        num_trajectories=num_trajectories,
+        num_extra_trajectories=num_extra_trajectories,
+        seed=100 + index,
+        policy_version=0,
+        sampling=SamplingParams(max_tokens=max_tokens),
+    )
+
+
+@pytest.fixture
+def make_worker():
+    workers: list[RolloutWorker] = []
+
+    def make(engine: ScriptedEngine, **settings) -> RolloutWorker:
+        worker = RolloutWorker(
+            name="w0",
+            run_id="run",
+            make_engine=lambda: engine,
+            formatter=ChatFormatter(make_tokenizer(), max_context=64),
+            tolerance=1e-3,
+            **settings,
+        )
+        workers.append(worker)
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.stop()
+
+
+async def collect(batches: AsyncIterator):
+    return [batch async for batch in batches]
+
+
+async def test_a_ticket_becomes_a_batch(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(4))
+    (batch,) = await collect(worker.generate([ticket(7)]))
+    assert batch["group_id"].to_pylist() == ["00000007"] * 2
+    assert batch["prompt_text"].to_pylist() == ["1+1="] * 2
+    assert batch["seed"].to_pylist() == [sample_seed(107, 0), sample_seed(107, 1)]
+    first = sample_seed(107, 0) % 100
+    assert batch["completion_token_ids"][0].as_py() == [first, first + 1, first + 2]
+    assert batch["rollout_logprobs"].to_pylist() == [[-4.0] * 3] * 2
+    assert batch["policy_versions"].to_pylist() == [[4, 4, 4]] * 2
+    assert batch["finish_reason"].to_pylist() == ["length"] * 2
+    assert info_of(batch, 0) == {"answer": "2"}
+
+
+async def test_groups_come_as_they_finish(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(1))
+    batches = await collect(worker.generate([ticket(0, max_tokens=9), ticket(1, max_tokens=2)]))
+    assert [batch["ticket_index"][0].as_py() for batch in batches] == [1, 0]
+
+
+async def test_all_tickets_of_a_call_are_in_the_first_step(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    before = len(engine.compositions)
+    await collect(worker.generate([ticket(index) for index in range(5)]))
+    assert len(engine.compositions[before]) == 10
+    assert [request.seed for request in engine.added] == [sample_seed(100 + i, s) for i in range(5) for s in range(2)]
+
+
+async def test_nothing_is_served_before_the_first_load(make_worker):
+    with pytest.raises(WeightsError, match="no weights were loaded yet"):
+        await collect(make_worker(ScriptedEngine()).generate([ticket(0)]))
+
+
+async def test_an_attestation_says_what_was_loaded(make_worker):
+    manifest, *buckets = weights(3)
+    attestation = await make_worker(ScriptedEngine()).load(manifest, *buckets)
+    assert (attestation.worker, attestation.policy_version, attestation.digest) == ("w0", 3, manifest["digest"])
+    assert attestation.canary_max_error == 0.0
+
+
+async def test_an_engine_that_keeps_old_weights_is_caught_and_serves_nothing(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    engine.ignores_loads = True
+    with pytest.raises(WeightsError, match="does not compute policy version 2"):
+        await worker.load(*weights(2))
+    with pytest.raises(WeightsError, match="the last load failed"):
+        await collect(worker.generate([ticket(0)]))
+    engine.ignores_loads = False
+    await worker.load(*weights(3))
+    assert len(await collect(worker.generate([ticket(0)]))) == 1
+
+
+async def test_an_altered_bucket_stops_service_before_the_engine_sees_it(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    manifest, bucket = weights(2)
+    with pytest.raises(WeightsError, match="bucket 0 of 1"):
+        await worker.load(manifest, np.zeros_like(bucket))
+    assert engine.weight == 1.0
+    with pytest.raises(WeightsError, match="nothing is served"):
+        await collect(worker.generate([ticket(0)]))
+
+
+async def test_an_aborted_group_is_left_out_and_the_others_go_on(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    loop = asyncio.get_running_loop()
+    aborted = []
+
+    def abort():
+        aborting = worker.abort(["00000000", "00000099"])
+        aborted.extend(asyncio.run_coroutine_threadsafe(aborting, loop).result())
+
+    engine.at_step = {2: abort}
+    (batch,) = await collect(worker.generate([ticket(0, max_tokens=9), ticket(1, max_tokens=9)]))
+    assert batch["ticket_index"][0].as_py() == 1
+    assert aborted == ["00000000"]
+
+
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+async def test_the_first_to_end_make_the_group_and_the_surplus_is_given_up(make_worker, on_update):
+    """Sample 1 never ends; new weights arrive while it runs, and with `finish` they would wait for it for ever."""
+    seeds = [sample_seed(100, index) for index in range(3)]
+    engine = ScriptedEngine(length=lambda request: {seeds[0]: 9, seeds[1]: 10**9, seeds[2]: 4}[request.seed])
+    worker = make_worker(engine, on_update=on_update)
+    await worker.load(*weights(1))
+    loop = asyncio.get_running_loop()
+    updates = []
+    engine.at_step = {2: lambda: updates.append(asyncio.run_coroutine_threadsafe(worker.load(*weights(2)), loop))}
+    (batch,) = await collect(worker.generate([ticket(0, num_extra_trajectories=1)]))
+    assert batch["sample_index"].to_pylist() == [0, 2]
+    assert batch["seed"].to_pylist() == [seeds[0], seeds[2]]
+    assert [len(tokens) for tokens in batch["completion_token_ids"].to_pylist()] == [9, 4]
+    await asyncio.wait_for(asyncio.wrap_future(updates[0]), 5)
+    await worker.load(*weights(3))
+    assert engine.compositions[-1] == [], "nothing ran beside the last probe"
+
+
+async def test_surplus_that_ends_in_the_same_step_leaves_no_row(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(1))
+    batches = await collect(worker.generate([ticket(0, num_extra_trajectories=3), ticket(1)]))
+    assert [batch["sample_index"].to_pylist() for batch in batches] == [[0, 1], [0, 1]]
+
+
+async def test_a_caller_that_goes_away_takes_its_requests_along(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+    engine.at_step = {1: lambda: loop.call_soon_threadsafe(has_begun.set)}
+    groups = asyncio.create_task(collect(worker.generate([ticket(0, max_tokens=10**9)])))
+    await has_begun.wait()
+    groups.cancel()
+    await asyncio.gather(groups, return_exceptions=True)
+    assert worker.progress().detail == "0 groups"
+
+
+async def test_a_failing_engine_is_told_to_every_waiting_call_and_to_later_ones(make_worker):
+    worker = make_worker(ScriptedEngine(at_step={3: fail}))
+    await worker.load(*weights(1))
+    calls = [collect(worker.generate([ticket(index, max_tokens=9)])) for index in range(2)]
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, WorkerError)
+        assert "out of memory" in str(outcome)
+    with pytest.raises(WorkerError, match="out of memory"):
+        await worker.load(*weights(2))
+    assert worker.progress().phase == "ended"
+
+
+async def test_an_engine_that_stands_still_meets_the_deadline(make_worker):
+    goes_on = threading.Event()
+    worker = make_worker(ScriptedEngine(at_step={1: goes_on.wait}), timeout_s=0.05)
+    await worker.load(*weights(1))
+    with pytest.raises(DeadlineError, match="w0, sampling, policy version 1: no engine step"):
+        await collect(worker.generate([ticket(0)]))
+    goes_on.set()
+
+
+async def test_loaded_buckets_are_let_go(make_worker):
+    worker = make_worker(ScriptedEngine())
+    manifest, bucket = weights(1)
+    await worker.load(manifest, bucket)
+    await collect(worker.generate([ticket(0)]))
+    alive = weakref.ref(bucket)
+    del bucket
+    gc.collect()
+    assert alive() is None
+
+
+async def test_an_engine_that_does_not_start_says_why():
+    def broken():
+        raise RuntimeError("no such model")
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        RolloutWorker(
+            name="w0",
+            run_id="run",
+            make_engine=broken,
+            formatter=ChatFormatter(make_tokenizer(), max_context=64),
+            tolerance=1e-3,
+        )
+
+
+async def test_a_prompt_that_does_not_fit_starts_nothing(make_worker):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    with pytest.raises(DataError, match="'p1' has 64 tokens, and the context takes 64"):
+        await collect(worker.generate([ticket(0), ticket(1, text="x" * 64)]))
+    assert engine.added == []
+
+
+def fail():
+    raise RuntimeError("out of memory")

@@ -1,0 +1,172 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pyarrow.fs as pafs
+import pytest
+import yaml
+
+from cluster.contracts.errors import ConfigError, StorageError
+from cluster.record.resume_rules import differing
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+
+CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory(str(tmp_path / "run"))
+    yield directory
+    directory.release()
+
+
+@pytest.fixture(params=["local", "remote"])
+def files(request, tmp_path):
+    """The same promises on a disk and on a store that knows whole files only."""
+    if request.param == "local":
+        return RunDirectory(str(tmp_path / "run"))
+    store = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    return RunDirectory("run", filesystem=store)
+
+
+def test_a_file_comes_back_whole(files):
+    files.write_file("checkpoints/a.bin", b"abc")
+    assert files.read_file("checkpoints/a.bin").to_pybytes() == b"abc"
+    assert files.names("checkpoints") == ["a.bin"]
+
+
+def test_lines_come_back_in_order(files):
+    files.append_line("ledger/ledger.jsonl", "one")
+    files.append_line("ledger/ledger.jsonl", "two")
+    assert files.read_lines("ledger/ledger.jsonl") == ["one", "two"]
+    files.replace_lines("ledger/ledger.jsonl", ["one"])
+    files.append_line("ledger/ledger.jsonl", "three")
+    assert files.read_lines("ledger/ledger.jsonl") == ["one", "three"]
+
+
+def test_lines_that_wait_are_written_when_the_directory_is_given_back(files):
+    files.claim(CONFIG)
+    files.append_json(METRICS, {"a": 1})
+    files.release()
+    assert [json.loads(line) for line in files.read_text(METRICS).splitlines()] == [{"a": 1}]
+
+
+def test_what_is_not_there_reads_as_nothing(files):
+    assert files.read_lines(METRICS) == []
+    assert files.names("checkpoints") == []
+    assert not files.exists(RUN_YAML)
+
+
+def test_the_second_claim_says_whether_it_resumes(files):
+    assert files.claim(CONFIG) is False
+    files.release()
+    assert files.claim(CONFIG) is True
+    files.release()
+
+
+def test_another_configuration_is_refused_by_the_setting_that_differs(directory):
+    directory.claim(CONFIG)
+    with pytest.raises(ConfigError, match=r"optimizer.learning_rate is 0.1 there and 0.2 here.*name another run_dir"):
+        directory.check(CONFIG.replace("0.1", "0.2"))
+
+
+def test_settings_that_do_not_change_the_mathematics_may_differ():
+    theirs = {"num_steps": 10, "rollout": {"num_workers": 1, "timeout_s": 1.0, "prefix_caching": True}}
+    ours = {"num_steps": 20, "rollout": {"num_workers": 4, "timeout_s": 2.0, "prefix_caching": False}}
+    assert differing(theirs, ours) == {"rollout.prefix_caching": (True, False)}
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(directory):
+    directory.claim(CONFIG)
+    with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on "):
+        RunDirectory(directory.url).claim(CONFIG)
+
+
+def test_a_dead_drivers_claim_is_taken_over(directory):
+    script = (
+        "import os; from cluster.record.run_directory import RunDirectory; "
+        f"RunDirectory({directory.url!r}).claim({CONFIG!r}); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert directory.exists("driver.lock")
+    assert directory.owner() is None
+    assert directory.claim(CONFIG) is True
+
+
+def test_a_store_believes_a_claim_from_elsewhere_for_a_while(tmp_path):
+    store = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    (tmp_path / "run").mkdir()
+    for age_s, is_refused in ((60.0, True), (3600.0, False)):
+        owner = {"host": "elsewhere", "pid": 1, "started": 0.0, "time": time.time() - age_s}
+        (tmp_path / "run" / "driver.lock").write_text(json.dumps(owner))
+        directory = RunDirectory("run", filesystem=store)
+        if is_refused:
+            with pytest.raises(ConfigError, match="in use by process 1 on elsewhere"):
+                directory.claim(CONFIG)
+        else:
+            directory.claim(CONFIG)
+
+
+def test_a_torn_last_line_is_cut_when_a_run_goes_on(directory):
+    directory.write_file(EVENTS, b'{"kind": "a"}\n{"kind": "b')
+    assert directory.read_json_lines(EVENTS) == [{"kind": "a"}]
+    directory.claim(CONFIG)
+    directory.append_json(EVENTS, {"kind": "c"})
+    assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["a", "c"]
+
+
+def test_a_broken_line_in_the_middle_is_an_error(directory):
+    directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
+    with pytest.raises(StorageError, match=r"events\.jsonl line 1 is not JSON"):
+        directory.read_json_lines(EVENTS)
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
+    directory.write_file("passport.json", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"passport\.json: No space left on device; free space"):
+        directory.write_file("passport.json", b"new")
+    monkeypatch.undo()
+    assert directory.read_text("passport.json") == "old"
+    assert directory.names() == ["passport.json"]
+
+
+def test_an_unknown_store_is_refused():
+    with pytest.raises(ConfigError, match="use a local path, s3://bucket/path or gs://bucket/path"):
+        RunDirectory("ftp://somewhere/run")
+
+
+def test_a_place_that_cannot_be_written_is_refused_by_its_setting(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/run/deeper"):
+        with pytest.raises(
+            ConfigError, match=rf"^run_dir='.*/{name}' cannot be written: .*/file is no folder; name another"
+        ):
+            RunDirectory(str(tmp_path / name)).check(CONFIG)
+    (tmp_path / "run" / "driver.lock").mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"/run' cannot be written: Is a directory; mend that, or name another run_dir$"
+    ):
+        RunDirectory(str(tmp_path / "run")).claim(CONFIG)
+
+
+def test_looking_at_files_names_the_one_that_the_disk_refuses(tmp_path):
+    (tmp_path / "driver.lock").mkdir()
+    directory = RunDirectory(str(tmp_path))
+    for look, path in ((directory.owner, "driver.lock"), (lambda: directory.names("x" * 300), "x" * 300)):
+        with pytest.raises(StorageError, match=rf"{path}: .*free space or fix its permissions"):
+            look()
+
+
+def test_removing_what_is_not_there_is_done(files):
+    files.write_file("control.json", b"{}")
+    for _ in range(2):
+        files.remove("control.json")
+    assert not files.exists("control.json")

@@ -1,0 +1,33 @@
+"""Ray's errors as ours: who failed, and who only had an argument that is gone."""
+
+import pytest
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+
+from cluster.contracts.errors import LostError, WeightsError, WorkerError
+from cluster.remote.actor import _translated
+
+
+def raised_in_score(cause: Exception) -> Exception:
+    """As Ray raises it to who called `score`."""
+    return RayTaskError("score", "", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize("cause", [ActorDiedError(), ObjectLostError("ab" * 28, "", "")])
+def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause):
+    with pytest.raises(LostError, match=r"^reward, 'score': "), _translated("reward", "score"):
+        raise raised_in_score(cause)
+
+
+def test_the_death_of_the_actor_itself_is_its_failure():
+    with pytest.raises(WorkerError, match=r"^reward died in 'score': "), _translated("reward", "score"):
+        raise ActorDiedError()
+
+
+def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
+    with (
+        pytest.raises(WorkerError, match=r"^reward failed in 'score': KeyError: 'answer'"),
+        _translated("reward", "score"),
+    ):
+        raise raised_in_score(KeyError("answer"))
+    with pytest.raises(WeightsError, match=r"^stale head$"), _translated("reward", "score"):
+        raise raised_in_score(WeightsError("stale head"))

@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import ActorKind
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference
+from cluster.supervision.placement import plan as plan_with
+
+
+def run(**sections) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", **sections})
+
+
+def cluster(*nodes: tuple[float, float]) -> ClusterResources:
+    return ClusterResources(nodes=tuple(Node(cpus=cpus, gpus=gpus) for cpus, gpus in nodes))
+
+
+def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
+    return plan_with(config, available, needs=())
+
+
+LAPTOP = cluster((2, 0))
+
+
+def test_a_large_cluster_gives_what_is_asked():
+    placed = plan(run(rollout={"num_workers": 3, "cpus_per_worker": 2}), cluster((16, 0)))
+    assert [bundle.cpus for bundle in placed.of(ActorKind.ROLLOUT_WORKER)] == [2, 2, 2]
+    assert not placed.is_time_shared
+    assert placed.strategy == "PACK"
+
+
+def test_two_cores_are_shared_in_turns_with_all_their_threads():
+    both = {"learner": {"cpus_per_rank": 2}, "rollout": {"cpus_per_worker": 2}}
+    placed = plan(run(**both), LAPTOP)
+    assert placed.is_time_shared
+    assert sum(bundle.cpus for bundle in placed.bundles) <= 2
+    assert placed.of(ActorKind.LEARNER)[0].num_threads == placed.of(ActorKind.ROLLOUT_WORKER)[0].num_threads == 2
+
+
+def test_sampling_beside_learning_needs_the_sum():
+    both = {"learner": {"cpus_per_rank": 2}, "rollout": {"cpus_per_worker": 2}, "buffer": {"max_off_policy_steps": 1}}
+    with pytest.raises(ConfigError, match=r"4 CPUs asked for, the cluster has 2.*buffer.max_off_policy_steps=0"):
+        plan(run(**both), LAPTOP)
+
+
+def test_too_many_cpus_are_refused_by_name():
+    with pytest.raises(
+        ConfigError, match=r"rollout.cpus_per_worker=1 x 9 workers: 9 CPUs asked for, the cluster has 2"
+    ):
+        plan(run(rollout={"num_workers": 9}), LAPTOP)
+
+
+def test_gpus_that_are_not_there_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"learner.gpus_per_rank=1 x 1 ranks: 1 GPUs asked for, the cluster has 0"):
+        plan(run(learner={"gpus_per_rank": 1}), LAPTOP)
+
+
+def test_gpus_spread_over_nodes_do_not_add_up_for_one_actor():
+    with pytest.raises(ConfigError, match=r"rollout.gpus_per_worker=2: no way to place"):
+        plan(run(rollout={"gpus_per_worker": 2}), cluster((8, 1), (8, 1)))
+
+
+def test_workers_spread_over_nodes():
+    assert plan(run(rollout={"num_workers": 2}), cluster((4, 0), (4, 0))).strategy == "SPREAD"
+
+
+@pytest.mark.parametrize("needs", [{"reference_logprobs"}, {"values", "reference_logprobs"}])
+def test_the_reference_scorer_is_there_when_the_objective_asks_for_it(needs):
+    assert plan_with(run(), LAPTOP, needs=needs).of(ActorKind.REFERENCE_SCORER)
+    assert not plan_with(run(), LAPTOP, needs={"values"}).of(ActorKind.REFERENCE_SCORER)
+
+
+def test_an_adapter_switched_off_is_the_reference_unless_another_model_is_named():
+    assert not needs_reference(run(learner={"lora": {}}), needs={"reference_logprobs"})
+    assert needs_reference(run(learner={"lora": {}}, reference={"path": "other"}), needs={"reference_logprobs"})
+
+
+def test_an_elastic_run_starts_with_what_is_there():
+    asked = {"rollout": {"num_workers": 8}, "elastic": {"min_workers": 1, "max_workers": 16}}
+    placed = plan(run(**asked, buffer={"max_off_policy_steps": 1}), cluster((4, 0)))
+    assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == 3
+    assert placed.num_missing_workers == 5
+
+
+RUNS = st.builds(
+    lambda ranks, workers, cpus, gpus, lag: run(
+        learner={"num_ranks": ranks, "cpus_per_rank": cpus, "gpus_per_rank": gpus},
+        rollout={"num_workers": workers, "cpus_per_worker": cpus, "gpus_per_worker": gpus},
+        buffer={"max_off_policy_steps": lag},
+    ),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(0, 2),
+)
+CLUSTERS = st.lists(
+    st.tuples(st.sampled_from([1.0, 2.0, 8.0, 64.0]), st.sampled_from([0.0, 1.0, 8.0])), min_size=1, max_size=6
+)
+
+
+@given(config=RUNS, nodes=CLUSTERS, needs=st.sampled_from([(), ("reference_logprobs",)]))
+def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
+    available = cluster(*nodes)
+    try:
+        placed = plan_with(config, available, needs=needs)
+    except ConfigError as error:
+        assert "; " in str(error)  # the way out
+        return
+    assert sum(bundle.cpus for bundle in placed.bundles) <= available.cpus
+    assert sum(bundle.gpus for bundle in placed.bundles) <= available.gpus
+    assert all(0 < bundle.cpus <= max(node.cpus for node in available.nodes) for bundle in placed.bundles)
+    assert len(placed.of(ActorKind.LEARNER)) == config.learner.num_ranks
+    assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == config.rollout.num_workers
+    assert len(placed.of(ActorKind.REFERENCE_SCORER)) == len(needs)
+    assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.resources())

@@ -1,0 +1,126 @@
+"""`treadwheel scale` says no where the driver would not obey, and a driver reads an order once."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import RunDirectory
+from cluster.remote.actor import RemoteActor
+from cluster.supervision.supervisor import Supervisor
+from deploy.cluster_up.assembly import Cluster
+from deploy.cluster_up.steering import CONTROL, Steering, scale
+from deploy.config.loading import resolved_yaml, validated
+from tests.fakes import ListedEvents, actor_spec
+
+
+def claimed(path, **settings) -> RunDirectory:
+    """A run directory with a living driver: this process."""
+    directory = RunDirectory(str(path))
+    directory.claim(resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", **settings})))
+    return directory
+
+
+def test_an_order_is_left_for_the_driver(tmp_path):
+    directory = claimed(tmp_path)
+    scale(directory, rollout_workers=4)
+    assert directory.read_text(CONTROL) == '{\n  "rollout_workers": 4\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "reason"),
+    [
+        ({}, 0, "rollout_workers=0: a run needs at least 1"),
+        ({"deterministic": True}, 2, "is deterministic, which worker samples what is fixed; start a run of its own"),
+        (
+            {"elastic": {"max_workers": 3}},
+            4,
+            "rollout_workers=4 is outside .* elastic.max_workers=3; ask for a number between",
+        ),
+    ],
+)
+def test_what_the_driver_would_not_do_is_refused(settings, asked, reason, tmp_path):
+    directory = claimed(tmp_path, **settings)
+    with pytest.raises(ConfigError, match=reason):
+        scale(directory, rollout_workers=asked)
+    assert not directory.exists(CONTROL)
+
+
+def test_a_run_without_a_driver_is_not_steered(tmp_path):
+    claimed(tmp_path).release()
+    with pytest.raises(ConfigError, match="has no living driver; set rollout"):
+        scale(RunDirectory(str(tmp_path)), rollout_workers=4)
+
+
+class ScriptedPool:
+    """Notes what it is told."""
+
+    def __init__(self, *nodes: str) -> None:
+        self._workers = [RemoteActor(actor_spec(f"rollout-{i}"), None, i, node) for i, node in enumerate(nodes)]
+        self.num_workers = len(nodes)
+        self.num_coming = 0
+        self.told: list[tuple[str, object]] = []
+        self.was_told = asyncio.Event()
+
+    def workers(self) -> list[RemoteActor]:
+        return self._workers
+
+    def drain(self, name: str) -> None:
+        self.told.append(("drain", name))
+
+    def scale(self, num_workers: int, *, spec: object) -> None:
+        self.num_workers = num_workers
+        self.told.append(("scale", num_workers))
+        self.was_told.set()
+
+
+@pytest.fixture
+def pool() -> ScriptedPool:
+    return ScriptedPool("stays", "leaves")
+
+
+@pytest.fixture
+def steering(tmp_path, pool, monkeypatch):
+    """Of a run with two workers, that looks as often as it can."""
+    monkeypatch.setattr("deploy.cluster_up.steering._POLL_S", 0.0)
+    config = validated({"model": {"path": "some/model"}, "prompts": "file", "rollout": {"num_workers": 2}})
+    events = ListedEvents()
+    supervisor = Supervisor(config.supervision, events)
+    cluster = Cluster(
+        pool=pool, learner=None, weights=None, supervisor=supervisor, specs=SimpleNamespace(joining_worker=None)
+    )
+    events.add = lambda sink: None
+    return Steering(config, cluster=cluster, run_dir=RunDirectory(str(tmp_path)), log=events)
+
+
+def announce(monkeypatch, *nodes: str) -> None:
+    async def draining() -> set[str]:
+        return set(nodes)
+
+    monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
+
+
+async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, pool, tmp_path, monkeypatch):
+    announce(monkeypatch)
+    directory = RunDirectory(str(tmp_path))
+    async with asyncio.timeout(10), steering.steering():
+        directory.write_file(CONTROL, b'{"rollout_workers": "many"}')
+        while not steering._log.events:
+            await asyncio.sleep(0)
+        directory.write_json(CONTROL, {"rollout_workers": 5})
+        await pool.was_told.wait()
+    assert pool.told == [("scale", 5)] and not directory.exists(CONTROL)
+    assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
+    assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
+
+
+async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts(steering, pool, monkeypatch):
+    announce(monkeypatch, "leaves")
+    async with asyncio.timeout(10), steering.steering():
+        await pool.was_told.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert pool.told == [("drain", "rollout-1"), ("scale", 2)]
+    (event,) = steering._log.events
+    assert (event["actor"], event["failure"], event["decision"]) == ("rollout-1", "termination", "drain")

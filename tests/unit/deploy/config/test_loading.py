@@ -1,0 +1,109 @@
+import pytest
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from deploy.config.loading import HIDDEN, hidden, load, resolved_yaml, validated
+from deploy.config.yaml_text import parse
+
+
+def smallest() -> dict:
+    return {"model": {"path": "some/model"}, "prompts": "file"}
+
+
+def refusal(values: dict, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validated(values, overrides)
+    return str(caught.value)
+
+
+def test_a_file_and_overrides_make_a_run(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: some/model}\nprompts: {name: file, path: a.jsonl}\nnum_steps: 3\n")
+    config = load(file, ["num_steps=5", "optimizer.learning_rate=3e-4", "prompts.column=question"])
+    assert config.num_steps == 5
+    assert config.optimizer.learning_rate == 3e-4
+    assert config.prompts.params == {"path": "a.jsonl", "column": "question"}
+
+
+def test_a_parameter_of_a_default_variant_can_be_set_alone():
+    config = validated(smallest(), ["algorithm.advantage.epsilon=1e-4"])
+    assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}
+
+
+def test_a_missing_file_says_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read: No such file"):
+        load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting; did you mean buffer.groups_per_step?"),
+        ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
+        ("num_steps=many", "num_steps='many' is not valid"),
+        ("num_steps=0", "num_steps=0 is not valid: input should be greater than 0"),
+        ("model.dtype=float8", "model.dtype='float8' is not valid: input should be 'float32' or 'bfloat16'"),
+        ("learner.num_ranks=513", "learner.num_ranks=513 is more than the 512 trajectories of a step; use fewer ranks"),
+        ("learner.lora.rank=0", "learner.lora.rank=0 is not valid"),
+        ("num_steps", "override 'num_steps' is not of the form"),
+        ("num_steps.x=1", "num_steps"),
+        ("model.path=[", "cannot be read as YAML"),
+    ],
+)
+def test_a_mistake_names_field_value_and_way_out(override, advice):
+    assert advice in refusal(smallest(), override)
+
+
+def test_all_mistakes_come_at_once():
+    message = refusal({"model": {}, "prompts": "file", "sed": 1}, "num_steps=-1")
+    assert "3 problems" in message
+    assert "model.path is missing; set it (A Hugging Face folder, or a hub name)" in message
+    assert "sed=1 is not a setting; did you mean seed?" in message
+    assert "num_steps=-1" in message
+
+
+def test_the_resolved_text_makes_the_same_run_again():
+    config = validated(smallest(), ["learner.lora.rank=4", "reward.judge={name: regex, pattern: '[0-9]+'}"])
+    assert validated(yaml.safe_load(resolved_yaml(config))) == config
+
+
+def test_secrets_do_not_reach_the_resolved_text():
+    prompts = {"name": "file", "api_key": "k-123", "path": "s3://user:word@bucket/a.jsonl", "max_tokens": 5}
+    text = resolved_yaml(validated({**smallest(), "prompts": prompts}))
+    assert "k-123" not in text and "user:word" not in text
+    assert yaml.safe_load(text)["prompts"] == {
+        "name": "file",
+        "api_key": HIDDEN,
+        "path": f"s3://{HIDDEN}@bucket/a.jsonl",
+        "max_tokens": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("openai_key", "sk-1", HIDDEN),
+        ("Authorization", "Basic c2VjcmV0", HIDDEN),
+        ("X-Api-Key", "sk-1", HIDDEN),
+        ("apikey", "sk-1", HIDDEN),
+        ("url", "https://judge/score?model=a&token=t-1&n=2", f"https://judge/score?model=a&token={HIDDEN}&n=2"),
+        ("url", "https://a/b?X-Amz-Signature=f00&key=k-1", f"https://a/b?X-Amz-Signature={HIDDEN}&key={HIDDEN}"),
+        ("header", "Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("answer_column", "monkey", "monkey"),
+        ("max_tokens", "5", "5"),
+        ("key", "answer", "answer"),
+    ],
+)
+def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, shown):
+    assert hidden({name: [value]}) == {name: [shown]}
+
+
+def test_yaml_reads_numbers_and_words_as_people_mean_them():
+    assert parse("[3e-4, 1e6, 1.5, .inf, on, no, true, 1_000]", source="x") == [
+        3e-4, 1e6, 1.5, float("inf"), "on", "no", True, 1000,
+    ]  # fmt: skip
+
+
+def test_a_key_given_twice_is_a_mistake():
+    with pytest.raises(ConfigError, match=r"x line 1.*'a' is given twice"):
+        parse("a: 1\na: 2", source="x")

@@ -1,0 +1,54 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import EVENTS, METRICS, STATUS, RunDirectory
+from deploy.config.loading import resolved_yaml, validated
+from deploy.reports.run_info import is_mathematical, passport_differences, table
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    directory.claim(resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40})))
+    yield directory
+    directory.release()
+
+
+def shown(directory: RunDirectory) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(directory))
+    return out.getvalue()
+
+
+def test_a_run_tells_where_it_stands(directory):
+    directory.append_json(METRICS, {"policy_version": 0, "time": 1.0, "eval/accuracy": 0.25})
+    directory.append_json(METRICS, {"policy_version": 7, "time": 2.0, "reward/mean": 0.5})
+    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": "rollout-0 died"})
+    text = shown(directory)
+    assert "7 of 40" in text and "0.25" in text and "0.5" in text
+    assert "event failure" in text and "rollout-0 died" in text
+
+
+def test_a_living_run_tells_what_everyone_does(directory):
+    actor = {"actor": "rollout-0", "phase": "sampling", "since": 0.0, "policy_version": 3}
+    directory.write_json(STATUS, {"actors": [actor]})
+    assert "sampling for" in shown(directory)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        table(RunDirectory(str(tmp_path)))
+
+
+def test_passports_differ_where_the_mathematics_does(tmp_path):
+    for name, epsilon in (("a", 1e-6), ("b", 1e-4)):
+        (tmp_path / name).mkdir()
+        passport = {"mathematics": {"advantage": {"name": "grpo", "epsilon": epsilon}}, "seed": epsilon}
+        (tmp_path / name / "passport.json").write_text(json.dumps(passport))
+    differences = passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json"))
+    assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "seed": (1e-6, 1e-4)}
+    assert [name for name in differences if is_mathematical(name)] == ["mathematics.advantage.epsilon"]

@@ -1,0 +1,52 @@
+"""A run directory proves what it claims, or each doubt is one line."""
+
+import pytest
+
+from cluster.contracts.schema import to_batch
+from cluster.record.ledger import NAME, Ledger
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import METRICS, RunDirectory
+from deploy.config.loading import validated
+from deploy.reports.verify import verify
+from tests.unit.cluster.contracts.rows import row
+
+CONFIG = validated({"model": {"path": "some/model"}, "prompts": "file", "buffer": {"groups_per_step": 1}})
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    """Three steps of one group with one trajectory."""
+    directory = RunDirectory(str(tmp_path))
+    ledger, recorder = Ledger(directory), Recorder(directory)
+    for index in range(3):
+        group = row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3)
+        name, digest = recorder.record(index + 1, to_batch([group]))
+        ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
+    return directory
+
+
+def test_a_run_without_metrics_is_clean(directory):
+    verdict = verify(directory, CONFIG)
+    assert verdict.problems == ()
+    assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (3, 3, 3, 9)
+
+
+@pytest.mark.parametrize(("logged", "problems"), [((0, 1, 2), 0), ((2, 3), 0), ((0, 1, 3), 1)])
+def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
+    for version in logged:
+        directory.append_json(METRICS, {"policy_version": version})
+    found = verify(directory, CONFIG).problems
+    assert len(found) == problems and all(line == "metrics.jsonl: steps [2] are missing" for line in found)
+
+
+def test_an_altered_trajectory_is_named_by_its_step(directory):
+    directory.write_file("trajectories/step-000002.arrow", b"other")
+    (problem,) = verify(directory, CONFIG).problems
+    assert problem.startswith("step 2: trajectories/step-000002.arrow was altered after it was recorded")
+
+
+def test_a_torn_ledger_is_reported_and_left_as_it_is(directory):
+    directory.append_line(NAME, '{"step": 4')
+    before = directory.read_text(NAME)
+    assert verify(directory, CONFIG).problems == (f"{NAME}: its last line is torn; the next run cuts it away",)
+    assert directory.read_text(NAME) == before

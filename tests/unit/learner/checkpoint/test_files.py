@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cluster.contracts.errors import CheckpointError
+from learner.checkpoint import files as checkpoint
+from learner.checkpoint.files import (
+    Manifest,
+    States,
+    begin,
+    checkpoints,
+    commit,
+    prune,
+    state_name,
+    verify,
+    write_model,
+    write_tensors,
+)
+from tests.unit.learner.disk import largest_file
+
+
+def _save(directory: Path, *, metric: float | None = None, parameters: str = "p") -> Path:
+    aside = begin(directory)
+    files = {
+        state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)}, directory=directory)
+    }
+    manifest = Manifest(
+        policy_version=1,
+        num_ranks=1,
+        parameters_digest=parameters,
+        metric=metric,
+        learner={},
+        extra={"a": 1},
+        files=files,
+    )
+    commit(aside, directory, manifest)
+    return directory
+
+
+def test_what_is_written_is_verified_and_read(tmp_path: Path):
+    directory = _save(tmp_path / "step-000001")
+    manifest = verify(directory, expected_parameters="p")
+    assert manifest.extra == {"a": 1}
+    assert checkpoint.read_states(directory, manifest).tensor("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "is torn"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1"), "was altered"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Path, damage, says: str):
+    _save(tmp_path / "step-000001")
+    directory = _save(tmp_path / "step-000002")
+    damage(directory / state_name(0, 1))
+    with pytest.raises(CheckpointError, match=says) as error:
+        verify(directory)
+    assert (
+        "step-000002" in str(error.value)
+        and "the one before it is" in str(error.value)
+        and "step-000001" in str(error.value)
+    )
+
+
+def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "step-000001").mkdir()
+    with pytest.raises(CheckpointError, match=r"has no manifest\.json; there is none before it"):
+        verify(tmp_path / "step-000001")
+
+
+def test_another_models_checkpoint_is_foreign(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="is foreign"):
+        verify(_save(tmp_path / "step-000001"), expected_parameters="q")
+
+
+def test_a_save_that_was_killed_leaves_no_checkpoint_and_is_cleared_away(tmp_path: Path):
+    aside = begin(tmp_path / "step-000001")
+    (aside / "half").write_text("x")
+    assert checkpoints(tmp_path) == []
+    assert list(begin(tmp_path / "step-000001").iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_one(tmp_path: Path):
+    _save(tmp_path / "step-000001")
+    aside = begin(tmp_path / "step-000002")
+    with (
+        largest_file(1000),
+        pytest.raises(CheckpointError, match=r"step-000002 was not saved: .*the last good one stands"),
+    ):
+        write_tensors(aside / "state", {"w": torch.zeros(2**16)}, directory=tmp_path / "step-000002")
+    checkpoint.discard(aside)
+    verify(checkpoints(tmp_path)[-1])
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path):
+    for step, metric in enumerate([0.1, 0.9, 0.3, None, 0.2], start=1):
+        _save(tmp_path / f"step-{step:06d}", metric=metric)
+    prune(tmp_path, keep_last=2, keep_best=True)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000004", "step-000005"]
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
+    for rank, part in enumerate([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]):
+        write_tensors(
+            tmp_path / str(rank), {"w": part, "step": torch.tensor(7.0), "own": part.clone()}, directory=tmp_path
+        )
+    states = States([tmp_path / "0", tmp_path / "1"])
+    assert states.tensor("w").tolist() == [[1.0], [2.0], [3.0]] and float(states.tensor("step")) == 7.0
+    assert states.of_rank("own", 2) is None
+
+
+def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "MAX_FILE_BYTES", 40)
+    named = [(name, torch.full((8,), float(i))) for i, name in enumerate("abc")]
+    entries = write_model(tmp_path, named, directory=tmp_path)
+    assert sorted(entries) == [
+        *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
+        "model.safetensors.index.json",
+    ]
+    assert load_file(tmp_path / "model-00002-of-00003.safetensors")["b"].tolist() == [1.0] * 8

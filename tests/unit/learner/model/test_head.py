@@ -1,0 +1,180 @@
+"""C positions, H hidden size, V vocabulary."""
+
+import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from learner.model import head as head_module
+from learner.model.head import Head, selected_logprobs
+
+
+@pytest.fixture(params=["kept", "recomputed", "tiled"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The three ways through the vocabulary; each must give the same numbers."""
+    if request.param != "kept":
+        monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
+    if request.param == "tiled":
+        monkeypatch.setattr(head_module, "MAX_TILE_VOCABULARY", 4)
+    return request.param
+
+
+HEADS = [
+    Head(chunk_tokens=3),
+    Head(chunk_tokens=3, temperature=0.7),
+    Head(chunk_tokens=2, soft_cap=2.0, temperature=1.5),
+    Head(chunk_tokens=100, scale=0.25, soft_cap=1.0),
+]
+
+
+def _inputs(*, dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    torch.manual_seed(0)
+    hidden_CH, weight_VH = torch.randn(7, 5, dtype=dtype), torch.randn(11, 5, dtype=dtype)
+    targets_C = torch.tensor([0, 10, 3, 4, 4, 8, 7])
+    return hidden_CH, weight_VH, targets_C, torch.randn(11, dtype=dtype) if bias else None
+
+
+def _dense(
+    hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, bias_V: Tensor | None, head: Head
+) -> tuple[Tensor, Tensor]:
+    logits_CV = hidden_CH @ weight_VH.t()
+    logits_CV = logits_CV if bias_V is None else logits_CV + bias_V
+    logits_CV = logits_CV * head.scale
+    if head.soft_cap is not None:
+        logits_CV = head.soft_cap * torch.tanh(logits_CV / head.soft_cap)
+    logprobs_CV = (logits_CV / head.temperature).log_softmax(1)
+    return logprobs_CV.gather(1, targets_C[:, None])[:, 0], -(logprobs_CV.exp() * logprobs_CV).sum(1)
+
+
+def test_even_logits_give_minus_log_v(layout: str):
+    logprobs_C, entropies_C = selected_logprobs(
+        torch.zeros(2, 5), torch.randn(11, 5), torch.tensor([1, 9]), head=Head(), entropies=True
+    )
+    assert_close(logprobs_C, torch.full((2,), -math.log(11)))
+    assert_close(entropies_C, torch.full((2,), math.log(11)))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_equal_the_dense_softmax(layout: str, head: Head, bias: bool):
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs(bias=bias)
+    result = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=True)
+    for got, expected in zip(result, _dense(hidden_CH, weight_VH, targets_C, bias_V, head), strict=True):
+        assert_close(got, expected)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("entropies", [False, True])
+def test_gradients_are_right(layout: str, head: Head, entropies: bool):
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs()
+    assert bias_V is not None
+    inputs = [x.requires_grad_() for x in (hidden_CH, weight_VH, bias_V)]
+
+    def compute(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
+        result = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=entropies)
+        return tuple(x for x in result if x is not None)
+
+    assert torch.autograd.gradcheck(compute, inputs)
+
+
+def test_bfloat16_is_summed_in_float32(layout: str):
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.float32, bias=False)
+    half = selected_logprobs(hidden_CH.bfloat16(), weight_VH.bfloat16(), targets_C, head=Head(chunk_tokens=2))[0]
+    exact, _ = _dense(hidden_CH.bfloat16().float(), weight_VH.bfloat16().float(), targets_C, None, Head())
+    assert half.dtype == torch.float32
+    assert_close(half, exact)
+
+
+def test_no_positions_give_no_log_probs_and_no_gradient(layout: str):
+    _, weight_VH, _, _ = _inputs(bias=False)
+    weight_VH.requires_grad_()
+    hidden_CH = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
+    logprobs_C, entropies_C = selected_logprobs(
+        hidden_CH, weight_VH, torch.zeros(0, dtype=torch.int64), head=Head(), entropies=True
+    )
+    assert entropies_C is not None
+    (logprobs_C.sum() + entropies_C.sum()).backward()
+    assert logprobs_C.shape == (0,) and weight_VH.grad is not None and not weight_VH.grad.any()
+
+
+def test_extreme_logits_stay_finite(layout: str):
+    hidden_CH = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight_VH = torch.tensor([[1.0], [-1.0], [0.0]])
+    logprobs_C, entropies_C = selected_logprobs(hidden_CH, weight_VH, torch.tensor([0, 0]), head=Head(), entropies=True)
+    assert entropies_C is not None
+    (logprobs_C.sum() + entropies_C.sum()).backward()
+    assert logprobs_C.tolist() == [0.0, -2e4] and entropies_C.tolist() == [0.0, 0.0]
+    assert hidden_CH.grad is not None and hidden_CH.grad.isfinite().all()
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A stand-in for cut-cross-entropy on CPU tensors that are taken for a GPU's; the options of each of its calls."""
+    calls: list[dict[str, Any]] = []
+
+    def linear_cross_entropy(
+        hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, *, softcap: float | None, **options: Any
+    ) -> Tensor:
+        calls.append(options)
+        return -_dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head(soft_cap=softcap))[0]
+
+    module = ModuleType("cut_cross_entropy")
+    module.__spec__ = ModuleSpec("cut_cross_entropy", None)
+    module.linear_cross_entropy = linear_cross_entropy  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "cut_cross_entropy", module)
+    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
+    return calls
+
+
+@pytest.mark.parametrize("head", [Head(), Head(soft_cap=2.0), Head(scale=0.5, temperature=0.5)])
+def test_the_fused_kernel_is_taken_where_it_is_exact_and_asked_for_exact_gradients(fused: list[Any], head: Head):
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
+    hidden_CH, weight_VH = hidden_CH.requires_grad_(), weight_VH.requires_grad_()
+    logprobs_C, entropies_C = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head)
+    assert fused == [{"impl": "cce_exact", "reduction": "none"}] and entropies_C is None
+    expected_C, _ = _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, head)
+    assert_close(logprobs_C, expected_C)
+    found = torch.autograd.grad(logprobs_C.sum(), (hidden_CH, weight_VH))
+    for gradient, expected in zip(found, torch.autograd.grad(expected_C.sum(), (hidden_CH, weight_VH)), strict=True):
+        assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        (Head(temperature=0.7), {}),
+        (Head(scale=0.25), {}),
+        (Head(soft_cap=2.0, temperature=0.5, scale=0.5), {}),
+        (Head(), {"entropies": True}),
+        (Head(), {"dtype": torch.float32}),
+        (Head(), {"bias": True}),
+        (Head(), {"num_positions": 0}),
+    ],
+    ids=["temperature", "scale", "cap-and-temperature", "entropies", "float32", "bias", "no-positions"],
+)
+def test_the_fused_kernel_is_left_where_it_is_not(fused: list[Any], head: Head, options: dict[str, Any]):
+    dtype, bias = options.get("dtype", torch.bfloat16), options.get("bias", False)
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs(dtype=dtype, bias=bias)
+    chosen = slice(options.get("num_positions"))
+    selected_logprobs(
+        hidden_CH[chosen],
+        weight_VH,
+        targets_C[chosen],
+        head=head,
+        bias_V=bias_V,
+        entropies=options.get("entropies", False),
+    )
+    assert fused == []
+
+
+def test_without_the_fused_kernel_a_gpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
+    logprobs_C, _ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=Head())
+    assert_close(logprobs_C, _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head())[0])

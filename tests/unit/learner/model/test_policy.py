@@ -1,0 +1,84 @@
+"""The policy's log-probs and their gradients are those of the model's own logits, whatever its family does to them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from cluster.contracts.config import ModelConfig
+from learner.model.policy import load, prove, token_row
+from learner.packing import lay_out
+from tests.models import make_tiny_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+def _with_bias() -> PreTrainedModel:
+    causal_lm = LlamaForCausalLM(LlamaConfig(**SIZES))
+    causal_lm.lm_head = nn.Linear(32, 128, bias=True)
+    nn.init.normal_(causal_lm.lm_head.bias)
+    return causal_lm
+
+
+HEADS: dict[str, Callable[[], PreTrainedModel]] = {
+    "tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "untied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
+    "bias": _with_bias,
+    "soft-capped": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0)),
+    "scaled-up": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "scaled-down": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_log_probs_and_gradients_are_those_of_the_models_own_logits(name: str):
+    torch.manual_seed(0)
+    causal_lm = HEADS[name]().eval()
+    model = ModelConfig(path="made here", dtype="float32")
+    policy = prove(causal_lm, model=model, packing="auto", temperature=0.8, head_chunk_tokens=16)
+    row = token_row([5, 6, 7], [8, 9, 10, 11])
+    logprobs_C = policy(lay_out([row], [0], layout=policy.layout, width=4)).logprobs_C
+    ids = torch.tensor([5, 6, 7, 8, 9, 10, 11])
+    expected_LV = (causal_lm(ids[None]).logits[0] / 0.8).log_softmax(-1)[2:-1]
+    expected_C = expected_LV.gather(1, ids[3:, None])[:, 0]
+    assert_close(logprobs_C, expected_C, rtol=1e-4, atol=1e-4)
+    weights = dict(causal_lm.named_parameters())
+    weighting_C = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    found = torch.autograd.grad((logprobs_C * weighting_C).sum(), list(weights.values()))
+    expected = torch.autograd.grad((expected_C * weighting_C).sum(), list(weights.values()))
+    for parameter, own, other in zip(weights, found, expected, strict=True):
+        assert_close(own, other, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
+
+
+def test_a_loaded_model_has_no_dropout(tmp_path: Path):
+    path = make_tiny_model(tmp_path)
+    config = (path / "config.json").read_text().replace('"attention_dropout": 0.0', '"attention_dropout": 0.5')
+    assert "0.5" in config
+    (path / "config.json").write_text(config)
+    causal_lm = load(ModelConfig(path=str(path), dtype="float32"), dtype=torch.float32).train()
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(causal_lm(ids).logits, causal_lm(ids).logits)
