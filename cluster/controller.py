@@ -44,7 +44,7 @@ class Evaluator:
         )
         began = time.monotonic()
         summaries = await pool.evaluate(tickets)
-        rewards = [value for summary in summaries for value in summary.rewards if value is not None]
+        rewards = [value for summary in summaries for value in summary.known_rewards]
         num_trajectories = sum(summary.num_trajectories for summary in summaries)
         return {
             "eval/reward": sum(rewards) / len(rewards) if rewards else float("nan"),
@@ -165,5 +165,5 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
 
 
 def _mean_reward(summaries: Sequence[GroupSummary]) -> float:
-    rewards = [value for summary in summaries for value in summary.rewards if value is not None]
+    rewards = [value for summary in summaries for value in summary.known_rewards]
     return sum(rewards) / len(rewards) if rewards else float("nan")

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import FinishReason, GroupSummary, RewardStatus
+from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "1"
+
+_MOST_REWARD_FAILURES = 4
+"""Ways to fail that a summary tells of."""
 
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
@@ -111,6 +114,7 @@ def summarize(batch: pa.RecordBatch, *, sampling_seconds: float = 0.0) -> GroupS
         rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
         num_reward_errors=statuses.count(RewardStatus.ERROR),
         num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
+        reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
         num_truncated=batch["finish_reason"].to_pylist().count(FinishReason.LENGTH),
         worker=batch["worker"][0].as_py(),
         sampling_seconds=sampling_seconds,
@@ -130,6 +134,18 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
     """The row's `info`, decoded."""
     return json.loads(batch["info"][row].as_py())
+
+
+def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:
+    """One per type of exception: its texts may differ from trajectory to trajectory, and the first one stands for all."""
+    messages_by_kind: dict[str, list[str]] = {}
+    for status, message in zip(statuses, messages, strict=True):
+        if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT):
+            said = " ".join((message or "no message").split())
+            kind = status if status == RewardStatus.TIMEOUT else said.partition(":")[0]
+            messages_by_kind.setdefault(kind, []).append(said)
+    failures = [RewardFailure(kind=kind, message=said[0], count=len(said)) for kind, said in messages_by_kind.items()]
+    return tuple(sorted(failures, key=lambda failure: -failure.count)[:_MOST_REWARD_FAILURES])
 
 
 def _check_types(batch: pa.RecordBatch) -> None:

@@ -103,6 +103,17 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFailure:
+    """Trajectories of one group whose rewards failed in one way."""
+
+    kind: str
+    """The type of the judge's exception; `timeout` for those that overran their deadline."""
+    message: str
+    """Of the first of them, on one line."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
     """What the controller knows of a group whose trajectories stay in the object store."""
 
@@ -119,6 +130,8 @@ class GroupSummary:
     """One per trajectory once scored; None where the reward failed."""
     num_reward_errors: int = 0
     num_reward_timeouts: int = 0
+    reward_failures: tuple[RewardFailure, ...] = ()
+    """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
     num_truncated: int = 0
     num_cut: int = 0
     """Trajectories that were started with these and given up; no row tells of them, so only a sampled group's summary does."""
@@ -126,8 +139,17 @@ class GroupSummary:
     sampling_seconds: float = 0.0
 
     @property
+    def known_rewards(self) -> tuple[float, ...]:
+        """Without those that failed."""
+        return tuple(value for value in self.rewards if value is not None)
+
+    @property
+    def num_failed_rewards(self) -> int:
+        return self.num_reward_errors + self.num_reward_timeouts
+
+    @property
     def mean_reward(self) -> float | None:
-        known = [value for value in self.rewards if value is not None]
+        known = self.known_rewards
         return sum(known) / len(known) if known else None
 
 

@@ -17,6 +17,7 @@ from cluster.contracts.errors import DataError, DeadlineError, LostError, Treadw
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.failed_rewards import FailedRewards, describe
 from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
@@ -86,6 +87,7 @@ class Dispatcher:
         self._scorers = scorers
         self._suspects = suspects
         self._events = events
+        self._failed_rewards = FailedRewards(events)
         self._keep = keep
         self._heal = heal
         self._spawn = spawn
@@ -251,20 +253,14 @@ class Dispatcher:
             await buffer.drop(ticket.index)
             return
         summary, reference = judged
-        num_failed = summary.num_reward_errors + summary.num_reward_timeouts
-        if num_failed:
-            self._events.event(
-                "reward_failure",
-                group_id=ticket.group_id,
-                prompt_id=ticket.prompt.prompt_id,
-                num_errors=summary.num_reward_errors,
-                num_timeouts=summary.num_reward_timeouts,
-            )
+        self._failed_rewards.note(summary)
+        num_failed = summary.num_failed_rewards
         most = self._config.buffer.max_failed_share * summary.num_trajectories
         # One trajectory that is left of several has nothing to be compared with: no group advantage is defined for it.
         num_left = summary.num_trajectories - num_failed
         if num_failed > most or num_left == 0 or (num_failed and num_left < 2):
-            await self._drop(ticket, "rewards failed", buffer)
+            self._say_dropped(ticket, "rewards failed")
+            await buffer.drop(ticket.index, why=describe(summary))
         elif not self._keep(summary):
             await self._drop(ticket, "filtered", buffer)
         else:

@@ -170,8 +170,7 @@ def keep_rule(config: RunConfig) -> Any:
         return lambda summary: True
 
     def differs(summary: GroupSummary) -> bool:
-        known = [value for value in summary.rewards if value is not None]
-        return max(known) != min(known)
+        return max(summary.known_rewards) != min(summary.known_rewards)
 
     return differs
 

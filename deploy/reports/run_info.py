@@ -20,6 +20,8 @@ from deploy.reports.summary import Summary
 
 _BESIDES = ("model", "prompts", "seed", "versions")
 """Parts of a passport that say with what a run computes, not what."""
+_MOST_REASONS = 5
+"""Reasons of failed rewards that are shown."""
 _SHOWN = (
     "reward/mean",
     "eval/accuracy",
@@ -95,6 +97,8 @@ def _rows(
         last = next(event for event in reversed(events) if event["kind"] == kind)
         detail = last.get("message") or last.get("reason") or ""
         yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
+    for message, count in _failed_rewards(events)[:_MOST_REASONS]:
+        yield "failed rewards", f"{count:,} times {message}"
     if checkpoints := directory.names("checkpoints"):
         yield "checkpoints", ", ".join(checkpoints)
     if owner and directory.exists(STATUS):
@@ -103,6 +107,17 @@ def _rows(
                 doing["actor"],
                 f"{doing['phase']} for {time.time() - doing['since']:.0f} s, policy version {doing['policy_version']}",
             )
+
+
+def _failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
+    failures = [failure for event in events for failure in event.get("failures", ())]
+    counts: Counter[str] = Counter()
+    messages: dict[str, str] = {}
+    for failure in failures:
+        counts[failure["kind"]] += failure["count"]
+        messages.setdefault(failure["kind"], failure["message"])
+    return [(messages[kind], count) for kind, count in counts.most_common()]
 
 
 def _passport(place: str) -> dict[str, Any]:

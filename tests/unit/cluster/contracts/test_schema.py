@@ -5,6 +5,7 @@ import pytest
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import SCHEMA, info_of, summarize, to_batch, validate, with_columns
+from cluster.contracts.types import RewardFailure
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -51,6 +52,24 @@ def test_a_failed_reward_has_no_value():
     assert summary.rewards == (None, 1.0)
     assert summary.mean_reward == 1.0
     assert summary.num_reward_timeouts == 1
+
+
+def test_a_summary_says_why_rewards_failed_once_for_each_kind():
+    failed = {"reward": None, "reward_status": "error"}
+    messages = ["KeyError: 'anser'", "ValueError: could not read\n'x'", "ValueError: could not read 'y'"]
+    late = {"reward": None, "reward_status": "timeout", "reward_message": "no reward within reward.timeout_s=1"}
+    batch = to_batch([row(), row(**late), *(row(**failed, reward_message=message) for message in messages)])
+    assert summarize(batch).reward_failures == (
+        RewardFailure(kind="ValueError", message="ValueError: could not read 'x'", count=2),
+        RewardFailure(kind="timeout", message="no reward within reward.timeout_s=1", count=1),
+        RewardFailure(kind="KeyError", message="KeyError: 'anser'", count=1),
+    )
+
+
+def test_a_summary_tells_of_a_few_kinds_of_failure_and_counts_all():
+    rows = [row(reward=None, reward_status="error", reward_message=f"Error{n}: why") for n in range(30)]
+    summary = summarize(to_batch(rows))
+    assert (len(summary.reward_failures), summary.num_reward_errors) == (4, 30)
 
 
 def test_a_summary_counts_tokens_and_versions_that_train():

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, LostError, WeightsError, WorkerError
-from cluster.contracts.types import ActorKind, SamplingParams
+from cluster.contracts.types import ActorKind, RewardFailure, SamplingParams
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 from cluster.rollouts.worker_pool import Pool
@@ -163,8 +163,14 @@ async def test_a_reward_that_is_left_alone_is_dropped():
 
 
 async def test_a_reward_that_always_fails_ends_the_run_and_says_so():
-    with pytest.raises(DataError, match="80 groups in a row were dropped, the last one because: rewards failed"):
-        await Scene(score=lambda i: group_summary(i, rewards=(None, None), num_reward_errors=2)).take()
+    typo = RewardFailure(kind="KeyError", message="KeyError: 'anser'", count=2)
+    scene = Scene(score=lambda i: group_summary(i, rewards=(None, None), num_reward_errors=2, reward_failures=(typo,)))
+    with pytest.raises(DataError, match="last one because: 2 of 2 rewards failed: KeyError: 'anser'"):
+        await scene.take()
+    failures = [event for event in scene.events.events if event["kind"] == "reward_failure"]
+    assert failures[0]["failures"] == [{"kind": "KeyError", "message": "KeyError: 'anser'", "count": 2}]
+    shown = [event["message"] for event in failures if "message" in event]
+    assert shown == ["prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'"], "each kind once a run on the console"
 
 
 async def test_groups_without_variance_are_sampled_again():

@@ -52,3 +52,14 @@ def test_passports_differ_where_the_mathematics_does(tmp_path):
     differences = passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json"))
     assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "seed": (1e-6, 1e-4)}
     assert [name for name in differences if is_mathematical(name)] == ["mathematics.advantage.epsilon"]
+
+
+def test_why_rewards_failed_is_told_with_counts(directory):
+    typo = {"kind": "KeyError", "message": "KeyError: 'anser'", "count": 4}
+    late = {"kind": "timeout", "message": "no reward within 30 s", "count": 1}
+    directory.append_json(EVENTS, {"kind": "reward_failure", "time": 1.0, "failures": [typo, late]})
+    directory.append_json(
+        EVENTS, {"kind": "reward_failure", "time": 2.0, "failures": [{**typo, "message": "KeyError: 'x'"}]}
+    )
+    text = shown(directory)
+    assert "8 times KeyError: 'anser'" in text and "1 times no reward within 30 s" in text
