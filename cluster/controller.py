@@ -94,7 +94,7 @@ async def train(
             log.step(version, step_metrics(summaries, stats) | timing)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, config, log)
-            if _is_due(config.checkpoint.every_steps, version, config.num_steps):
+            if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 await learner.save(metric if evaluator else _mean_reward(summaries))
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from cluster.contracts.config import RunConfig
@@ -36,8 +36,9 @@ class LearnerGroup:
         recorder: SupervisedActor,
         ledger: Ledger,
         checkpoints: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`checkpoints` is the directory that every rank saves to and restores from."""
+        """`checkpoints` is the directory that every rank saves to and restores from; `clock` says when a save is due, in seconds."""
         self._config = config
         self._specs = ranks
         self._spawn = spawn
@@ -51,6 +52,8 @@ class LearnerGroup:
         """Policy version of the ranks: completed optimizer steps."""
         self.saved_version = 0
         """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
+        self._clock = clock
+        self._last_save_s = clock()
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
@@ -107,21 +110,19 @@ class LearnerGroup:
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
 
+    def is_save_due(self) -> bool:
+        """Whether the current version is the last one, or one to save by its number or by the time since the last save."""
+        checkpoint = self._config.checkpoint
+        by_steps = checkpoint.every_steps is not None and self.version % checkpoint.every_steps == 0
+        by_time = checkpoint.every_s is not None and self._clock() - self._last_save_s >= checkpoint.every_s
+        return self.version == self._config.num_steps or by_steps or by_time
+
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version. A save that fails leaves the last good one; the run goes on, loudly."""
-        extra = {"policy_version": self.version, "next_index": self._ledger.next_index, "metric": metric}
-        directory = f"{self._checkpoints}/step-{self.version:06d}"
         async with self._turn:
             while True:
                 try:
-                    await self._all("save", directory, extra)
-                    self.saved_version = self.version
-                    return
-                except CheckpointError as error:
-                    self._supervisor.events.event(
-                        "checkpoint_failed", policy_version=self.version, reason=str(error), message=str(error)
-                    )
-                    return
+                    return await self._save(metric)
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
 
@@ -151,6 +152,19 @@ class LearnerGroup:
         stats: StepStats = await self._all("update", *references)
         self.version = stats.policy_version
         return stats
+
+    async def _save(self, metric: float | None) -> None:
+        self._last_save_s = self._clock()
+        next_index = self._ledger.records[self.version - 1].next_index if self.version else 0
+        extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
+        try:
+            await self._all("save", f"{self._checkpoints}/step-{self.version:06d}", extra)
+        except CheckpointError as error:
+            self._supervisor.events.event(
+                "checkpoint_failed", policy_version=self.version, reason=str(error), message=str(error)
+            )
+        else:
+            self.saved_version = self.version
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         deadline_s = self._config.learner.timeout_s
@@ -186,7 +200,13 @@ class LearnerGroup:
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         extra = await self._all("restore_latest", self._checkpoints)
         self.version = self.saved_version = int(extra["policy_version"]) if extra else 0
-        return [await self._learn_again(record) for record in self._ledger.after(self.version)]
+        learned: list[tuple[StepStats, list[GroupSummary]]] = []
+        for record in self._ledger.after(self.version):
+            learned.append(await self._learn_again(record))
+            # Without a metric, since nothing is sampled to rate it. The last step is saved with one when the run ends.
+            if self.version < self._config.num_steps and self.is_save_due():
+                await self._save(None)
+        return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
         """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent."""

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import CheckpointConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.record.ledger import Ledger, ReadOnly
 from cluster.record.run_directory import EVENTS, RunDirectory
@@ -57,6 +57,7 @@ def replay(
 async def _replay(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
 ) -> str:
+    config = config.model_copy(update={"checkpoint": CheckpointConfig(every_steps=None, every_s=None)})
     with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
         async with (
             connected(address),

@@ -71,7 +71,8 @@ def estimate(
     keeps_copy = item < 4 and learner.num_ranks == 1
     weights = per_rank * ((4 if is_full else item) + (item if keeps_copy and is_full else 0))
     # Several ranks write what they have, and so does the save after the last step.
-    copies = checkpoint.asynchronous and checkpoint.every_steps is not None and learner.num_ranks == 1
+    is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
+    copies = checkpoint.asynchronous and is_regular and learner.num_ranks == 1
     copied = (12 * per_rank if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)

@@ -192,8 +192,10 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every_steps: PositiveInt | None = None
-    """None saves after the last step only."""
+    every_steps: PositiveInt | None = 20
+    """What a learner that dies has to learn again, at most; None does not save by steps. The last step is always saved."""
+    every_s: PositiveFloat | None = 600.0
+    """Also when the last save is so long ago, for runs whose steps take long; None does not save by time."""
     keep_last: PositiveInt = 2
     keep_best: bool = True
     """Also keeps the one with the best evaluation (or reward, without evaluation)."""

@@ -53,6 +53,7 @@ class ScriptedRank(RemoteActor):
                 return {"layout": "shared", "loading": "streamed"}
             case "save":
                 self._scene.saved = self._version
+                self._scene.saves.append(self._version)
             case "update":
                 self._version += 1
                 self._scene.learned.append(args)
@@ -88,15 +89,21 @@ class ScriptedRecorder(ScriptedRank):
 
 
 class Scene:
-    def __init__(self, *failures: tuple[str, int, Exception], num_ranks: int = 1, max_restarts: int = 8) -> None:
+    def __init__(
+        self, *failures: tuple[str, int, Exception], num_ranks: int = 1, max_restarts: int = 8, **config: Any
+    ) -> None:
         self.failures = list(failures)
+        self.now_s = 0.0
         self.saved = 0
+        self.saves: list[int] = []
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
         self.num_killed = 0
         self.events = ListedEvents()
         supervision = {"backoff_s": 0, "max_restarts": max_restarts}
-        config = RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", "supervision": supervision})
+        config = RunConfig.model_validate(
+            {"model": {"path": "none"}, "prompts": "none", "supervision": supervision, **config}
+        )
         supervisor = Supervisor(config.supervision, self.events)
 
         async def spawn(spec: Any) -> RemoteActor:
@@ -114,6 +121,7 @@ class Scene:
             recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
             ledger=Ledger(Lines()),
             checkpoints="there",
+            clock=lambda: self.now_s,
         )
 
     def fail(self, method: str, version: int) -> None:
@@ -123,7 +131,8 @@ class Scene:
                 raise failure[2]
 
     async def learn(self, num_steps: int) -> None:
-        for step in range(num_steps):
+        done = self.group.version
+        for step in range(done, done + num_steps):
             await self.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
 
 
@@ -195,6 +204,46 @@ async def test_a_full_disk_while_saving_is_an_event_and_the_run_goes_on():
     await scene.learn(2)
     await scene.group.save(None)
     assert scene.events.kinds()[1:] == ["checkpoint_failed"] and scene.saved == 0
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "due"),
+    [
+        ({"every_steps": 2, "every_s": None}, [2, 4, 5]),
+        ({"every_steps": None, "every_s": 600}, [2, 4, 5]),  # 600 and 1,200 s after the start
+        ({"every_steps": 3, "every_s": 600}, [2, 3, 5]),  # step 4 comes 300 s after step 3's save
+        ({"every_steps": None, "every_s": None}, [5]),
+    ],
+)
+async def test_a_checkpoint_is_due_by_number_by_time_and_at_the_end(checkpoint, due):
+    scene = Scene(num_steps=5, checkpoint=checkpoint)
+    await scene.group.start()
+    for _ in range(5):
+        await scene.learn(1)
+        scene.now_s += 300
+        if scene.group.is_save_due():
+            await scene.group.save(None)
+    assert scene.saves == due
+
+
+async def test_steps_learned_again_are_saved_on_the_way_so_that_a_second_death_learns_no_more_than_the_first():
+    scene = Scene(num_steps=9, checkpoint={"every_steps": 2})
+    await scene.group.start()
+    await scene.learn(5)
+    assert scene.saves == []
+    scene.failures.append(("update", 5, death("update")))
+    await scene.learn(1)
+    assert scene.saves == [2, 4, 6] and scene.group.saved_version == 6
+    scene.failures.append(("update", 6, death("update")))
+    await scene.learn(1)
+    assert scene.events.events[-1]["rolled_back_to"] == 6 and scene.events.events[-1]["steps_learned_again"] == 1
+
+
+async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
+    scene = Scene(("update", 1, death("update")), num_steps=2, checkpoint={"every_steps": 1})
+    await scene.group.start()
+    await scene.learn(2)
+    assert scene.saves == [1] and scene.group.is_save_due()
 
 
 async def test_lost_groups_are_named_and_nothing_is_recorded():
