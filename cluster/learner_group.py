@@ -5,18 +5,23 @@ Nothing is lost by a death: the ranks go back to their last checkpoint and are f
 
 import asyncio
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, DeadlineError, LostError, TreadwheelError, WorkerError
+from cluster.contracts.errors import (
+    CheckpointError,
+    DeadlineError,
+    FailureKind,
+    LostError,
+    TreadwheelError,
+    WorkerError,
+)
 from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.remote.actor import ActorSpec, RemoteActor
-from cluster.supervision.policy import FailureKind
-from cluster.supervision.supervisor import SupervisedActor, Supervisor, kind_of
+from cluster.supervision.supervisor import SupervisedActor, Supervisor
 
 
 class Spawn(Protocol):
@@ -64,7 +69,7 @@ class LearnerGroup:
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **chosen)
             except (WorkerError, DeadlineError) as error:
-                if kind_of(error) is not FailureKind.DEATH:
+                if error.kind is not FailureKind.DEATH:
                     raise
                 await self._let_go(error)
 
@@ -211,13 +216,9 @@ class LearnerGroup:
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
         """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent."""
         ranks, self._ranks = self._ranks, []
-        # What a rank could not fetch is there again once it is read from the record: for the ranks that is an error like any.
-        error = WorkerError(str(error)) if isinstance(error, LostError) else error
-        # Whole words: learner-1 is no part of learner-10.
-        named = set(re.findall(r"[\w-]+", str(error)))
-        failed = next((rank for rank in ranks if rank.name in named or rank.is_hung), ranks[0] if ranks else None)
+        failed = next((rank for rank in ranks if rank.is_hung or rank.name == error.actor), None)
         await asyncio.gather(*(rank.kill() for rank in ranks))
-        spec = failed.spec if failed else self._specs[0]
+        spec = failed.spec if failed else next((s for s in self._specs if s.name == error.actor), self._specs[0])
         await self._supervisor.handle(spec, error, actor=failed)
         return spec
 

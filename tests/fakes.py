@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from cluster.contracts.errors import WorkerError
-from cluster.contracts.types import ActorKind, GroupSummary, Prompt, Ticket
+from cluster.contracts.errors import FailureKind, WorkerError
+from cluster.contracts.types import ActorKind, GroupSummary, Prompt, Refusal, Ticket
 from cluster.remote.actor import ActorSpec
 
 
@@ -37,6 +37,11 @@ class NumberedPrompts:
         return Prompt(prompt_id=f"p{index}", text=str(index))
 
 
+def death(name: str, stage: str = "generate") -> WorkerError:
+    """As a call raises it whose actor's process is gone."""
+    return WorkerError(f"{name} died in {stage!r}: killed", kind=FailureKind.DEATH, actor=name, stage=stage)
+
+
 def actor_spec(name: str, kind: ActorKind = ActorKind.ROLLOUT_WORKER) -> ActorSpec:
     return ActorSpec(name=name, kind=kind, factory="none:none", arguments={})
 
@@ -58,9 +63,9 @@ def group_summary(
 
 
 class ScriptedWorker:
-    """A rollout worker that does what `script(ticket)` says: None finishes the group, an exception is raised in its place."""
+    """A rollout worker that does what `script(ticket)` says: None finishes the group, a Refusal takes its place, an error is raised."""
 
-    def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | None]) -> None:
+    def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | Refusal | None]) -> None:
         self.spec = spec
         self.pid = 1
         self.is_hung = False
@@ -75,15 +80,18 @@ class ScriptedWorker:
 
     async def stream_batches(
         self, method: str, tickets: list[Ticket], *, deadline_s: float
-    ) -> AsyncIterator[tuple[GroupSummary, Any]]:
+    ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
         self.calls.append([ticket.index for ticket in tickets])
         for ticket in tickets:
             await asyncio.sleep(0)
             if self.is_dead:
-                raise WorkerError(f"{self.name} died in 'generate'")
-            error = self._script(ticket)
-            if error:
-                raise error
+                raise death(self.name)
+            outcome = self._script(ticket)
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                yield outcome, None
+                continue
             yield (
                 group_summary(ticket.index, version=ticket.policy_version, prompt_id=ticket.prompt.prompt_id),
                 ticket.index,

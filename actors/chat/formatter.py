@@ -66,11 +66,12 @@ class ChatFormatter:
         if self._adds_bos and token_ids[:1] != [self._bos]:
             token_ids.insert(0, self._bos)
         if not token_ids:
-            raise DataError(f"prompt {prompt.prompt_id!r} is empty; give it a text or messages")
+            raise _refused(prompt, "is empty; give it a text or messages")
         if len(token_ids) >= self.max_context:
-            raise DataError(
-                f"prompt {prompt.prompt_id!r} has {len(token_ids)} tokens, and the context takes {self.max_context} with the "
-                "completion; shorten or drop the prompt, or raise model.max_context"
+            raise _refused(
+                prompt,
+                f"has {len(token_ids)} tokens, and the context takes {self.max_context} with the completion; shorten or drop the "
+                "prompt, or raise model.max_context",
             )
         return EncodedPrompt(text=text, token_ids=token_ids)
 
@@ -82,15 +83,16 @@ class ChatFormatter:
         if prompt.text is not None:
             return prompt.text
         if prompt.messages is None:
-            raise DataError(f"prompt {prompt.prompt_id!r} has neither text nor messages")
+            raise _refused(prompt, "has neither text nor messages")
         if self._tokenizer.chat_template is None:
             return _plain_text(prompt)
         try:
             return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
         except (TemplateError, TypeError) as error:  # a TypeError is of the template too: joins a text and a list, say
-            raise DataError(
-                f"prompt {prompt.prompt_id!r} does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: "
-                f"{type(error).__name__}: {error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)"
+            raise _refused(
+                prompt,
+                f"does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: {type(error).__name__}: "
+                f"{error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)",
             ) from error
 
 
@@ -99,15 +101,19 @@ def _plain_text(prompt: Prompt) -> str:
     messages = prompt.messages or []
     for message in messages:
         if not isinstance(message.get("content"), str):
-            raise DataError(
-                f"prompt {prompt.prompt_id!r} has a message whose content is {type(message.get('content')).__name__}; without a "
-                "chat template it must be a string"
+            kind = type(message.get("content")).__name__
+            raise _refused(
+                prompt, f"has a message whose content is {kind}; without a chat template it must be a string"
             )
         if "role" not in message and len(messages) > 1:
-            raise DataError(f"prompt {prompt.prompt_id!r} has a message without a role; a dialogue needs one for each")
+            raise _refused(prompt, "has a message without a role; a dialogue needs one for each")
     if len(messages) == 1:
         return messages[0]["content"]
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+
+
+def _refused(prompt: Prompt, why: str) -> DataError:
+    return DataError(f"prompt {prompt.prompt_id!r} {why}", prompt_id=prompt.prompt_id)
 
 
 def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:

@@ -17,10 +17,10 @@ from actors.chat.formatter import ChatFormatter
 from actors.rollout.engine_thread import EngineThread, Update, Updated
 from actors.rollout.group import GroupInProgress
 from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
+from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError, headline
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import Attestation, Completion, Progress, Ticket
+from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
 from cluster.weights.manifest import WeightManifest, canary_tolerance, check_canary, unpack, verify
 
 _GROUP_ABORTED = object()
@@ -90,16 +90,21 @@ class RolloutWorker:
             timeout_s=rollout.timeout_s,
         )
 
-    async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch]:
+    async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch | Refusal]:
         """One batch per ticket, in the order the groups finish; none for a group that is aborted.
 
+        A prompt that does not fit costs its own group only: its Refusal comes first, and the other tickets are sampled.
         A ticket's surplus trajectories are aborted when its group is finished.
 
         All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
-        requests. Raises WeightsError without attested weights, DataError for a prompt that does not fit (before anything starts),
-        WorkerError when the engine ends, DeadlineError when it stands still.
+        requests. Raises WeightsError without attested weights, WorkerError when the engine ends, DeadlineError when it stands still.
         """
-        groups = [self._group(ticket) for ticket in tickets]
+        groups: list[GroupInProgress] = []
+        for ticket in tickets:
+            try:
+                groups.append(self._group(ticket))
+            except DataError as error:
+                yield Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=headline(error))
         inbox = self._open_inbox()
         try:
             self._open_groups(groups, inbox)

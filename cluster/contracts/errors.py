@@ -1,11 +1,50 @@
-"""Every error that treadwheel raises on purpose. One message each, no custom `__init__`: they cross Ray, so they pickle.
+"""Every error that treadwheel raises on purpose: one message for people, and facts as attributes for code.
 
-The message names the field or row, the value, and the way out. `ConfigError` ends a command with exit code 2.
+The message names the field or row, the value, and the way out; no code reads it. Errors cross Ray, so they pickle, facts included.
+`ConfigError` ends a command with exit code 2.
 """
+
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """What happened to an actor, and with it what can be done."""
+
+    DEATH = "death"
+    """The process is gone, or its node is."""
+    HANG = "hang"
+    """No answer, or no progress, within the deadline."""
+    ERROR = "error"
+    """It raised something that is not one of our deliberate errors."""
+    REFUSAL = "refusal"
+    """A deliberate error, such as weights that fail attestation: starting again would not change it."""
+    LOST = "lost"
+    """An argument went with the node that held it: nobody's fault, and it can be made again."""
+    TERMINATION = "termination"
+    """Its node announced that it goes away."""
 
 
 class TreadwheelError(Exception):
     """Root of all deliberate errors; catch it at a boundary to tell ours from bugs."""
+
+    kind = FailureKind.REFUSAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: FailureKind | None = None,
+        actor: str | None = None,
+        prompt_id: str | None = None,
+        stage: str | None = None,
+    ) -> None:
+        """`kind` defaults to the class's own. `actor` failed in `stage`, the method that was called; None when no actor was called."""
+        super().__init__(message)
+        if kind is not None:
+            self.kind = kind
+        self.actor = actor
+        self.prompt_id = prompt_id
+        self.stage = stage
 
 
 class ConfigError(TreadwheelError):
@@ -13,7 +52,7 @@ class ConfigError(TreadwheelError):
 
 
 class DataError(TreadwheelError):
-    """A trajectory, prompt or file breaks its schema; the message names the row and the field."""
+    """A trajectory, prompt or file breaks its schema; the message names the row and the field, `prompt_id` the prompt."""
 
 
 class WeightsError(TreadwheelError):
@@ -31,13 +70,19 @@ class StalenessError(TreadwheelError):
 class DeadlineError(TreadwheelError):
     """A wait outlasted its deadline; the message names actor, phase, policy version and last progress."""
 
+    kind = FailureKind.HANG
+
 
 class WorkerError(TreadwheelError):
     """A worker failed in a way that starting it again may heal; the message names the worker."""
 
+    kind = FailureKind.ERROR
+
 
 class LostError(TreadwheelError):
-    """Objects went with the node that held them; whoever made them makes them again."""
+    """Objects went with the node that held them; they can be made again."""
+
+    kind = FailureKind.LOST
 
 
 class NumericsError(TreadwheelError):
@@ -54,3 +99,8 @@ class StorageError(TreadwheelError):
 
 class LedgerError(TreadwheelError):
     """The record of consumed groups contradicts itself or the trajectories on disk."""
+
+
+def headline(error: BaseException) -> str:
+    """The first line of its message, or its class's name when it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -89,7 +89,7 @@ class Engine(Protocol):
 
 class RolloutWorker(Protocol):
     async def generate(self, tickets: Sequence[Ticket]) -> Any:
-        """An async iterator of one validated Arrow batch per ticket, in the order they finish."""
+        """An async iterator of one validated Arrow batch per ticket, in the order they finish, or its Refusal."""
         ...
 
     async def abort(self, group_ids: Sequence[str]) -> list[str]:

@@ -154,6 +154,15 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A group that cannot be sampled, whichever worker tries: its prompt does not fit, or does not go through the template."""
+
+    group_id: str
+    prompt_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """A finished group: where its trajectories are, and what the controller knows of them."""
 

@@ -17,8 +17,8 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cluster.contracts.errors import DeadlineError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import ActorKind, Progress
+from cluster.contracts.errors import DeadlineError, FailureKind, LostError, TreadwheelError, WorkerError
+from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.host import Host
 
 _SEAT_CHECK_S = 2.0
@@ -147,8 +147,10 @@ class RemoteActor:
                 raise await self._deadline(method, deadline_s) from None
         return references
 
-    async def stream_batches(self, method: str, *args: Any, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
-        """(summary, reference) of each batch as it comes; `deadline_s` is the longest wait for the next one."""
+    async def stream_batches(
+        self, method: str, *args: Any, deadline_s: float
+    ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
+        """(summary, object ref) of each batch as it comes, (Refusal, None) for a refused prompt; `deadline_s` bounds the wait for each."""
         generator = self._handle.stream_batches.options(num_returns="streaming").remote(method, *args)
         while True:
             with _translated(self.name, method):
@@ -157,11 +159,12 @@ class RemoteActor:
                         coming = await anext(generator, None)
                         if coming is None:
                             return
-                        await coming
-                        reference = await _unfetched(generator)
-                        described = await anext(generator, None)
-                        # Without a summary the stream was cut short, and what stands in the batch's place is the error.
-                        summary = await (reference if described is None else described)
+                        summary, reference = await coming, None
+                        if summary is None:  # a batch follows
+                            reference = await _unfetched(generator)
+                            described = await anext(generator, None)
+                            # Without a summary the stream ended early, and the error stands in the batch's place.
+                            summary = await (reference if described is None else described)
                 except TimeoutError:
                     if not limit.expired():
                         raise
@@ -195,7 +198,9 @@ class RemoteActor:
         except TreadwheelError:
             progress = self.last_progress
         return DeadlineError(
-            f"{self.name} did not finish {phase!r} within {deadline_s:g} s; {describe('it', progress)}"
+            f"{self.name} did not finish {phase!r} within {deadline_s:g} s; {describe('it', progress)}",
+            actor=self.name,
+            stage=phase,
         )
 
 
@@ -246,7 +251,8 @@ async def _wait(reference: Any, *, who: str, phase: str, deadline_s: float) -> A
         except (TimeoutError, GetTimeoutError):
             if not limit.expired():
                 raise
-            raise DeadlineError(f"{who} did not finish {phase!r} within {deadline_s:g} s") from None
+            late = f"{who} did not finish {phase!r} within {deadline_s:g} s"
+            raise DeadlineError(late, actor=who, stage=phase) from None
 
 
 @contextlib.contextmanager
@@ -255,24 +261,27 @@ def _translated(who: str, phase: str) -> Any:
     try:
         yield
     except ObjectLostError as error:  # before the others: a task whose argument is lost raises both
-        raise LostError(f"{who}, {phase!r}: {' '.join(str(error).split())[:300]}") from error
+        raise LostError(f"{who}, {phase!r}: {_in_one_line(error)[:300]}", actor=who, stage=phase) from error
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, TreadwheelError):
+            cause.actor, cause.stage = cause.actor or who, cause.stage or phase
             raise cause from None
         # Who made an argument died before its stream ended: Ray takes such items back.
         if isinstance(cause, RayActorError):
-            raise LostError(f"{who}, {phase!r}: {' '.join(str(cause).split())[:300]}") from error
-        raise WorkerError(f"{who} failed in {phase!r}: {type(cause).__name__}: {cause}\n{error}") from error
+            raise LostError(f"{who}, {phase!r}: {_in_one_line(cause)[:300]}", actor=who, stage=phase) from error
+        what = f"{type(cause).__name__}: {cause}\n{error}"
+        raise WorkerError(f"{who} failed in {phase!r}: {what}", actor=who, stage=phase) from error
     except RayActorError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, TreadwheelError):
-            raise cause from None
-        raise WorkerError(f"{who} died in {phase!r}: {' '.join(str(error).split())}") from error
+        what = f"{who} died in {phase!r}: {_in_one_line(error)}"
+        raise WorkerError(what, kind=FailureKind.DEATH, actor=who, stage=phase) from error
     except RayError as error:
-        raise WorkerError(
-            f"{who} failed in {phase!r}: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        what = f"{type(error).__name__}: {_in_one_line(error)}"
+        raise WorkerError(f"{who} failed in {phase!r}: {what}", actor=who, stage=phase) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 async def draining_nodes() -> set[str]:

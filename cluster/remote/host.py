@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from cluster.contracts.schema import summarize
-from cluster.contracts.types import Progress
+from cluster.contracts.types import Progress, Refusal
 
 _END = object()
 
@@ -72,12 +72,15 @@ class Host:
         yield None
 
     async def stream_batches(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """None, batch, summary, None, ... of an asynchronous generator of trajectory batches.
+        """What an asynchronous generator yields: a Refusal as it is, a trajectory batch as three items: None, batch, summary.
 
-        None says that a batch comes now, and can be waited for where the batch must not; the summary proves its batch.
+        None announces the batch: the driver waits for it, and so never fetches the batch. The summary proves that the batch is whole.
         """
         last = time.monotonic()
         async for batch in getattr(self._object, method)(*args):
+            if isinstance(batch, Refusal):
+                yield batch
+                continue
             now = time.monotonic()
             yield None
             yield batch

@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import Group, GroupSummary, Ticket
+from cluster.contracts.types import Group, GroupSummary, Refusal, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.failed_rewards import FailedRewards, describe
@@ -227,6 +227,10 @@ class Dispatcher:
                 if ticket is None:  # made again beside those that a dead worker had left, or cut
                     continue
                 worker.finish([ticket.index])
+                if isinstance(summary, Refusal):
+                    self._suspects.refuse(summary)
+                    await buffer.drop(ticket.index)
+                    continue
                 self._num_sampled_tokens += summary.num_tokens
                 self._num_cut += ticket.num_extra_trajectories
                 self._note_sampling()

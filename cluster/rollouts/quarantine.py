@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from cluster.contracts.errors import DataError, TreadwheelError
-from cluster.contracts.types import Ticket
+from cluster.contracts.errors import DataError, TreadwheelError, headline
+from cluster.contracts.types import Refusal, Ticket
 from cluster.supervision.policy import is_poison
 from cluster.supervision.supervisor import Supervisor
 
@@ -41,9 +41,13 @@ class Suspects:
                 "quarantine",
                 prompt_id=ticket.prompt.prompt_id,
                 group_id=ticket.group_id,
-                reason=str(error).splitlines()[0],
+                reason=headline(error),
             )
         return guilty
+
+    def refuse(self, refusal: Refusal) -> None:
+        """No worker can sample this prompt: nobody else is suspected, and it needs no second try."""
+        self._events.event("quarantine", prompt_id=refusal.prompt_id, group_id=refusal.group_id, reason=refusal.reason)
 
     def absolve(self, ticket: Ticket) -> None:
         """It ran alone and nothing died."""

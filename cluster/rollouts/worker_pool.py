@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import Any
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import DeadlineError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import GroupSummary, Ticket
+from cluster.contracts.errors import DeadlineError, LostError, TreadwheelError, WorkerError, headline
+from cluster.contracts.types import GroupSummary, Refusal, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor, describe
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.dispatcher import Dispatcher, Keep, Worker, shares
@@ -41,7 +41,7 @@ class Pool:
         self._start = start
         self._join = join
         self._workers = [self._worker(spec) for spec in workers]
-        suspects = Suspects(supervisor)
+        self._suspects = suspects = Suspects(supervisor)
         self._scorers = Scorers(
             config, reward=reward, reference=reference, start=start, supervisor=supervisor, suspects=suspects
         )
@@ -146,6 +146,10 @@ class Pool:
             try:
                 deadline_s = self._config.rollout.timeout_s
                 async for summary, reference in actor.stream_batches("generate", share, deadline_s=deadline_s):
+                    if isinstance(summary, Refusal):
+                        self._suspects.refuse(summary)
+                        del left[int(summary.group_id)]
+                        continue
                     judging.append(asyncio.create_task(judge(left[int(summary.group_id)], reference)))
             except (WorkerError, DeadlineError) as error:
                 await worker.place.replace(actor, error)
@@ -220,12 +224,12 @@ class Pool:
                 actor = await starting
                 break
             except DeadlineError as error:
-                events.event("worker_waits", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
+                events.event("worker_waits", actor=worker.place.spec.name, reason=headline(error))
                 starting = asyncio.create_task(worker.place.ready())
             except WorkerError as error:
                 if worker in self._workers:
                     self._workers.remove(worker)
-                events.event("worker_not_joined", actor=worker.place.spec.name, reason=str(error).splitlines()[0])
+                events.event("worker_not_joined", actor=worker.place.spec.name, reason=headline(error))
                 return
         events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
         self._dispatcher.wake()

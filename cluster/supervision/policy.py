@@ -2,23 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from cluster.contracts.config import SupervisionConfig
+from cluster.contracts.errors import FailureKind
 from cluster.contracts.types import ActorKind
-
-
-class FailureKind(StrEnum):
-    DEATH = "death"
-    """The process is gone, or its node is."""
-    HANG = "hang"
-    """No answer, or no progress, within the deadline."""
-    ERROR = "error"
-    """It raised something that is not one of our deliberate errors."""
-    REFUSAL = "refusal"
-    """A deliberate error, such as weights that fail attestation: starting again would not change it."""
-    TERMINATION = "termination"
-    """Its node announced that it goes away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from cluster.contracts.config import SupervisionConfig
-from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.errors import DeadlineError, FailureKind, TreadwheelError, WorkerError, headline
 from cluster.contracts.types import Progress
 from cluster.remote.actor import ActorSpec, RemoteActor
-from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, History, Restart, decide
+from cluster.supervision.policy import Abort, Drain, Failure, History, Restart, decide
 from cluster.supervision.tasks import beside
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
@@ -36,12 +36,12 @@ class Supervisor:
 
         Raises WorkerError, or a deliberate `error` itself, when the run must stop.
         """
-        kind = FailureKind.HANG if actor and actor.is_hung else kind_of(error)
-        match self.decide(spec, kind=kind, reason=str(error).splitlines()[0], actor=actor):
+        kind = FailureKind.HANG if actor and actor.is_hung else error.kind
+        match self.decide(spec, kind=kind, reason=headline(error), actor=actor):
             case Abort(reason=reason):
                 if kind is FailureKind.REFUSAL:
                     raise error
-                raise WorkerError(reason) from error
+                raise WorkerError(reason, kind=kind, actor=spec.name) from error
             case Restart(delay_s=delay_s):
                 await asyncio.sleep(delay_s)
             case Drain():
@@ -70,15 +70,6 @@ class Supervisor:
             decision=type(decision).__name__.lower(),
         )
         return decision
-
-
-def kind_of(error: TreadwheelError) -> FailureKind:
-    """What an actor's error means for its supervision."""
-    if isinstance(error, DeadlineError):
-        return FailureKind.HANG
-    if isinstance(error, WorkerError):
-        return FailureKind.DEATH if " died in " in str(error) else FailureKind.ERROR
-    return FailureKind.REFUSAL
 
 
 class SupervisedActor:
@@ -183,7 +174,7 @@ class SupervisedActor:
             if self._is_stopped:
                 raise
             # What never came up for another reason than a death is not healed by trying again.
-            if not self._has_served and kind_of(error) is not FailureKind.DEATH:
+            if not self._has_served and error.kind is not FailureKind.DEATH:
                 raise
             await self._supervisor.handle(self.spec, error, actor=actor)
             return
@@ -198,7 +189,7 @@ class SupervisedActor:
             raise self._unwanted()
 
     def _unwanted(self) -> WorkerError:
-        return WorkerError(f"{self.spec.name} is not wanted any more")
+        return WorkerError(f"{self.spec.name} is not wanted any more", actor=self.spec.name)
 
     async def _started(self) -> RemoteActor:
         self._starting = asyncio.ensure_future(self._start(self.spec))
@@ -246,7 +237,7 @@ async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError 
     try:
         await actor.progress(deadline_s=config.heartbeat_s)
     except TreadwheelError as error:
-        if kind_of(error) is FailureKind.DEATH:
+        if error.kind is FailureKind.DEATH:
             return error
         silent_s = time.monotonic() - actor.last_seen
         if silent_s > config.hang_s and not actor.is_hung:

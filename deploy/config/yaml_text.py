@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,5 +44,5 @@ def parse(text: str, *, source: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or headline(error)
         raise ConfigError(f"{source}{where} cannot be read as YAML: {problem}; correct that line") from error

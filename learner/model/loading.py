@@ -22,7 +22,7 @@ from transformers.core_model_loading import WeightConverter
 from transformers.utils.hub import cached_file
 
 from cluster.contracts.config import ModelConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 from learner.distributed import RankGroup, fill, own_rows
 from learner.model.critic import Networks
 from learner.model.lora import drawn_adapters, is_adapter
@@ -60,7 +60,7 @@ def skeleton(model: ModelConfig) -> PreTrainedModel:
                 trust_remote_code=model.trust_remote_code,
             )
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path!r} does not load: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"model.path={model.path!r} does not load: {headline(error)}") from error
     without_dropout(causal_lm)
     # A folder may lack generation defaults; those of the model's configuration stay then.
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cluster.contracts.config import LoraConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.adapter import PREFIX
 from cluster.weights.manifest import Adapter
 from learner.distributed import whole
@@ -32,9 +32,7 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
             PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=targets), causal_lm
         )
     except ValueError as error:
-        raise ConfigError(
-            f"learner.lora.target_modules={lora.target_modules!r}: {str(error).splitlines()[0]}"
-        ) from error
+        raise ConfigError(f"learner.lora.target_modules={lora.target_modules!r}: {headline(error)}") from error
     if isinstance(causal_lm.get_output_embeddings(), LoraLayer):
         raise ConfigError(
             "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"

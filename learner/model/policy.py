@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import ModelConfig, RunConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 from learner.model.attention import PACKED
 from learner.model.head import Head, selected_logprobs
 from learner.packing import Layout, MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
@@ -152,7 +152,7 @@ def read_config(model: ModelConfig) -> PretrainedConfig:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"model.path={model.path!r} is no model that transformers reads: {str(error).splitlines()[0]}; "
+            f"model.path={model.path!r} is no model that transformers reads: {headline(error)}; "
             "give a folder with config.json and weights, or a hub name that is reachable"
         ) from error
 
@@ -171,7 +171,7 @@ def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str =
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path!r} does not load: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"model.path={model.path!r} does not load: {headline(error)}") from error
     without_dropout(causal_lm)
     nn.Module.to(causal_lm, device)
     return causal_lm

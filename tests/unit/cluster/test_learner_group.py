@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, LostError, WorkerError
+from cluster.contracts.errors import CheckpointError, FailureKind, LostError, WorkerError
 from cluster.contracts.types import ActorKind, Group, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
-from tests.fakes import ListedEvents, actor_spec, group_summary
+from tests.fakes import ListedEvents, actor_spec, death, group_summary
 
 
 class Lines:
@@ -136,12 +136,8 @@ class Scene:
             await self.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
 
 
-def death(method: str) -> WorkerError:
-    return WorkerError(f"learner-0 died in {method!r}: killed")
-
-
 async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_record_again():
-    scene = Scene(("update", 2, death("update")))
+    scene = Scene(("update", 2, death("learner-0", "update")))
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(None)
@@ -161,7 +157,11 @@ async def test_what_the_ranks_chose_while_loading_is_said():
 
 
 async def test_deaths_while_it_starts_and_restores_are_healed():
-    scene = Scene(("spawn", 0, death("start")), ("build", 0, death("build")), ("restore_latest", 0, death("restore")))
+    scene = Scene(
+        ("spawn", 0, death("learner-0", "start")),
+        ("build", 0, death("learner-0", "build")),
+        ("restore_latest", 0, death("learner-0", "restore")),
+    )
     await scene.group.start()
     assert await scene.group.restore() == []
     assert scene.events.kinds() == ["failure", "failure", "learner_loaded", "failure", "recovery"]
@@ -175,7 +175,7 @@ async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():
 
 
 async def test_a_learner_that_dies_for_ever_spends_the_budget():
-    scene = Scene(*[("update", 0, death("update"))] * 9, max_restarts=3)
+    scene = Scene(*[("update", 0, death("learner-0", "update"))] * 9, max_restarts=3)
     await scene.group.start()
     with pytest.raises(WorkerError, match="restart budget is spent: 3 restarts of learner"):
         await scene.learn(1)
@@ -183,7 +183,7 @@ async def test_a_learner_that_dies_for_ever_spends_the_budget():
 
 
 async def test_a_death_while_publishing_publishes_the_same_version_again():
-    scene = Scene(("publish", 1, death("publish")))
+    scene = Scene(("publish", 1, death("learner-0", "publish")))
     await scene.group.start()
     await scene.learn(1)
     assert await scene.group.publish() == ["weights 1"]
@@ -191,7 +191,7 @@ async def test_a_death_while_publishing_publishes_the_same_version_again():
 
 
 async def test_a_death_while_saving_saves_again():
-    scene = Scene(("save", 1, death("save")))
+    scene = Scene(("save", 1, death("learner-0", "save")))
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(None)
@@ -259,7 +259,7 @@ async def test_lost_groups_are_named_and_nothing_is_recorded():
 
 
 async def test_one_ranks_death_restarts_them_all():
-    scene = Scene(("update", 0, WorkerError("learner-1 died in 'update': killed")), num_ranks=2)
+    scene = Scene(("update", 0, death("learner-1", "update")), num_ranks=2)
     await scene.group.start()
     await scene.learn(1)
     assert scene.num_killed == 2 and scene.group.version == 1
@@ -276,8 +276,10 @@ async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again
     assert scene.learned == [("group 0",), ("group 0",)]
 
 
-async def test_the_rank_that_an_error_names_is_the_one_that_failed():
-    scene = Scene(("update", 0, WorkerError("learner-10 died in 'update': killed")), num_ranks=11)
+async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_says():
+    """Seen before: the first rank whose name stood in the message was it."""
+    error = WorkerError("learner-10 lost learner-3", kind=FailureKind.DEATH, actor="learner-10", stage="update")
+    scene = Scene(("update", 0, error), num_ranks=11)
     await scene.group.start()
     await scene.learn(1)
     assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"

@@ -53,8 +53,9 @@ def test_a_prompt_that_fills_the_context_is_refused_by_name():
 
 
 def test_empty_prompts_are_refused_by_name():
-    with pytest.raises(DataError, match="prompt 'p' is empty"):
+    with pytest.raises(DataError, match="prompt 'p' is empty") as caught:
         formatter().encode(Prompt(prompt_id="p", text=""))
+    assert caught.value.prompt_id == "p"
     with pytest.raises(DataError, match="prompt 'p' has neither"):
         formatter().encode(Prompt(prompt_id="p"))
 

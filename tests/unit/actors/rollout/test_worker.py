@@ -10,9 +10,9 @@ import torch
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError
+from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
 from cluster.contracts.schema import info_of
-from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
 from cluster.weights.manifest import Canary, pack
 from tests.models import make_tokenizer
 from tests.unit.actors.scripted_engine import ScriptedEngine
@@ -241,13 +241,13 @@ async def test_an_engine_that_does_not_start_says_why():
         )
 
 
-async def test_a_prompt_that_does_not_fit_starts_nothing(make_worker):
-    engine = ScriptedEngine()
-    worker = make_worker(engine)
+async def test_a_prompt_that_does_not_fit_is_refused_and_the_other_tickets_of_its_call_are_sampled(make_worker):
+    worker = make_worker(ScriptedEngine())
     await worker.load(*weights(1))
-    with pytest.raises(DataError, match="'p1' has 64 tokens, and the context takes 64"):
-        await collect(worker.generate([ticket(0), ticket(1, text="x" * 64)]))
-    assert engine.added == []
+    refusal, *batches = await collect(worker.generate([ticket(0), ticket(1, text="x" * 64), ticket(2)]))
+    assert isinstance(refusal, Refusal) and (refusal.group_id, refusal.prompt_id) == ("00000001", "p1")
+    assert refusal.reason.startswith("prompt 'p1' has 64 tokens, and the context takes 64")
+    assert [batch["ticket_index"][0].as_py() for batch in batches] == [0, 2]
 
 
 def fail():

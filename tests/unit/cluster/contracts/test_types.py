@@ -1,21 +1,7 @@
-import inspect
-import pickle
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.contracts import errors
 from cluster.contracts.types import GroupSummary, Prompt, SamplingParams, Ticket, sample_seed
-
-ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_crosses_ray_as_it_is(error):
-    raised = error("field=1 is wrong; use 2")
-    assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
-    assert isinstance(raised, errors.TreadwheelError)
 
 
 def test_a_group_is_named_for_its_place_in_the_start_order():

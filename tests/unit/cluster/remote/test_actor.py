@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from cluster.contracts.errors import LostError, WeightsError, WorkerError
+from cluster.contracts.errors import FailureKind, LostError, WeightsError, WorkerError
 from cluster.remote.actor import _translated
 
 
@@ -19,8 +19,16 @@ def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause)
 
 
 def test_the_death_of_the_actor_itself_is_its_failure():
-    with pytest.raises(WorkerError, match=r"^reward died in 'score': "), _translated("reward", "score"):
+    with pytest.raises(WorkerError, match=r"^reward died in 'score': ") as caught, _translated("reward", "score"):
         raise ActorDiedError()
+    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.DEATH, "reward", "score")
+
+
+def test_a_message_that_speaks_of_death_is_no_death():
+    """Seen before: the words decided."""
+    with pytest.raises(WorkerError) as caught, _translated("reward", "score"):
+        raise raised_in_score(KeyError("he died in 'May'"))
+    assert caught.value.kind is FailureKind.ERROR
 
 
 def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
@@ -29,5 +37,6 @@ def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
         _translated("reward", "score"),
     ):
         raise raised_in_score(KeyError("answer"))
-    with pytest.raises(WeightsError, match=r"^stale head$"), _translated("reward", "score"):
+    with pytest.raises(WeightsError, match=r"^stale head$") as caught, _translated("reward", "score"):
         raise raised_in_score(WeightsError("stale head"))
+    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.REFUSAL, "reward", "score")

@@ -1,10 +1,15 @@
 """A hosted object is plain: what makes it an actor is around it."""
 
 import os
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from cluster.contracts.schema import to_batch
+from cluster.contracts.types import Refusal
 from cluster.remote.host import Host
+from tests.unit.cluster.contracts.rows import row
 
 
 class Slow:
@@ -20,6 +25,17 @@ class Slow:
         return self.log
 
 
+class Choosy:
+    """Refuses one of two groups."""
+
+    async def generate(self) -> AsyncIterator[Any]:
+        yield REFUSED
+        yield to_batch([row()])
+
+
+REFUSED = Refusal(group_id="00000001", prompt_id="p1", reason="too long")
+
+
 @pytest.fixture
 def host(monkeypatch) -> Host:
     monkeypatch.setenv("HOST_TEST", "before")
@@ -31,3 +47,9 @@ async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call
     await host.build(f"{__name__}:Slow", {"a": "b"})
     assert await host.call("seen") == ["built with {'a': 'b'} and own", "warm"]
     assert (await host.progress()).phase == "serving"
+
+
+async def test_a_refusal_goes_between_the_batches_of_a_stream(host):
+    await host.build(f"{__name__}:Choosy", {})
+    items = [item async for item in host.stream_batches("generate")]
+    assert items[:2] == [REFUSED, None] and items[3].group_id == "00000007"

@@ -6,14 +6,18 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, LostError, WeightsError, WorkerError
-from cluster.contracts.types import ActorKind, RewardFailure, SamplingParams
+from cluster.contracts.types import ActorKind, Refusal, RewardFailure, SamplingParams
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 from cluster.rollouts.worker_pool import Pool
 from cluster.supervision.supervisor import Supervisor
-from tests.fakes import ListedEvents, NumberedPrompts, ScriptedScorer, ScriptedWorker, actor_spec, group_summary
+from tests.fakes import ListedEvents, NumberedPrompts, ScriptedScorer, ScriptedWorker, actor_spec, death, group_summary
 
 SAMPLING = SamplingParams(max_tokens=4)
+
+
+def refusal(ticket):
+    return Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="too long")
 
 
 class Scene:
@@ -103,7 +107,7 @@ async def test_every_group_comes_once_and_in_order():
 
 
 async def test_a_dead_workers_unfinished_groups_start_again():
-    deaths = iter([WorkerError("rollout-0 died in 'generate': killed")])
+    deaths = iter([death("rollout-0")])
     scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 2 else None)
     assert await scene.take() == [0, 1, 2, 3]
     assert scene.workers[0].calls == [[0, 1, 2, 3]] and scene.workers[1].calls == [[2, 3]]
@@ -111,16 +115,28 @@ async def test_a_dead_workers_unfinished_groups_start_again():
 
 
 async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another():
-    scene = Scene(script=lambda t: WorkerError("rollout-0 died in 'generate'") if t.index == 1 else None)
+    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None)
     assert await scene.take() == [0, 2, 3, 4]
     quarantined = [event for event in scene.events.events if event["kind"] == "quarantine"]
     assert [event["group_id"] for event in quarantined] == ["00000001"]
 
 
-async def test_a_prompt_that_the_engine_refuses_is_found_and_costs_no_worker():
-    scene = Scene(script=lambda t: DataError("prompt is too long") if t.index == 3 else None)
-    assert await scene.take() == [0, 1, 2, 4]
-    assert len(scene.workers) == 1 and scene.events.kinds().count("quarantine") == 1
+async def test_one_refused_prompt_of_a_call_costs_one_group_and_the_others_go_on():
+    scene = Scene(script=lambda ticket: refusal(ticket) if ticket.index == 1 else None)
+    assert await scene.take() == [0, 2, 3, 4]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [4]], "nothing was sampled twice, nothing ran alone"
+    (quarantine,) = scene.events.events
+    assert (quarantine["kind"], quarantine["group_id"], quarantine["reason"]) == ("quarantine", "00000001", "too long")
+
+
+async def test_a_refused_prompt_is_left_out_of_an_evaluation():
+    scene = Scene(script=lambda ticket: refusal(ticket) if ticket.index == -2 else None)
+    await scene.pool.start()
+    tickets = evaluation_tickets(
+        NumberedPrompts(3), num_prompts=3, num_samples=2, seed=0, sampling=SAMPLING, policy_version=0
+    )
+    assert len(await scene.pool.evaluate(tickets)) == 2
+    assert scene.events.kinds() == ["quarantine"]
 
 
 async def test_weights_that_fail_attestation_end_the_run_with_their_own_error():
@@ -129,9 +145,7 @@ async def test_weights_that_fail_attestation_end_the_run_with_their_own_error():
 
 
 async def test_a_worker_that_dies_for_ever_spends_the_budget():
-    scene = Scene(
-        script=lambda t: WorkerError("rollout-0 died in 'generate'"), supervision={"max_restarts": 2, "backoff_s": 0}
-    )
+    scene = Scene(script=lambda t: death("rollout-0"), supervision={"max_restarts": 2, "backoff_s": 0})
     with pytest.raises(WorkerError, match="restart budget is spent"):
         await scene.take()
 
@@ -180,7 +194,7 @@ async def test_groups_without_variance_are_sampled_again():
 
 
 async def test_an_evaluation_survives_a_death():
-    deaths = iter([WorkerError("rollout-0 died in 'generate'")])
+    deaths = iter([death("rollout-0")])
     scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == -2 else None, num_workers=2)
     await scene.pool.start()
     tickets = evaluation_tickets(
@@ -197,7 +211,7 @@ async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotte
     async with scene.pool.generating(into=buffer, office=scene.office):
         await asyncio.wait_for(buffer.take(4), 10)  # now the dispatcher waits for the next version
         scene.coming.clear()
-        scene.pool.replace(scene.workers[0], WorkerError("rollout-0 died in 'load'"))
+        scene.pool.replace(scene.workers[0], death("rollout-0", "load"))
         await asyncio.sleep(0)
         await buffer.advance(1)
         for _ in range(10):
@@ -207,14 +221,14 @@ async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotte
 
 
 async def test_a_deterministic_call_is_made_again_whole_after_a_death():
-    deaths = iter([WorkerError("rollout-0 died in 'generate': killed")])
+    deaths = iter([death("rollout-0")])
     scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 2 else None, deterministic=True)
     assert await scene.take() == [0, 1, 2, 3]
     assert [worker.calls for worker in scene.workers] == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
 
 
 async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
-    deaths = iter([WorkerError("rollout-0 died in 'generate'")] * 2)
+    deaths = iter([death("rollout-0")] * 2)
     scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None)
     assert await scene.take(num_steps=2) == list(range(8))
     assert scene.workers[2].calls[:4] == [[0], [1], [2], [3]]
@@ -224,7 +238,7 @@ async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
 async def test_a_group_that_kills_the_reward_service_again_and_again_is_quarantined():
     def score(index):
         if index == 1:
-            raise WorkerError("reward died in 'score'")
+            raise death("reward", "score")
         return group_summary(index, rewards=(1.0, 0.0))
 
     scene = Scene(score=score)
@@ -362,7 +376,7 @@ class StragglingWorker(ScriptedWorker):
             self._changed.clear()
             await self._changed.wait()
             if self.is_dead:
-                raise WorkerError(f"{self.name} died in 'generate'")
+                raise death(self.name)
         for ticket in slow:
             if self.comes_late(ticket):
                 yield group_summary(ticket.index), ticket.index
@@ -394,7 +408,7 @@ class FrailWorker(StragglingWorker):
 
     async def call(self, method, group_ids, *, deadline_s):
         await self.kill()
-        raise WorkerError(f"{self.name} died in 'abort'")
+        raise death(self.name, "abort")
 
 
 @pytest.mark.parametrize("make_worker", [StragglingWorker, DeafWorker, FrailWorker])

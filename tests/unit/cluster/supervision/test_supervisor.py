@@ -8,9 +8,9 @@ from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import WeightsError, WorkerError
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import Supervisor, heartbeats
-from tests.fakes import ListedEvents, actor_spec
+from tests.fakes import ListedEvents, actor_spec, death
 
-DEATH = WorkerError("rollout-0 died in 'generate': killed")
+DEATH = death("rollout-0")
 
 
 @pytest.fixture

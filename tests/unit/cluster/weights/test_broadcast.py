@@ -9,7 +9,7 @@ from cluster.contracts.errors import LostError, WorkerError
 from cluster.contracts.types import Attestation
 from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import BroadcastStats
-from tests.fakes import actor_spec
+from tests.fakes import actor_spec, death
 
 
 class ScriptedWorker:
@@ -84,7 +84,7 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
 
 async def test_dead_workers_are_handed_to_the_pool_and_not_waited_for():
     transport = ScriptedTransport()
-    transport.errors = [WorkerError("a died in 'load'")]
+    transport.errors = [death("a", "load")]
     workers = Workers(ScriptedWorker("a"), ScriptedWorker("b"))
     stats = await Weights(transport, learner=None, timeout_s=1).broadcast(workers)
     assert workers.replaced == ["a"] and stats.policy_version == 0
@@ -104,6 +104,6 @@ async def test_a_worker_that_dies_while_it_joins_says_so():
     transport = ScriptedTransport()
     weights = Weights(transport, learner=None, timeout_s=1)
     await weights.publish()
-    transport.errors = [WorkerError("late died in 'load'")]
+    transport.errors = [death("late", "load")]
     with pytest.raises(WorkerError, match="died"):
         await weights.join(ScriptedWorker("late"))
