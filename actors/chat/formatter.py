@@ -1,7 +1,4 @@
-"""Prompts to tokens and completions to text: chat templates, one bos at most, and the ids that end a completion.
-
-Used by `actors/rollout/worker.py`, and by preflight checks to find prompts that do not fit before anything starts.
-"""
+"""Prompts to tokens and completions to text: chat templates, one bos at most, and the ids that end a completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,11 +52,16 @@ class ChatFormatter:
         stop_token_ids = _stop_token_ids(model, config)
         return cls(tokenizer, max_context=_max_context(model, config), stop_token_ids=stop_token_ids)
 
-    def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Messages through the chat template (or as plain text where there is none), text as it is.
+    @property
+    def has_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
 
-        Exactly one bos stands in front where the tokenizer adds one, whether or not the template writes it too. Raises DataError
-        naming the prompt when it is empty, leaves no room for a completion, or does not go through the template.
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Messages through the chat template, text as it is. A prompt with both gets the template where the model has one.
+
+        Messages without a template become plain text. Exactly one bos stands in front where the tokenizer adds one, whether or not
+        the template writes it too. Raises DataError naming the prompt when it is empty, leaves no room for a completion, or does not
+        go through the template.
         """
         text = self._text(prompt)
         token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -80,11 +82,11 @@ class ChatFormatter:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _text(self, prompt: Prompt) -> str:
-        if prompt.text is not None:
+        if prompt.text is not None and (prompt.messages is None or not self.has_template):
             return prompt.text
         if prompt.messages is None:
             raise _refused(prompt, "has neither text nor messages")
-        if self._tokenizer.chat_template is None:
+        if not self.has_template:
             return _plain_text(prompt)
         try:
             return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""Prompts from a file: JSONL, Parquet or Arrow, local or by URL. Everything is checked when the file is opened, before a run starts.
+"""Prompts from a file: JSON, JSONL, Parquet or Arrow, local or by URL. Opening the file checks every row.
 
 A row has `prompt` (text, or a list of chat messages) or `messages`; its other columns go to the reward untouched.
 """
@@ -28,18 +28,21 @@ class FilePrompts:
         *,
         path: str,
         column: str | None = None,
-        text_as: Literal["text", "user_message"] = "text",
+        text_as: Literal["auto", "text", "user_message"] = "auto",
         system_prompt: str | None = None,
     ) -> None:
         """`column` holds the prompt; None takes `messages` where a row has it, else `prompt`.
 
-        `text_as: user_message` makes a text the user's message, so that the model's chat template applies; `system_prompt` goes
-        before the messages of rows that bring none of their own. Raises ConfigError for a file that is missing, empty, or of
-        unknown suffix, and DataError naming file, row and column for a row that is no prompt.
+        `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
+        is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
+        the messages of rows that bring none of their own, and makes every text a user's message.
+
+        Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for
+        a row that is not a prompt.
         """
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
-                "prompts.system_prompt needs prompts.text_as: user_message; a plain text has no place for it"
+                "prompts.system_prompt with prompts.text_as: text: a plain text has no place for it; use text_as: user_message"
             )
         self._name = PurePosixPath(path).name
         self._path = path
@@ -78,7 +81,8 @@ class FilePrompts:
                 raise DataError(f"{where}: the text is empty")
             if self._text_as == "text":
                 return value, None
-            return None, self._with_system_prompt([{"role": "user", "content": value}])
+            is_optional = self._text_as == "auto" and self._system_prompt is None
+            return value if is_optional else None, self._with_system_prompt([{"role": "user", "content": value}])
         if not isinstance(value, list) or not value:
             raise DataError(f"{where}: must be a text or a list of messages, got {str(value)[:80]!r}")
         messages: list[dict[str, Any]] = []
@@ -136,18 +140,32 @@ def _read(path: str) -> Rows:
 
 
 def _read_jsonl(source: pa.NativeFile, path: str) -> Rows:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(source.read().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: a row must be an object, got {type(row).__name__}")
-        rows.append(cast(dict[str, Any], row))
-    return rows
+    lines = enumerate(source.read().splitlines(), start=1)
+    located = [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    return [_object(_parsed(line, where), where) for where, line in located]
+
+
+def _read_json(source: pa.NativeFile, path: str) -> Rows:
+    try:
+        rows = _parsed(source.read(), path)
+    except DataError as error:
+        raise DataError(f"{error}; a file of one object a line is named .jsonl") from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: must be a list of rows, got {type(rows).__name__}")
+    return [_object(row, f"{path}, row {index}") for index, row in enumerate(cast(list[Any], rows))]
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: a row must be an object, got {type(value).__name__}")
+    return cast(dict[str, Any], value)
 
 
 def _read_parquet(source: pa.NativeFile, path: str) -> Rows:
@@ -164,6 +182,7 @@ def _read_arrow(source: pa.NativeFile, path: str) -> Rows:
 
 
 _READERS: dict[str, Callable[[pa.NativeFile, str], Rows]] = {
+    ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".parquet": _read_parquet,

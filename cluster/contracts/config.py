@@ -36,7 +36,7 @@ class ModelConfig(Section):
     max_context: PositiveInt | None = None
     """Prompt and completion together, in tokens; None takes the model's own limit."""
     chat_template: str | None = None
-    """Jinja text that replaces the tokenizer's; None uses the tokenizer's, or plain text where it has none."""
+    """Jinja text that replaces the tokenizer's; None uses the tokenizer's, an empty text none: prompts are plain text then."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     trust_remote_code: bool = False
     """Runs code from the model's repository. Off unless you name it."""
@@ -254,7 +254,8 @@ class RunConfig(Section):
     """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
     model: ModelConfig
     prompts: Plugin
-    """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters."""
+    """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters. Texts of a file go through the model's chat
+    template where it has one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()

@@ -37,9 +37,9 @@ class Prompt:
     prompt_id: str
     """Stable across runs and machines: the source's name and the row's index or seed."""
     messages: list[dict[str, Any]] | None = None
-    """Chat messages; None when `text` is given."""
+    """Chat messages, for the model's chat template."""
     text: str | None = None
-    """Plain text; None when `messages` are given."""
+    """Plain text, which no template changes. With `messages` too, a model that has a chat template gets these, any other one the text."""
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
     """Everything else the source knows (answer, metadata), JSON-able; handed to the reward untouched."""
 

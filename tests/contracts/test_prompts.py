@@ -35,9 +35,9 @@ def test_every_index_has_a_prompt_and_no_other_does(source):
             source[index]
 
 
-def test_a_prompt_is_text_or_messages_and_not_both(source):
+def test_a_prompt_has_a_text_or_messages(source):
     for index in range(len(source)):
-        assert (source[index].text is None) != (source[index].messages is None)
+        assert source[index].text or source[index].messages
 
 
 def test_an_index_always_means_the_same_prompt(source):

@@ -36,6 +36,13 @@ def test_text_is_never_put_through_a_template():
     assert formatter(chat_template=TEMPLATE).encode(Prompt(prompt_id="p", text="1+1=")).text == "1+1="
 
 
+def test_a_prompt_that_is_both_goes_through_the_template_where_the_model_has_one():
+    prompt = Prompt(prompt_id="p", text="1+1=", messages=[{"role": "user", "content": "1+1="}])
+    assert formatter(chat_template=TEMPLATE).encode(prompt).text == "[user]1+1=[assistant]"
+    assert formatter().encode(prompt).text == "1+1="
+    assert formatter(chat_template="").encode(prompt).text == "1+1=", "an empty template is none"
+
+
 @pytest.mark.parametrize("template", [None, TEMPLATE, TEMPLATE_WITH_BOS])
 def test_a_tokenizer_that_adds_a_bos_gets_exactly_one(template):
     token_ids = formatter(adds_bos=True, chat_template=template).encode(asked("1+1=")).token_ids

@@ -59,9 +59,45 @@ def test_messages_are_found_in_either_column(tmp_path, column):
     assert (prompt.messages, prompt.text) == (MESSAGES, None)
 
 
-def test_a_text_can_become_the_users_message(tmp_path):
-    source = FilePrompts(path=jsonl(tmp_path, *ROWS), text_as="user_message", system_prompt="Be brief.")
-    assert source[0].messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
+@pytest.mark.parametrize(
+    ("text_as", "text", "messages"),
+    [
+        ({}, "1 + 1 =", [{"role": "user", "content": "1 + 1 ="}]),
+        ({"text_as": "text"}, "1 + 1 =", None),
+        ({"text_as": "user_message"}, None, [{"role": "user", "content": "1 + 1 ="}]),
+    ],
+)
+def test_a_text_is_left_to_the_models_template_unless_told_otherwise(tmp_path, text_as, text, messages):
+    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS), **text_as)[0]
+    assert (prompt.text, prompt.messages) == (text, messages)
+
+
+@pytest.mark.parametrize("text_as", ["auto", "user_message"])
+def test_with_a_system_prompt_a_text_is_the_users_message(tmp_path, text_as):
+    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS), text_as=text_as, system_prompt="Be brief.")[0]
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
+    assert (prompt.text, prompt.messages) == (None, said)
+
+
+def test_a_json_list_reads_as_lines_do(tmp_path):
+    path = written(tmp_path, json.dumps(ROWS), "prompts.json")
+    assert [(p.text, p.columns) for p in FilePrompts(path=path)] == [
+        ("1 + 1 =", {"answer": "2"}),
+        ("2 + 2 =", {"answer": "4"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": "b"}\n', "prompts.json: not JSON: .*one object a line is named .jsonl"),
+        ('{"data": []}', "prompts.json: must be a list of rows, got dict"),
+        ('[{"prompt": "a"}, "b"]', "prompts.json, row 1: a row must be an object, got str"),
+    ],
+)
+def test_json_that_is_not_a_list_of_rows_is_named(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        FilePrompts(path=written(tmp_path, text, "prompts.json"))
 
 
 def test_a_column_of_another_name_can_be_the_prompt(tmp_path):
@@ -131,10 +167,10 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path):
-    with pytest.raises(ConfigError, match=r"suffix .csv; use one of .jsonl, .ndjson, .parquet"):
+    with pytest.raises(ConfigError, match=r"suffix .csv; use one of .json, .jsonl, .ndjson, .parquet"):
         FilePrompts(path="prompts.csv")
 
 
-def test_a_system_prompt_without_messages_is_a_contradiction(tmp_path):
-    with pytest.raises(ConfigError, match="text_as: user_message"):
-        FilePrompts(path=jsonl(tmp_path, *ROWS), system_prompt="Be brief.")
+def test_a_system_prompt_with_plain_texts_is_a_contradiction(tmp_path):
+    with pytest.raises(ConfigError, match="use text_as: user_message"):
+        FilePrompts(path=jsonl(tmp_path, *ROWS), text_as="text", system_prompt="Be brief.")
