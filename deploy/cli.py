@@ -168,9 +168,10 @@ def passport_diff(
     """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""
     with _reporting(debug=debug):
         from deploy.reports import run_info
+        from deploy.reports.passport import is_mathematical
 
         differences = run_info.passport_differences(left, right)
-        mathematical = {name: pair for name, pair in differences.items() if run_info.is_mathematical(name)}
+        mathematical = {name: pair for name, pair in differences.items() if is_mathematical(name)}
         typer.echo("mathematics:" if mathematical else "mathematics: the same")
         for name, (one, other) in mathematical.items():
             typer.echo(f"  {name}: {one!r} | {other!r}")

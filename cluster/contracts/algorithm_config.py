@@ -6,16 +6,13 @@ this ordinary form by `learner.algorithms.presets.expand` before validation, so 
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import Mark, Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-
-class AdaptiveKlConfig(_Section):
+class AdaptiveKlConfig(Section, mark=Mark.MATHEMATICS):
     """Ziegler et al. (arXiv:1909.08593): the coefficient follows the measured KL towards a target."""
 
     target: PositiveFloat = 6.0
@@ -24,7 +21,7 @@ class AdaptiveKlConfig(_Section):
     """Trajectories over which a full correction takes effect; smaller reacts faster."""
 
 
-class KlConfig(_Section):
+class KlConfig(Section, mark=Mark.MATHEMATICS):
     """Pull towards the reference model, and towards the rollout policy."""
 
     estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
@@ -43,7 +40,7 @@ class KlConfig(_Section):
     """None keeps the coefficient fixed."""
 
 
-class ValueConfig(_Section):
+class ValueConfig(Section, mark=Mark.MATHEMATICS):
     """A critic: it predicts returns, for advantages that need values (`gae`)."""
 
     backbone: Literal["own", "shared"] = "own"
@@ -60,7 +57,7 @@ class ValueConfig(_Section):
     """True whitens the value targets over the batch; values then live on that scale, which moves with the batch."""
 
 
-class AlgorithmConfig(_Section):
+class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The resolved mathematics of a run; the passport writes it down."""
 
     advantage: Plugin = Plugin(name="grpo")

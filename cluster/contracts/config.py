@@ -1,13 +1,8 @@
-"""The run's configuration: frozen, no unknown keys, every default one we vouch for, every value declared once.
-
-`deploy/launch.py` reads it from YAML plus `a.b=c` overrides; everyone else is handed the section it needs.
-"""
+"""The run's configuration: frozen, no unknown keys, every default one we vouch for, every value declared once."""
 
 from typing import Annotated, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,15 +13,10 @@ from pydantic import (
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import Layout, Mark, Mathematics, Resources, Section
 
 
-class Section(BaseModel):
-    """A part of the configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-
-class ModelConfig(Section):
+class ModelConfig(Section, mark=Mark.MATHEMATICS):
     path: str
     """A Hugging Face folder, or a hub name."""
     revision: str | None = None
@@ -37,12 +27,12 @@ class ModelConfig(Section):
     """Prompt and completion together, in tokens; None takes the model's own limit."""
     chat_template: str | None = None
     """Jinja text that replaces the tokenizer's; None uses the tokenizer's, an empty text none: prompts are plain text then."""
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    attention: Layout[Literal["auto", "sdpa", "eager", "flash_attention_2"]] = "auto"
     trust_remote_code: bool = False
     """Runs code from the model's repository. Off unless you name it."""
 
 
-class SamplingConfig(Section):
+class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     max_tokens: PositiveInt = 1024
     """Completion tokens at most."""
     temperature: PositiveFloat = 1.0
@@ -54,28 +44,28 @@ class SamplingConfig(Section):
 
 
 class RewardConfig(Section):
-    judge: Plugin = Plugin(name="exact_match")
+    judge: Mathematics[Plugin] = Plugin(name="exact_match")
     """A name below actors.rewards, or a function of yours as 'my_package.module:name'."""
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: Resources[PositiveFloat] = 30.0
     """Deadline of one trajectory's reward; beyond it the status is `timeout`."""
-    max_concurrency: PositiveInt = 64
+    max_concurrency: Resources[PositiveInt] = 64
     """Rewards judged at the same time."""
 
 
 class BufferConfig(Section):
-    groups_per_step: PositiveInt = 64
+    groups_per_step: Mathematics[PositiveInt] = 64
     """Groups in one optimizer step."""
-    trajectories_per_group: PositiveInt = 8
-    max_off_policy_steps: NonNegativeInt = 0
+    trajectories_per_group: Mathematics[PositiveInt] = 8
+    max_off_policy_steps: Mathematics[NonNegativeInt] = 0
     """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
-    max_size_bytes: PositiveInt = 2 * 1024**3
+    max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
     """Trajectories that wait in the object store, scored or not. No group starts that could pass it, were it as large as the
     largest so far; only the groups of the next step always may."""
-    max_head_of_line_s: PositiveFloat | None = None
+    max_head_of_line_s: Mathematics[PositiveFloat | None] = None
     """Cuts stragglers: when the learner has waited so long for unfinished groups although enough finished ones for its step stand
     behind them, those in front are dropped (event `drop`, reason `cut`), their sampling is aborted, and others start in their
     place. Prompts that take long are seen less often, a bias: None never cuts. Needs max_off_policy_steps of 1 or more."""
-    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    max_failed_share: Mathematics[Annotated[float, Field(ge=0, le=1)]] = 0.5
     """A group with a larger share of failed rewards is dropped and another one sampled; below it, its other trajectories train."""
 
     @model_validator(mode="after")
@@ -88,7 +78,7 @@ class BufferConfig(Section):
         return self
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     learning_rate: PositiveFloat = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
@@ -101,86 +91,86 @@ class OptimizerConfig(Section):
     """Global L2 norm; None does not clip."""
 
 
-class LoraConfig(Section):
+class LoraConfig(Section, mark=Mark.MATHEMATICS):
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    publish: Literal["merged", "adapter"] = "merged"
+    publish: Layout[Literal["merged", "adapter"]] = "merged"
     """What workers receive: whole merged weights, or the adapter alone (small, and the engine multiplies it in)."""
 
 
 class LearnerConfig(Section):
-    num_ranks: PositiveInt = 1
+    num_ranks: Layout[PositiveInt] = 1
     """Data-parallel ranks, sharded by FSDP2 when more than one."""
-    cpus_per_rank: PositiveFloat = 1.0
-    gpus_per_rank: NonNegativeFloat = 0.0
-    num_threads: PositiveInt | None = None
+    cpus_per_rank: Layout[PositiveFloat] = 1.0
+    gpus_per_rank: Layout[NonNegativeFloat] = 0.0
+    num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
-    max_tokens_per_micro_batch: PositiveInt = 16384
+    max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
     """Prompt and completion tokens in one forward pass, padding included."""
-    packing: Literal["auto", "packed", "padded"] = "auto"
+    packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
     """auto packs sequences into one row where the attention implementation keeps them apart, else pads buckets of like length."""
-    head_chunk_tokens: PositiveInt = 1024
+    head_chunk_tokens: Layout[PositiveInt] = 1024
     """Completion positions whose logits exist at one time."""
-    activation_checkpointing: bool = False
-    lora: LoraConfig | None = None
-    max_non_finite_steps: NonNegativeInt = 3
+    activation_checkpointing: Layout[bool] = False
+    lora: Mathematics[LoraConfig | None] = None
+    max_non_finite_steps: Resources[NonNegativeInt] = 3
     """Skipped steps in a row (loss or gradient not finite) after which the run stops."""
-    timeout_s: PositiveFloat = 1800.0
+    timeout_s: Resources[PositiveFloat] = 1800.0
     """Deadline of one update."""
 
 
 class RolloutConfig(Section):
-    num_workers: PositiveInt = 1
-    cpus_per_worker: PositiveFloat = 1.0
-    gpus_per_worker: NonNegativeFloat = 0.0
-    num_threads: PositiveInt | None = None
+    num_workers: Layout[PositiveInt] = 1
+    cpus_per_worker: Layout[PositiveFloat] = 1.0
+    gpus_per_worker: Layout[NonNegativeFloat] = 0.0
+    num_threads: Layout[PositiveInt | None] = None
     """OpenMP threads of a worker's engine; None is its CPUs, rounded up."""
-    tensor_parallel_size: PositiveInt = 1
-    max_concurrent_sequences: PositiveInt = 256
+    tensor_parallel_size: Layout[PositiveInt] = 1
+    max_concurrent_sequences: Layout[PositiveInt] = 256
     """Sequences in one engine step."""
-    kv_cache_bytes: PositiveInt | None = None
+    kv_cache_bytes: Layout[PositiveInt | None] = None
     """Key-value cache of a CPU engine; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
-    enforce_eager: bool = True
+    gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
+    enforce_eager: Layout[bool] = True
     """True starts in seconds; False compiles first and samples faster on long runs."""
-    prefix_caching: bool = True
-    on_update: Literal["continue", "finish", "abort_and_resume"] = "continue"
+    prefix_caching: Layout[bool] = True
+    on_update: Layout[Literal["continue", "finish", "abort_and_resume"]] = "continue"
     """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as
     partial rollouts (the kept tokens' keys and values are computed again under the new weights)."""
-    extra_trajectories: NonNegativeInt = 0
+    extra_trajectories: Mathematics[NonNegativeInt] = 0
     """Over-sampling inside a group: so many are started beyond buffer.trajectories_per_group. The first ones to end make the
     group; the others are aborted and leave no row. Short completions are favoured, a bias that no ratio corrects: that is why it
     is off. After APRIL (arXiv:2509.18521), which over-provisions as well, but keeps what it stops and resumes it later."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: Resources[PositiveFloat] = 600.0
     """Deadline of one group, and of an engine without progress."""
 
 
 class ReferenceConfig(Section):
-    cpus: PositiveFloat = 0.5
-    gpus: NonNegativeFloat = 0.0
-    num_threads: PositiveInt | None = None
-    path: str | None = None
+    cpus: Layout[PositiveFloat] = 0.5
+    gpus: Layout[NonNegativeFloat] = 0.0
+    num_threads: Layout[PositiveInt | None] = None
+    path: Mathematics[str | None] = None
     """Model that the KL pulls towards; None is the model the run starts from."""
-    max_tokens_per_micro_batch: PositiveInt = 16384
-    timeout_s: PositiveFloat = 600.0
+    max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
+    timeout_s: Resources[PositiveFloat] = 600.0
 
 
 class WeightsConfig(Section):
-    transport: Plugin = Plugin(name="object_store")
-    bucket_bytes: PositiveInt = 256 * 1024**2
+    transport: Resources[Plugin] = Plugin(name="object_store")
+    bucket_bytes: Resources[PositiveInt] = 256 * 1024**2
     """Weights travel in buckets of at most this size (one tensor at least)."""
-    canary_tokens: Annotated[int, Field(ge=2)] = 64
+    canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64
     """Length of the fixed probe whose log-probs engine and learner must agree on."""
-    canary_tolerance: PositiveFloat | None = None
+    canary_tolerance: Resources[PositiveFloat | None] = None
     """Largest mean absolute difference, in nats; None is 1e-3 for float32 and 0.1 for bfloat16."""
-    repair_tied_head: bool = True
+    repair_tied_head: Mathematics[bool] = True
     """vLLM on CPU keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch it."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: Resources[PositiveFloat] = 600.0
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(Section, mark=Mark.RESOURCES):
     prompts: Plugin | None = None
     """Held-out prompt source; None does not evaluate."""
     num_prompts: PositiveInt = 256
@@ -191,7 +181,7 @@ class EvaluationConfig(Section):
     num_samples: PositiveInt = 1
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_steps: PositiveInt | None = 20
     """What a learner that dies has to learn again, at most; None does not save by steps. The last step is always saved."""
     every_s: PositiveFloat | None = 600.0
@@ -203,7 +193,7 @@ class CheckpointConfig(Section):
     """Copies state, then writes beside the training."""
 
 
-class SupervisionConfig(Section):
+class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
     """Restarts of one actor kind within `window_s`, beyond which the run stops."""
     window_s: PositiveFloat = 600.0
@@ -219,7 +209,7 @@ class SupervisionConfig(Section):
     """A prompt whose groups failed so often is quarantined by id."""
 
 
-class MismatchConfig(Section):
+class MismatchConfig(Section, mark=Mark.RESOURCES):
     """Limits on |learner log-prob - rollout log-prob|, averaged over a step's newest tokens: those that the current weights sampled, or
     where a late asynchronous step has none of them, the newest weights that sampled any."""
 
@@ -228,7 +218,7 @@ class MismatchConfig(Section):
     """None never stops; beyond it the run stops and the offending trajectories are saved."""
 
 
-class ElasticConfig(Section):
+class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: PositiveInt | None = None
     """None does not scale by itself."""
@@ -238,22 +228,22 @@ class ElasticConfig(Section):
     """One worker less after so many steps in a row with a full buffer."""
 
 
-class MetricsConfig(Section):
+class MetricsConfig(Section, mark=Mark.RESOURCES):
     sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
 
 
 class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
-    run_dir: str = "runs/run"
+    run_dir: Resources[str] = "runs/run"
     """Local path; on several nodes, one that all of them mount. Ledger, metrics and trajectories can also lie in an object store
     (s3://, gs://), checkpoints cannot yet, so training refuses one."""
-    seed: NonNegativeInt = 0
-    num_steps: PositiveInt = 100
-    deterministic: bool = False
+    seed: Mathematics[NonNegativeInt] = 0
+    num_steps: Resources[PositiveInt] = 100
+    deterministic: Mathematics[bool] = False
     """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
     model: ModelConfig
-    prompts: Plugin
+    prompts: Mathematics[Plugin]
     """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters. Texts of a file go through the model's chat
     template where it has one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
     sampling: SamplingConfig = SamplingConfig()

@@ -1,37 +1,33 @@
-"""Whether a run directory's configuration and another one are of the same run: the mathematics may not change in the middle of it."""
+"""Which settings a resumed run may change: the mark that each carries where it is declared decides."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-MAY_CHANGE = (
-    "run_dir",
-    "num_steps",
-    "checkpoint",
-    "elastic",
-    "evaluation",
-    "metrics",
-    "supervision",
-    "rollout.num_workers",
-    "learner.num_ranks",
-)
-"""Settings, or sections, that a resumed run may have otherwise (`num_steps` with a constant schedule, `num_workers` unless
-deterministic); besides these, timeouts and how many CPUs, GPUs and threads."""
-_SECTIONS_WITH_RESOURCES = ("learner", "reference", "reward", "rollout", "weights")
-_RESOURCES = (
-    "timeout_s",
-    "num_threads",
-    "cpus",
-    "gpus",
-    "cpus_per_rank",
-    "gpus_per_rank",
-    "cpus_per_worker",
-    "gpus_per_worker",
-)
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.settings import Mark, flat, marks
+
+_MARKS = dict(marks(RunConfig))
+_WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOURCES: "yes"}
+
+
+def when_it_may_change(name: str) -> str:
+    """Whether a resumed run may have another value of the setting `name`, in words for a table."""
+    return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name)]
+
+
+def mark_of(name: str) -> Mark:
+    """Of a setting, or of a variant's parameter (`reward.judge.pattern`). A name of another version counts as mathematics."""
+    while name:
+        if mark := _MARKS.get(name):
+            return mark
+        name = name.rpartition(".")[0]
+    return Mark.MATHEMATICS
 
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that make two resolved configurations different runs: name -> (theirs, ours)."""
-    left, right = dict(_flat(theirs)), dict(_flat(ours))
+    left, right = dict(flat(theirs)), dict(flat(ours))
     return {
         name: (left.get(name), right.get(name))
         for name in sorted(left.keys() | right.keys())
@@ -39,20 +35,24 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     }
 
 
+def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_dir: str) -> None:
+    """Raises ConfigError with every setting that a resumed run would change and may not."""
+    changed = [f"{name} is {was!r} there and {now!r} here" for name, (was, now) in differing(theirs, ours).items()]
+    if changed:
+        raise ConfigError("".join(_refusal(changed, run_dir=run_dir)))
+
+
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
     if name == "num_steps":  # a schedule that ends with the run gives its past steps other learning rates
         return theirs.get("optimizer", {}).get("schedule", "constant") == "constant"
-    if name == "rollout.num_workers":  # which worker samples what is part of a deterministic run
-        return not theirs.get("deterministic", False)
-    section, _, setting = name.partition(".")
-    is_resource = section in _SECTIONS_WITH_RESOURCES and setting in _RESOURCES
-    return is_resource or any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+    mark = mark_of(name)
+    return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, Mapping):
-            yield from _flat(cast(Mapping[str, Any], item), f"{name}.")
-        else:
-            yield name, item
+def _refusal(changed: list[str], *, run_dir: str) -> Iterator[str]:
+    yield f"run_dir={run_dir!r} belongs to another configuration: "
+    if len(changed) == 1:
+        yield f"{changed[0]}; name another run_dir, or set it back to resume that run"
+        return
+    yield f"{len(changed)} settings differ that a resumed run may not change; name another run_dir, or set them back to resume that run"
+    yield from (f"\n  {each}" for each in changed)

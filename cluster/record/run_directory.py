@@ -1,7 +1,7 @@
 """A run's directory, local or s3:// or gs://: one owner at a time, whole files atomically, lines durably. No pickle.
 
-The driver claims it; the recorder and readers (`treadwheel info`) open it without a claim. A directory belongs to one
-configuration: `differing` says which setting another one changes, and only settings that do not change the mathematics may.
+The driver claims it; the recorder and readers (`treadwheel info`) open it without a claim. A directory belongs to one run: once a
+step is finished, another configuration is refused unless only settings differ that `resume_rules` lets change.
 """
 
 import contextlib
@@ -18,10 +18,12 @@ import pyarrow.fs as pafs
 import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
+from cluster.record.ledger import NAME as LEDGER
 from cluster.record.lock import Claim, claim_local, claim_remote, owner_of
-from cluster.record.resume_rules import differing
+from cluster.record.resume_rules import check_same_run, differing
 
 RUN_YAML = "run.yaml"
+PASSPORT = "passport.json"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -52,22 +54,14 @@ class RunDirectory:
         """Raises ConfigError when the directory cannot be written, or belongs to another configuration. Changes nothing."""
         if self.is_local:
             _check_writable(self.url, self._root)
-        if not self.exists(RUN_YAML):
-            return
-        changed = differing(yaml.safe_load(self.read_text(RUN_YAML)), yaml.safe_load(run_yaml))
-        if changed:
-            name, (theirs, ours) = next(iter(changed.items()))
-            more = f" (and {len(changed) - 1} more: {', '.join([*changed][1:6])})" if len(changed) > 1 else ""
-            raise ConfigError(
-                f"run_dir={self.url!r} belongs to another configuration: {name} is {theirs!r} there and {ours!r} here{more}; "
-                f"name another run_dir, or set {name} back to resume that run"
-            )
+        if self._has_finished_a_step():
+            check_same_run(self._run_yaml(), yaml.safe_load(run_yaml), run_dir=self.url)
 
     def claim(self, run_yaml: str) -> bool:
         """Takes the directory for this process; True when it holds an earlier part of this run.
 
         Raises ConfigError when it belongs to another configuration, cannot be written, or a living driver has it. A dead one's is
-        taken over.
+        taken over. What a run left that never finished a step is removed if this one computes something else.
         """
         self.check(run_yaml)
         try:
@@ -82,6 +76,8 @@ class RunDirectory:
                 f"run_dir={self.url!r} cannot be written: {_reason(error)}; mend that, or name another run_dir"
             ) from error
         is_resumed = self.exists(RUN_YAML)
+        if is_resumed and differing(self._run_yaml(), yaml.safe_load(run_yaml)):
+            self._start_over()
         for name in (METRICS, EVENTS):
             self._cut_torn_line(name)
         self.write_file(RUN_YAML, run_yaml.encode())
@@ -98,6 +94,20 @@ class RunDirectory:
         """Host, pid and start of the living driver; None when there is none."""
         with _naming(self.path("driver.lock")):
             return owner_of(self._files, self._at("driver.lock"))
+
+    def _run_yaml(self) -> dict[str, Any]:
+        return yaml.safe_load(self.read_text(RUN_YAML))
+
+    def _has_finished_a_step(self) -> bool:
+        """A recorded step is finished when the next one is recorded or an event knows its version."""
+        if not self.exists(RUN_YAML):
+            return False
+        recorded = self.read_lines(LEDGER)
+        return len(recorded) > 1 or any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))
+
+    def _start_over(self) -> None:
+        for name in (LEDGER, METRICS, PASSPORT, *(f"trajectories/{file}" for file in self.names("trajectories"))):
+            self.remove(name)
 
     # Whole files
 

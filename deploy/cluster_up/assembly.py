@@ -18,14 +18,14 @@ from cluster.contracts.types import GroupSummary, Progress
 from cluster.controller import Log, step_metrics
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import STATUS, RunDirectory
+from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.worker_pool import Pool
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, plan
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.seats import ActorSpecs
-from deploy.reports.passport import PASSPORT, write_passport
+from deploy.reports.passport import write_passport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

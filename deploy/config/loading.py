@@ -2,20 +2,19 @@
 
 import difflib
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from cluster.contracts.config import RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import fields
 from deploy.config.yaml_text import parse
 
 _SECRET = re.compile(
@@ -63,28 +62,6 @@ def resolved_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
 
 
-def fields(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every setting by its full name, sections before what is in them."""
-    for name, field in section.model_fields.items():
-        yield f"{prefix}{name}", field
-        inner = section_in(field)
-        if inner is not None:
-            yield from fields(inner, f"{prefix}{name}.")
-
-
-def section_in(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field holds, None for a plain value or a plug-in."""
-    for kind in (field.annotation, *typing.get_args(field.annotation)):
-        if (
-            isinstance(kind, type)
-            and not isinstance(kind, types.GenericAlias)
-            and issubclass(kind, BaseModel)
-            and kind is not Plugin
-        ):
-            return kind
-    return None
-
-
 def _apply(override: str, values: dict[str, Any]) -> None:
     name, equals, text = override.partition("=")
     keys = name.split(".")
@@ -110,7 +87,7 @@ def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
 
 def _default_plugin(name: str) -> dict[str, Any]:
     """The default of a plug-in field, so that one of its parameters can be set alone; empty for a section."""
-    field = dict(fields()).get(name)
+    field = dict(fields(RunConfig)).get(name)
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
 
 
@@ -136,7 +113,7 @@ def _with_constant_length(algorithm: dict[str, Any], sampling: Any) -> dict[str,
 
 def _explain(detail: ErrorDetails) -> str:
     name = _name_of(detail["loc"])
-    known = dict(fields())
+    known = dict(fields(RunConfig))
     if detail["type"] == "extra_forbidden":
         return f"{name}={_short(detail['input'])} is not a setting; {_suggestion(name, known)}"
     meaning = known[name].description if name in known else None

@@ -12,8 +12,9 @@ from pydantic_core import PydanticUndefined
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import fields, section_in
 from cluster.metrics import METRICS
-from deploy.config.loading import fields, section_in
+from cluster.record.resume_rules import when_it_may_change
 
 _NOTE = "<!-- Made by `make docs` from the code; edit the docstrings there. -->"
 
@@ -35,10 +36,11 @@ def configuration() -> str:
         "",
         "A run file is YAML with these sections; `section.setting=value` on the command line comes last. Unknown settings are errors.",
         "A setting of kind *variant* is a name (`grpo`) or a mapping of name and parameters (`{name: grpo, epsilon: 1e-6}`); your own",
-        "go by import path (`my_package.rewards:judge`). `docs/config_schema.json` is the JSON schema, for editors.",
+        "go by import path (`my_package.rewards:judge`). `docs/config_schema.json` is the JSON schema, for editors. The column",
+        "*on resume* says whether a resumed run may change the setting: see [resuming](resuming.md).",
     ]
-    top = [(name, field) for name, field in fields() if "." not in name and section_in(field) is None]
-    sections = [(name, field) for name, field in fields() if section_in(field) is not None]
+    top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
+    sections = [(name, field) for name, field in fields(RunConfig) if section_in(field) is not None]
     lines += ["", "## Top level", "", *_table(top)]
     for name, field in sections:
         section = typing.cast(type[Any], section_in(field))
@@ -90,10 +92,11 @@ def main() -> None:
 
 
 def _table(rows: list[tuple[str, FieldInfo]]) -> Iterator[str]:
-    yield "| setting | default | meaning |"
-    yield "|---|---|---|"
+    yield "| setting | default | on resume | meaning |"
+    yield "|---|---|---|---|"
     for name, field in rows:
-        yield f"| `{name.rpartition('.')[2]}` | {_default(field)} | {_cell(_meaning(field))} |"
+        shown = (f"`{name.rpartition('.')[2]}`", _default(field), when_it_may_change(name), _cell(_meaning(field)))
+        yield f"| {' | '.join(shown)} |"
 
 
 def _meaning(field: FieldInfo) -> str:

@@ -3,14 +3,16 @@
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster.contracts.config import RunConfig
-from cluster.record.run_directory import RunDirectory
+from cluster.contracts.settings import Mark
+from cluster.record.resume_rules import mark_of
+from cluster.record.run_directory import PASSPORT, RunDirectory
 from deploy.config.loading import hidden
 
-PASSPORT = "passport.json"
 _PACKAGES = (
     "treadwheel",
     "torch",
@@ -30,29 +32,31 @@ def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however their files are cut."""
-    passport = hidden(
-        {
-            "mathematics": formula,
-            "batch": config.buffer.model_dump(mode="json", exclude={"max_size_bytes"}),
-            "sampling": config.sampling.model_dump(mode="json"),
-            "optimizer": config.optimizer.model_dump(mode="json"),
-            "lora": config.learner.lora.model_dump(mode="json") if config.learner.lora else None,
-            "reward": config.reward.model_dump(mode="json", include={"judge", "timeout_s"}),
-            "prompts": config.prompts.model_dump(mode="json"),
-            "seed": config.seed,
-            "deterministic": config.deterministic,
-            "model": {
-                "path": config.model.path,
-                "revision": config.model.revision,
-                "dtype": config.model.dtype,
-                "weights_digest": weights_digest,
-                "tokenizer_digest": tokenizer_digest(config.model.path),
-                **learner,
-            },
-            "versions": {"python": platform.python_version(), **_versions()},
-        },
-    )
+    settings = _mathematical(config.model_dump(mode="json", exclude={"algorithm"}))  # the formula resolves that section
+    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
+    passport = {
+        "mathematics": formula | hidden(settings),
+        "learner": learner,
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
     run_dir.write_json(PASSPORT, passport)
+
+
+def is_mathematical(name: str) -> bool:
+    """Whether an entry of a passport, by its full name, says what the run computes, and not with which tools."""
+    return name.startswith("mathematics.")
+
+
+def _mathematical(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings that are marked as mathematics, in their sections."""
+    kept: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            value = _mathematical(value, f"{name}.")
+        if value if isinstance(value, dict) else mark_of(name) is Mark.MATHEMATICS:
+            kept[key] = value
+    return kept
 
 
 def tokenizer_digest(path: str) -> str | None:

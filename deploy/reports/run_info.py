@@ -12,14 +12,12 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import EVENTS, RUN_YAML, STATUS, RunDirectory
+from cluster.contracts.settings import flat
+from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
-from deploy.reports.passport import PASSPORT
 from deploy.reports.summary import Summary
 
-_BESIDES = ("model", "prompts", "seed", "versions")
-"""Parts of a passport that say with what a run computes, not what."""
 _MOST_REASONS = 5
 """Reasons of failed rewards that are shown."""
 _SHOWN = (
@@ -69,12 +67,8 @@ def print_summary(directory: RunDirectory, summary: Summary) -> None:
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
     """Entries of the two passports that are not equal: name -> (left, right)."""
-    a, b = dict(_flat(_passport(left))), dict(_flat(_passport(right)))
+    a, b = dict(flat(_passport(left))), dict(flat(_passport(right)))
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
-
-
-def is_mathematical(name: str) -> bool:
-    return name.partition(".")[0] not in _BESIDES
 
 
 def _rows(
@@ -128,14 +122,6 @@ def _passport(place: str) -> dict[str, Any]:
     if not directory.exists(name):
         raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
     return json.loads(directory.read_text(name))
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
 
 
 def _ago(then: float) -> str:

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
-from cluster.record.resume_rules import differing
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
@@ -67,16 +66,35 @@ def test_the_second_claim_says_whether_it_resumes(files):
     files.release()
 
 
+OTHER = CONFIG.replace("0.1", "0.2")
+
+
 def test_another_configuration_is_refused_by_the_setting_that_differs(directory):
     directory.claim(CONFIG)
+    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
     with pytest.raises(ConfigError, match=r"optimizer.learning_rate is 0.1 there and 0.2 here.*name another run_dir"):
-        directory.check(CONFIG.replace("0.1", "0.2"))
+        directory.check(OTHER)
 
 
-def test_settings_that_do_not_change_the_mathematics_may_differ():
-    theirs = {"num_steps": 10, "rollout": {"num_workers": 1, "timeout_s": 1.0, "prefix_caching": True}}
-    ours = {"num_steps": 20, "rollout": {"num_workers": 4, "timeout_s": 2.0, "prefix_caching": False}}
-    assert differing(theirs, ours) == {"rollout.prefix_caching": (True, False)}
+def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
+    directory.claim(CONFIG)
+    directory.append_line("ledger/ledger.jsonl", "the groups of step 1, which ran out of memory")
+    directory.write_file("trajectories/step-000001.arrow", b"")
+    directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
+    directory.release()
+    directory.check(OTHER)
+    directory.claim(OTHER)
+    assert directory.read_lines("ledger/ledger.jsonl") == []
+    assert directory.names("trajectories") == []
+    assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
+
+
+def test_a_run_with_a_second_record_has_finished_a_step(directory):
+    directory.claim(CONFIG)
+    for line in ("one", "two"):
+        directory.append_line("ledger/ledger.jsonl", line)
+    with pytest.raises(ConfigError, match="belongs to another configuration"):
+        directory.check(OTHER)
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(directory):

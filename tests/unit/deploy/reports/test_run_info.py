@@ -7,7 +7,8 @@ from rich.console import Console
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import EVENTS, METRICS, STATUS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
-from deploy.reports.run_info import is_mathematical, passport_differences, table
+from deploy.reports.passport import is_mathematical
+from deploy.reports.run_info import passport_differences, table
 
 
 @pytest.fixture
@@ -45,12 +46,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_passports_differ_where_the_mathematics_does(tmp_path):
-    for name, epsilon in (("a", 1e-6), ("b", 1e-4)):
+    for name, epsilon, version in (("a", 1e-6, "2.0"), ("b", 1e-4, "2.1")):
         (tmp_path / name).mkdir()
-        passport = {"mathematics": {"advantage": {"name": "grpo", "epsilon": epsilon}}, "seed": epsilon}
+        passport = {"mathematics": {"advantage": {"name": "grpo", "epsilon": epsilon}}, "versions": {"torch": version}}
         (tmp_path / name / "passport.json").write_text(json.dumps(passport))
     differences = passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json"))
-    assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "seed": (1e-6, 1e-4)}
+    assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "versions.torch": ("2.0", "2.1")}
     assert [name for name in differences if is_mathematical(name)] == ["mathematics.advantage.epsilon"]
 
 

@@ -1,0 +1,79 @@
+"""What a setting is: a field of a section, marked where it is declared with what it decides.
+
+A field is marked by its type (`num_ranks: Layout[PositiveInt] = 1`), or by the default of its section
+(`class SamplingConfig(Section, mark=Mark.MATHEMATICS)`). The marks say what a resumed run may change.
+"""
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+T = TypeVar("T")
+
+
+class Mark(StrEnum):
+    MATHEMATICS = "mathematics"
+    """Decides what is computed. Fixed for the life of a run."""
+    LAYOUT = "layout"
+    """Decides where and in which portions the same mathematics is computed: resources that change the rounding, or the order in
+    which groups meet the weights. A resumed run may change it unless it is deterministic."""
+    RESOURCES = "resources"
+    """Changes no number that is learned. A resumed run may always change it."""
+
+
+Mathematics = Annotated[T, Mark.MATHEMATICS]
+Layout = Annotated[T, Mark.LAYOUT]
+Resources = Annotated[T, Mark.RESOURCES]
+
+
+class Section(BaseModel):
+    """A part of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    default_mark: ClassVar[Mark | None] = None
+    """Of the fields that carry no mark of their own; None demands one of each."""
+
+    def __init_subclass__(cls, *, mark: Mark | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.default_mark = mark
+
+
+def fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting of `section` by its full name, sections before their own settings."""
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field
+        inner = section_in(field)
+        if inner is not None:
+            yield from fields(inner, f"{prefix}{name}.")
+
+
+def section_in(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, None for a plain value or a plug-in."""
+    for kind in (field.annotation, *typing.get_args(field.annotation)):
+        if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def marks(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Mark | None]]:
+    """The mark of every setting by its full name; None for one that has none, and for a section whose settings differ in theirs."""
+    for name, field in section.model_fields.items():
+        inner = section_in(field)
+        default = inner.default_mark if inner else section.default_mark
+        yield f"{prefix}{name}", next((each for each in field.metadata if isinstance(each, Mark)), default)
+        if inner:
+            yield from marks(inner, f"{prefix}{name}.")
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings by its full name: `("learner.num_ranks", 1)`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,97 @@
+"""Resources may change in the middle of a run, mathematics may not."""
+
+from typing import Any
+
+import pytest
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.record.resume_rules import check_same_run, differing, when_it_may_change
+
+
+def resolved(**settings: Any) -> dict[str, Any]:
+    return RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", **settings}).model_dump(mode="json")
+
+
+RESOURCES = {
+    "learner": {
+        "max_tokens_per_micro_batch": 1,
+        "activation_checkpointing": True,
+        "head_chunk_tokens": 1,
+        "packing": "padded",
+        "num_ranks": 2,
+        "max_non_finite_steps": 1,
+        "timeout_s": 1,
+    },
+    "rollout": {
+        "num_workers": 2,
+        "kv_cache_bytes": 1,
+        "max_concurrent_sequences": 1,
+        "gpu_memory_utilization": 0.5,
+        "enforce_eager": False,
+        "prefix_caching": False,
+    },
+    "reward": {"max_concurrency": 1, "timeout_s": 1},
+    "buffer": {"max_size_bytes": 1},
+    "reference": {"max_tokens_per_micro_batch": 1},
+    "weights": {"bucket_bytes": 1, "canary_tolerance": 1},
+    "mismatch": {"alarm_nats": 1, "stop_nats": 2},
+    "supervision": {"hang_s": 1},
+    "checkpoint": {"every_steps": 1},
+    "evaluation": {"num_prompts": 1},
+    "metrics": {"sinks": ["jsonl"]},
+}
+
+
+def test_resources_may_change_among_them_what_the_out_of_memory_message_advises():
+    assert differing(resolved(), resolved(**RESOURCES)) == {}
+
+
+def test_in_a_deterministic_run_the_layout_may_not_change():
+    changed = differing(resolved(deterministic=True), resolved(deterministic=True, **RESOURCES))
+    assert {"learner.max_tokens_per_micro_batch", "learner.num_ranks", "rollout.num_workers"} <= changed.keys()
+    assert (
+        not {"learner.timeout_s", "reward.timeout_s", "mismatch.alarm_nats", "checkpoint.every_steps"} & changed.keys()
+    )
+
+
+def test_mathematics_may_not_change_a_variants_parameters_included():
+    theirs = resolved(reward={"judge": {"name": "regex", "pattern": "a"}}, learner={"lora": {"rank": 4}})
+    ours = resolved(reward={"judge": {"name": "regex", "pattern": "b"}}, seed=1)
+    assert differing(theirs, ours).keys() == {
+        "reward.judge.pattern",
+        "learner.lora.rank",
+        "learner.lora.alpha",
+        "learner.lora.dropout",
+        "learner.lora.target_modules",
+        "seed",
+    }
+
+
+@pytest.mark.parametrize(("schedule", "changed"), [("constant", set()), ("linear", {"num_steps"})])
+def test_a_run_gets_longer_where_its_learning_rates_do_not_depend_on_it(schedule, changed):
+    optimizer = {"schedule": schedule}
+    assert differing(resolved(optimizer=optimizer), resolved(optimizer=optimizer, num_steps=200)).keys() == changed
+
+
+def test_a_refusal_shows_every_difference():
+    theirs, ours = resolved(), resolved(seed=1, optimizer={"learning_rate": 0.1})
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(theirs, ours, run_dir="r")
+    assert str(refused.value).splitlines()[1:] == [
+        "  optimizer.learning_rate is 1e-06 there and 0.1 here",
+        "  seed is 0 there and 1 here",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("seed", "no"),
+        ("learner.num_ranks", "unless deterministic"),
+        ("mismatch", "yes"),
+        ("num_steps", "with a constant schedule"),
+    ],
+)
+def test_the_documentation_says_when(name, when):
+    assert when_it_may_change(name) == when

@@ -1,0 +1,32 @@
+"""The marks of the configuration decide what the passport calls mathematics."""
+
+import json
+
+from cluster.record.run_directory import PASSPORT, RunDirectory
+from deploy.config.loading import HIDDEN, validated
+from deploy.reports.passport import write_passport
+from deploy.reports.run_info import passport_differences
+
+
+def written(folder, *overrides: str) -> str:
+    config = validated({"model": {"path": "some/model"}, "prompts": {"name": "file", "path": "a.jsonl"}}, overrides)
+    write_passport(
+        RunDirectory(str(folder)),
+        config,
+        formula={"advantage": {"name": "grpo"}},
+        learner={"attention": "sdpa"},
+        weights_digest="d",
+    )
+    return str(folder)
+
+
+def test_prompts_are_mathematics_and_deadlines_are_not(tmp_path):
+    left = written(tmp_path / "a")
+    right = written(tmp_path / "b", "reward.timeout_s=1", "prompts.path=b.jsonl", "rollout.num_workers=2")
+    assert passport_differences(left, right) == {"mathematics.prompts.path": ("a.jsonl", "b.jsonl")}
+
+
+def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
+    folder = written(tmp_path, "reward.judge={name: mine, api_key: k-1}")
+    judge = json.loads(RunDirectory(folder).read_text(PASSPORT))["mathematics"]["reward"]["judge"]
+    assert judge == {"name": "mine", "api_key": HIDDEN}
