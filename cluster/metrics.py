@@ -60,6 +60,7 @@ METRICS: dict[str, str] = {
     "weights/size_bytes": "Bytes of one broadcast to each worker.",
     "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
+    "weights/num_refused": "Proofs that failed since the run started: each time the worker was replaced.",
     "weights/canary_error": "Difference between engine and learner on the probe, in nats, the worst of the workers.",
 }
 """Name and meaning. The part before the slash is the group that a dashboard shows together."""

@@ -12,7 +12,6 @@ from cluster.contracts.errors import ConfigError
 from cluster.record.ledger import Ledger, ReadOnly
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.weights.broadcast import Weights
-from cluster.weights.object_store import ObjectStoreTransport
 from deploy import launch
 from deploy.cluster_up import assembly
 from deploy.cluster_up.connection import connected
@@ -66,11 +65,8 @@ async def _replay(
             await learner.restore()
             if out is not None:
                 await learner.export(os.path.abspath(out))
-            timeout_s = config.weights.timeout_s
-            sent = await Weights(
-                ObjectStoreTransport(timeout_s=timeout_s), learner=learner, timeout_s=timeout_s
-            ).publish()
-            return sent.digest
+            weights = Weights.from_config(config.weights, learner=learner, num_workers=0)
+            return (await weights.publish()).digest
 
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cluster.contracts.types import (
     Attestation,
+    BroadcastStats,
     Completion,
     FinishReason,
     Progress,
@@ -165,4 +166,16 @@ class PublishingLearner(Protocol):
 
     async def publish(self) -> list[Any]:
         """Object refs of the buckets of the current weights and, last, of their manifest."""
+        ...
+
+
+class Transport(Protocol):
+    """A way for weights to reach workers: `weights.transport` names one, which is made with `timeout_s`, the deadline of a load."""
+
+    async def broadcast(self, learner: PublishingLearner, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """Publishes the learner's weights. Returns once each worker has proved that it serves them, or has failed."""
+        ...
+
+    async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """Brings workers to the version published last, without the learner."""
         ...

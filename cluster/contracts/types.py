@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from cluster.contracts.errors import TreadwheelError
+
 
 class ActorKind(StrEnum):
     ROLLOUT_WORKER = "rollout_worker"
@@ -196,6 +198,23 @@ class Attestation:
     seconds: float
     pause_seconds: float
     """How long sampling stood still for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastStats:
+    """What one broadcast did."""
+
+    policy_version: int
+    digest: str
+    size_bytes: int
+    """Sent to each worker."""
+    seconds: float
+    """From asking the learner to the last worker's proof."""
+    publish_seconds: float
+    """Of these, until the learner had published everything."""
+    attestations: tuple[Attestation, ...]
+    failures: tuple[tuple[str, TreadwheelError], ...] = ()
+    """Names of the workers that did not prove the version, and why. They serve nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A LoRA adapter as a peft folder: what engines load adapters from, and what users get. Written by workers and by exports."""
+"""A LoRA adapter as a peft folder: what engines load adapters from, and what users get."""
 
 import json
 from collections.abc import Iterable

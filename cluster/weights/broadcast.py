@@ -1,64 +1,79 @@
-"""Brings the learner's weights to every worker, and to each one that comes later. Nobody samples under weights unproven.
+"""Brings the learner's weights to every worker, and to each one that comes later. No worker samples under weights unproven.
 
-The transport moves the bytes and checks the proofs; this decides who gets them when, and hands the dead to the pool.
+The transport moves the bytes and asks for the proofs; `Weights` decides which worker gets them when, and what a failed proof means.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Self
 
-from cluster.contracts.errors import LostError
-from cluster.contracts.protocols import ActorHandle, PublishingLearner, WorkerFleet
-from cluster.weights.object_store import BroadcastStats, Transport
+from cluster.contracts.config import WeightsConfig
+from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, WorkerError
+from cluster.contracts.plugins import resolve
+from cluster.contracts.protocols import ActorHandle, PublishingLearner, Transport, WorkerFleet
+from cluster.contracts.types import BroadcastStats
 
 
 class Weights:
-    """The published version, and who serves it."""
+    """The published version, and which workers serve it."""
 
-    def __init__(self, transport: Transport, *, learner: PublishingLearner, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, *, learner: PublishingLearner, num_workers: int) -> None:
+        """`num_workers` is how many will join before the first broadcast."""
         self._transport = transport
-        self._learner = _Publisher(learner)
-        self._timeout_s = timeout_s
+        self._learner = learner
+        self._num_workers = num_workers
+        """Workers that the last broadcast went to, or that will join before the first."""
         self._version = -1
+        self._proofs: dict[str, WeightsError | None] = {}
+        """By worker: why its last proof of the version failed; None when it proved it."""
+        self._num_refused = 0
         self._is_published = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._is_sent.set()
         self._last: BroadcastStats | None = None
 
+    @classmethod
+    def from_config(cls, config: WeightsConfig, *, learner: PublishingLearner, num_workers: int) -> Self:
+        """Through the transport that `weights.transport` names. Raises ConfigError for one that does not import."""
+        make = resolve(config.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",))
+        return cls(make(timeout_s=config.timeout_s), learner=learner, num_workers=num_workers)
+
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
         return self._note(await self._transport.broadcast(self._learner, ()))
 
-    async def broadcast(self, pool: WorkerFleet) -> BroadcastStats:
-        """Publishes, and loads on every living worker. Those that fail are being replaced when this returns, and serve nothing."""
+    async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
+        """Publishes, and loads on every living worker. Those that fail are being replaced when this returns, and serve nothing.
+
+        Raises WeightsError when more than half of them cannot prove the version.
+        """
         self._is_sent.clear()
         try:
             while True:
-                workers = {worker.name: worker for worker in pool.workers()}
-                loaders = [_Loader(worker, self._timeout_s) for worker in workers.values()]
-                stats = self._note(await self._transport.broadcast(self._learner, loaders))
+                workers = {worker.name: worker for worker in fleet.workers()}
+                stats = self._note(await self._transport.broadcast(self._learner, list(workers.values())))
                 if not any(isinstance(error, LostError) for _, error in stats.failures):
                     break  # else the buckets went with a node: publish again
         finally:
             self._is_sent.set()
-        for name, error in stats.failures:
-            pool.replace(workers[name], error)
+        self._num_workers = len(workers) or self._num_workers
+        for name, error in self._judged(stats):
+            fleet.replace(workers[name], error)
         return stats
 
     async def join(self, worker: ActorHandle) -> None:
-        """Loads on a worker that is not in the pool yet: again if a newer version was published meanwhile.
+        """Loads on a worker that is not in the fleet yet: again if a newer version was published meanwhile.
 
         A broadcast under way does not know of this worker, so it waits for its end. Between the last check and the worker's
-        joining nothing else runs: no broadcast can miss it.
+        joining nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the worker's.
         """
         await self._is_published.wait()
         version = -1
         while version != self._version or not self._is_sent.is_set():
             await self._is_sent.wait()
-            stats = await self._transport.catch_up([_Loader(worker, self._timeout_s)])
+            stats = await self._transport.catch_up([worker])
             version = stats.policy_version
-            for _, error in stats.failures:
+            for _, error in self._judged(stats):
                 if not isinstance(error, LostError):
                     raise error
                 await self.publish()  # the buckets went with a node
@@ -74,6 +89,7 @@ class Weights:
             "time/broadcast_s": last.seconds,
             "weights/size_bytes": float(last.size_bytes),
             "weights/bytes_per_s": last.size_bytes * len(last.attestations) / max(last.seconds, 1e-9),
+            "weights/num_refused": float(self._num_refused),
         }
         if last.attestations:
             stats["weights/canary_error"] = max(proof.canary_max_error for proof in last.attestations)
@@ -81,29 +97,33 @@ class Weights:
         return stats
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
+        if stats.policy_version != self._version:
+            self._proofs.clear()
         self._version = stats.policy_version
         self._last = stats
         self._is_published.set()
         return stats
 
+    def _judged(self, stats: BroadcastStats) -> list[tuple[str, TreadwheelError]]:
+        """The failures, each as its worker's own. Raises WeightsError when the fault is the version's."""
+        refused = {name: error for name, error in stats.failures if isinstance(error, WeightsError)}
+        self._num_refused += len(refused)
+        self._proofs |= dict.fromkeys((proof.worker for proof in stats.attestations), None) | refused
+        if error := verdict(self._proofs, num_workers=self._num_workers):
+            raise error
+        return [
+            (name, WorkerError(f"{name} cannot serve: {error}", actor=name, stage="load") if name in refused else error)
+            for name, error in stats.failures
+        ]
 
-@dataclass(frozen=True, slots=True)
-class _Publisher:
-    learner: PublishingLearner
 
-    async def publish(self) -> AsyncIterator[Any]:
-        for reference in await self.learner.publish():
-            yield reference
+def verdict(proofs: Mapping[str, WeightsError | None], *, num_workers: int) -> WeightsError | None:
+    """Why no worker may serve a version: when more than half of all workers failed to prove it, no single machine is to blame.
 
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    worker: ActorHandle
-    timeout_s: float
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-    async def load(self, manifest: Any, *buckets: Any) -> Any:
-        return await self.worker.call("load", manifest, *buckets, deadline_s=self.timeout_s)
+    `proofs` holds those that were asked so far, of `num_workers` or more.
+    """
+    refused = [error for error in proofs.values() if error is not None]
+    num_workers = max(num_workers, len(proofs))
+    if 2 * len(refused) <= num_workers:
+        return None
+    return refused[0] if num_workers == 1 else WeightsError(f"{len(refused)} of {num_workers} workers: {refused[0]}")

@@ -1,7 +1,7 @@
-"""The engine's end of weight updates that arrive as host tensors, by vLLM's public WeightTransferEngine interface.
+"""Weights that arrive as host tensors go into a vLLM that serves, by vLLM's public WeightTransferEngine interface.
 
-`actors/rollout/vllm_engine.py` selects it by name; vLLM calls it in each of the engine's processes. vLLM packs matrices for its kernels
-and frees the originals, so weights cannot simply be assigned: they go through its layerwise reload, between start and finish.
+vLLM makes one receiver in each of the engine's processes, by the backend's name. vLLM packs matrices for its kernels and frees the
+originals, so weights cannot be assigned: they go through its layerwise reload, between start and finish.
 """
 
 from collections.abc import Iterable
@@ -81,9 +81,8 @@ class ReceiverRegistration:
 
 def register() -> None:
     """Makes the receiver known to vLLM in this process; calling it again is fine."""
-    if (
-        BACKEND not in WeightTransferEngineFactory._registry
-    ):  # the factory refuses a second registration and has no query
+    # The factory refuses a second registration and has no query.
+    if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostTensorReceiver)
 
 

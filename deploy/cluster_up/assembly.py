@@ -13,7 +13,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError, WorkerError
-from cluster.contracts.plugins import resolve
 from cluster.contracts.types import GroupSummary, Progress
 from cluster.controller import Log, step_metrics
 from cluster.learner_group import LearnerGroup
@@ -46,7 +45,7 @@ async def actors(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: 
         supervisor = Supervisor(config.supervision, log)
         recorder = seated.recorder(supervisor)
         learner = seated.learner(supervisor, recorder, ledger, checkpoints=run_dir.path("checkpoints"))
-        weights = _weights(config, learner)
+        weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers)
         pool = Pool(
             config,
             workers=seated.specs.rollout_workers(),
@@ -173,16 +172,6 @@ def keep_rule(config: RunConfig) -> Any:
         return max(summary.known_rewards) != min(summary.known_rewards)
 
     return differs
-
-
-def _weights(config: RunConfig, learner: LearnerGroup) -> Weights:
-    timeout_s = config.weights.timeout_s
-    transport = resolve(
-        config.weights.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",)
-    )
-    # Publishing may have to wait for a learner that heals and learns again: its calls have the deadlines, this only bounds their sum.
-    longest_s = timeout_s + 10 * (config.learner.timeout_s + config.supervision.start_s)
-    return Weights(transport(timeout_s=longest_s), learner=learner, timeout_s=timeout_s)
 
 
 async def _reserve(placement: PlacementPlan, *, deadline_s: float) -> Any:

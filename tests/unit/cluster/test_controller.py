@@ -8,10 +8,9 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.types import Group, StepStats
+from cluster.contracts.types import BroadcastStats, Group, StepStats
 from cluster.controller import train
 from cluster.rollouts.buffer import Buffer
-from cluster.weights.object_store import BroadcastStats
 from tests.fakes import ListedEvents, group_summary
 
 

@@ -1,32 +1,31 @@
-"""Nobody serves a version that was published over, however a broadcast and a joining worker meet."""
+"""No worker serves a version that was published over, however a broadcast and a joining worker meet; and whose fault a failed proof is."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import LostError, WorkerError
-from cluster.contracts.types import Attestation
-from cluster.weights.broadcast import Weights
-from cluster.weights.object_store import BroadcastStats
-from tests.fakes import actor_spec, death
+from cluster.contracts.config import WeightsConfig
+from cluster.contracts.errors import ConfigError, LostError, TreadwheelError, WeightsError, WorkerError
+from cluster.contracts.types import Attestation, BroadcastStats
+from cluster.weights.broadcast import Weights, verdict
+from tests.fakes import death
 
 
 class ScriptedWorker:
     def __init__(self, name: str) -> None:
-        self.spec = actor_spec(name)
         self.name = name
         self.version = -1
 
 
 class ScriptedTransport:
-    """Version n is published by the n-th broadcast; `loading` lets a test hold every load."""
+    """Version n is published by the n-th broadcast; `loading` lets a test hold every load, `errors` fail by worker's name, in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors: dict[str, list[TreadwheelError]] | None = None) -> None:
         self.version = -1
         self.loading = asyncio.Event()
         self.loading.set()
-        self.errors: list[Exception] = []
+        self.errors = errors or {}
 
     async def broadcast(self, learner: Any, workers: Any) -> BroadcastStats:
         self.version += 1
@@ -38,72 +37,155 @@ class ScriptedTransport:
     async def _deliver(self, workers: Any) -> BroadcastStats:
         version = self.version
         await self.loading.wait()
-        failures = []
-        for loader in workers:
-            if self.errors:
-                failures.append((loader.name, self.errors.pop()))
+        failures, proofs = [], []
+        for worker in workers:
+            if errors := self.errors.get(worker.name):
+                failures.append((worker.name, errors.pop(0)))
             else:
-                loader.worker.version = version
+                worker.version = version
+                proofs.append(proof(worker.name, version))
         return BroadcastStats(
             policy_version=version,
             digest=str(version),
             size_bytes=1,
             seconds=0.0,
             publish_seconds=0.0,
-            attestations=tuple[Attestation, ...](),
+            attestations=tuple(proofs),
             failures=tuple(failures),
         )
 
 
-class Workers:
-    def __init__(self, *workers: ScriptedWorker) -> None:
-        self._workers = list(workers)
-        self.replaced: list[str] = []
+def proof(worker: str, version: int) -> Attestation:
+    return Attestation(
+        worker=worker, policy_version=version, digest=str(version), canary_max_error=0.0, seconds=0.0, pause_seconds=0.0
+    )
+
+
+class Fleet:
+    def __init__(self, *names: str) -> None:
+        self._workers = [ScriptedWorker(name) for name in names]
+        self.replaced: list[tuple[str, BaseException]] = []
 
     def workers(self) -> list[Any]:
         return self._workers
 
-    def replace(self, worker: Any, error: BaseException) -> None:
-        self.replaced.append(worker.name)
+    def replace(self, actor: Any, error: BaseException) -> None:
+        self.replaced.append((actor.name, error))
+
+
+def weights_over(transport: ScriptedTransport, *, num_workers: int = 1) -> Weights:
+    return Weights(transport, learner=None, num_workers=num_workers)
 
 
 async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
     transport = ScriptedTransport()
-    weights = Weights(transport, learner=None, timeout_s=1)
+    weights = weights_over(transport)
     await weights.publish()
-    old, new = ScriptedWorker("old"), ScriptedWorker("new")
+    fleet, new = Fleet("old"), ScriptedWorker("new")
     transport.loading.clear()
     joining = asyncio.create_task(weights.join(new))  # begins to load version 0 ...
     await asyncio.sleep(0)
-    sending = asyncio.create_task(weights.broadcast(Workers(old)))  # ... while version 1 goes to the others
+    sending = asyncio.create_task(weights.broadcast(fleet))  # ... while version 1 goes to the others
     await asyncio.sleep(0)
     transport.loading.set()
     await asyncio.gather(joining, sending)
-    assert (old.version, new.version) == (1, 1)
+    assert (fleet.workers()[0].version, new.version) == (1, 1)
 
 
-async def test_dead_workers_are_handed_to_the_pool_and_not_waited_for():
-    transport = ScriptedTransport()
-    transport.errors = [death("a", "load")]
-    workers = Workers(ScriptedWorker("a"), ScriptedWorker("b"))
-    stats = await Weights(transport, learner=None, timeout_s=1).broadcast(workers)
-    assert workers.replaced == ["a"] and stats.policy_version == 0
+async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():
+    died = death("a", "load")
+    fleet = Fleet("a", "b")
+    stats = await weights_over(ScriptedTransport({"a": [died]})).broadcast(fleet)
+    assert fleet.replaced == [("a", died)] and stats.policy_version == 0
+
+
+async def test_one_worker_that_fails_its_canary_is_replaced_and_counted():
+    fleet = Fleet("a", "b")
+    weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
+    await weights.broadcast(fleet)
+    ((name, error),) = fleet.replaced
+    assert name == "a" and isinstance(error, WorkerError) and "off by 3 nats" in str(error)
+    assert weights.stats()["weights/num_refused"] == 1.0
+    await weights.broadcast(Fleet("a", "b"))
+    assert weights.stats()["weights/num_refused"] == 1.0
+
+
+async def test_the_run_stops_when_most_workers_fail_a_version():
+    errors = {name: [WeightsError("off by 3 nats")] for name in ("a", "b")}
+    fleet = Fleet("a", "b", "c")
+    with pytest.raises(WeightsError, match="2 of 3 workers: off by 3 nats"):
+        await weights_over(ScriptedTransport(errors)).broadcast(fleet)
+    assert fleet.replaced == []
+
+
+async def test_the_only_worker_is_most_of_them_while_it_joins_too():
+    weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
+    await weights.publish()
+    with pytest.raises(WeightsError, match=r"^off by 3 nats"):
+        await weights.join(ScriptedWorker("a"))
+
+
+async def test_a_worker_that_fails_while_others_are_still_to_come_is_that_workers_fault():
+    weights = weights_over(ScriptedTransport({"a": [WeightsError("off")], "b": [WeightsError("off")]}), num_workers=3)
+    await weights.publish()
+    with pytest.raises(WorkerError, match="a cannot serve: off"):
+        await weights.join(ScriptedWorker("a"))
+    with pytest.raises(WeightsError, match="2 of 3 workers"):
+        await weights.join(ScriptedWorker("b"))
+
+
+async def test_a_bad_machine_that_joins_a_healthy_fleet_does_not_stop_the_run():
+    weights = weights_over(ScriptedTransport({"b": [WeightsError("off")] * 5}))
+    await weights.broadcast(Fleet("a"))
+    for _ in range(5):  # however often it is tried: its restart budget ends that
+        with pytest.raises(WorkerError):
+            await weights.join(ScriptedWorker("b"))
+
+
+@pytest.mark.parametrize(
+    ("num_refused", "num_proved", "num_workers", "stops"),
+    [(1, 0, 1, True), (1, 0, 2, False), (1, 1, 1, False), (2, 1, 3, True), (2, 0, 128, False), (1, 0, 0, True)],
+)
+def test_most_is_more_than_half_of_all_workers(num_refused, num_proved, num_workers, stops):
+    proofs = {f"bad{i}": WeightsError("off") for i in range(num_refused)} | {
+        f"good{i}": None for i in range(num_proved)
+    }
+    assert (verdict(proofs, num_workers=num_workers) is not None) is stops
+
+
+async def test_a_new_version_is_judged_afresh():
+    errors = {"a": [WeightsError("off")], "b": [WeightsError("off")]}
+    transport = ScriptedTransport({"a": errors["a"]})
+    weights = weights_over(transport)
+    await weights.broadcast(Fleet("a", "b", "c"))
+    transport.errors = {"b": errors["b"]}
+    await weights.broadcast(Fleet("a", "b", "c"))
+    assert weights.stats()["weights/num_refused"] == 2.0
 
 
 async def test_weights_that_went_with_a_node_are_published_again():
-    transport = ScriptedTransport()
-    weights = Weights(transport, learner=None, timeout_s=1)
+    weights = weights_over(ScriptedTransport({"late": [LostError("gone")]}))
     await weights.publish()
-    transport.errors = [LostError("gone")]
     worker = ScriptedWorker("late")
     await weights.join(worker)
     assert worker.version == 1
 
 
 async def test_a_worker_that_dies_while_it_joins_says_so():
-    transport = ScriptedTransport()
-    weights = Weights(transport, learner=None, timeout_s=1)
+    weights = weights_over(ScriptedTransport({"late": [death("late", "load")]}))
     await weights.publish()
-    transport.errors = [death("late", "load")]
     with pytest.raises(WorkerError, match="died"):
         await weights.join(ScriptedWorker("late"))
+
+
+def own_transport(*, timeout_s: float, window: int) -> Any:
+    """A transport by full path, as a user's."""
+    return {"timeout_s": timeout_s, "window": window}
+
+
+def test_the_configured_transport_is_the_one_that_is_used():
+    config = WeightsConfig(transport={"name": f"{__name__}:own_transport", "window": 3}, timeout_s=7.0)
+    weights = Weights.from_config(config, learner=None, num_workers=1)
+    assert weights._transport == {"timeout_s": 7.0, "window": 3}
+    with pytest.raises(ConfigError, match=r"weights\.transport='smoke'"):
+        Weights.from_config(WeightsConfig(transport="smoke"), learner=None, num_workers=1)
