@@ -68,6 +68,7 @@ class ScriptedWorker:
     def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | Refusal | None]) -> None:
         self.spec = spec
         self.pid = 1
+        self.node_id = "node-1"
         self.is_hung = False
         self.is_dead = False
         self.last_progress = None
@@ -110,6 +111,7 @@ class ScriptedScorer:
         """A closed `gate` keeps every group waiting."""
         self.spec = spec
         self.pid = 2
+        self.node_id = "node-1"
         self._gate = gate
         self.is_hung = False
         self.last_progress = None

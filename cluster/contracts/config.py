@@ -195,7 +195,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
-    """Restarts of one actor kind within `window_s`, beyond which the run stops."""
+    """Restarts of one actor within `window_s`, beyond which the run stops. The learner's ranks count as one actor, and so do all ranks
+    that die with one node."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
     """Doubles with each restart in the window."""

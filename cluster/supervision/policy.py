@@ -1,11 +1,18 @@
-"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart, Drain or Abort; the pool does it."""
+"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart, Drain or Abort.
 
+Every actor has a restart budget of its own. Actors that die together with their node are one failure.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import FailureKind
 from cluster.contracts.types import ActorKind
+
+_NODE_LOSS_S = 30.0
+"""Deaths on one node within so many seconds are the loss of that node: they are noticed call by call and beat by beat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +23,13 @@ class Failure:
     reason: str
     at: float
     """Seconds on any one clock."""
+    node_id: str | None = None
+    """Where the actor ran; None when it never came up."""
+
+    @property
+    def unit(self) -> str:
+        """Name of what restarts: the actor, or the whole learner, whose ranks restart together."""
+        return "the learner" if self.actor_kind is ActorKind.LEARNER else self.actor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +81,35 @@ def decide(failure: Failure, history: History, config: SupervisionConfig) -> Res
     recent = [
         past
         for past in history.failures
-        if past.actor_kind is failure.actor_kind
+        if past.unit == failure.unit
         and past.kind is not FailureKind.TERMINATION
         and failure.at - past.at <= config.window_s
     ]
-    if len(recent) >= config.max_restarts:
+    num_restarts = _num_incidents([*recent, failure]) - 1
+    if num_restarts >= config.max_restarts:
         return Abort(
-            reason=f"{failure.actor}: {failure.reason}; the restart budget is spent: {len(recent)} restarts of "
-            f"{failure.actor_kind} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
+            reason=f"{failure.actor}: {failure.reason}; the restart budget is spent: {num_restarts} restarts of "
+            f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
         )
-    own = sum(past.actor == failure.actor for past in recent)
     # The first restart is immediate: most deaths are single. Repetition is what back-off is for.
-    delay_s = config.backoff_s * 2 ** (own - 1) if own else 0.0
+    delay_s = config.backoff_s * 2 ** (num_restarts - 1) if num_restarts else 0.0
     return Restart(actor=failure.actor, delay_s=min(delay_s, 60.0))
+
+
+def _num_incidents(failures: Sequence[Failure]) -> int:
+    """Failures, where deaths on one node within `_NODE_LOSS_S` are one. A node is lost once: an actor's second death is the next one."""
+    count = 0
+    losses: dict[str, tuple[float, set[str]]] = {}
+    for failure in failures:
+        if failure.node_id is None or failure.kind not in (FailureKind.DEATH, FailureKind.HANG):
+            count += 1
+            continue
+        began, dead = losses.get(failure.node_id, (-math.inf, set[str]()))
+        if failure.at - began > _NODE_LOSS_S or failure.actor in dead:
+            count += 1
+            began, dead = failure.at, set[str]()
+        losses[failure.node_id] = began, dead | {failure.actor}
+    return count
 
 
 def is_poison(prompt_id: str, history: History, config: SupervisionConfig) -> bool:

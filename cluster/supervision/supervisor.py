@@ -56,7 +56,14 @@ class Supervisor:
         self, spec: ActorSpec, *, kind: FailureKind, reason: str, actor: RemoteActor | None
     ) -> Restart | Drain | Abort:
         """What to do about a failure, which is then history and an event."""
-        failure = Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=time.monotonic())
+        failure = Failure(
+            actor=spec.name,
+            actor_kind=spec.kind,
+            kind=kind,
+            reason=reason,
+            at=time.monotonic(),
+            node_id=actor.node_id if actor else None,
+        )
         decision = decide(failure, self.history, self.config)
         self.history.add(failure, window_s=self.config.window_s)
         self.events.event(
@@ -66,6 +73,7 @@ class Supervisor:
             failure=str(failure.kind),
             reason=failure.reason,
             actor_pid=actor.pid if actor else None,
+            node_id=failure.node_id,
             actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
             decision=type(decision).__name__.lower(),
         )

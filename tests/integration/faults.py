@@ -52,7 +52,6 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
             "heartbeat_s": 1,
             "hang_s": 10,
             "backoff_s": 0,
-            "max_restarts": 100,
             "max_prompt_failures": 100,
         },
         "metrics": {"sinks": ["jsonl"]},

@@ -177,7 +177,7 @@ async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():
 async def test_a_learner_that_dies_for_ever_spends_the_budget():
     scene = Scene(*[("update", 0, death("learner-0", "update"))] * 9, max_restarts=3)
     await scene.group.start()
-    with pytest.raises(WorkerError, match="restart budget is spent: 3 restarts of learner"):
+    with pytest.raises(WorkerError, match="restart budget is spent: 3 restarts of the learner"):
         await scene.learn(1)
     assert scene.num_killed == 4
 

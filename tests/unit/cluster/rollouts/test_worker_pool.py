@@ -150,6 +150,24 @@ async def test_a_worker_that_dies_for_ever_spends_the_budget():
         await scene.take()
 
 
+async def test_a_run_outlives_the_death_of_all_sixteen_workers_with_the_default_budget():
+    dead: set[str] = set()
+
+    class DiesOnce(ScriptedWorker):
+        def __init__(self, spec, script):
+            super().__init__(spec, script)
+            self.is_dead = spec.name not in dead
+            dead.add(spec.name)
+
+    scene = Scene(num_workers=16, make_worker=DiesOnce, supervision={})
+    await scene.pool.start()
+    buffer = Buffer(groups_per_step=64)
+    async with scene.pool.generating(into=buffer, office=scene.office):
+        taken = await asyncio.wait_for(buffer.take(64), 30)
+    assert [index for index, _ in taken] == list(range(64))
+    assert scene.events.kinds().count("recovery") == 16
+
+
 async def test_failed_rewards_are_dropped_never_zero():
     def score(index):
         if index == 0:

@@ -7,8 +7,9 @@ from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, Histo
 CONFIG = SupervisionConfig(max_restarts=3, window_s=100, backoff_s=2)
 
 
-def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH):
-    return Failure(actor=actor, actor_kind=ActorKind.ROLLOUT_WORKER, kind=kind, reason="gone", at=at)
+def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH, node_id=None):
+    actor_kind = ActorKind.LEARNER if actor.startswith("learner") else ActorKind.ROLLOUT_WORKER
+    return Failure(actor=actor, actor_kind=actor_kind, kind=kind, reason="gone", at=at, node_id=node_id)
 
 
 def test_a_first_death_is_healed_at_once():
@@ -28,6 +29,36 @@ def test_another_actors_deaths_do_not_delay_this_one():
 def test_a_spent_budget_ends_the_run_and_names_the_setting():
     decision = decide(failure(4), History([failure(1), failure(2), failure(3)]), CONFIG)
     assert isinstance(decision, Abort) and "supervision.max_restarts=3" in decision.reason
+
+
+def test_sixteen_workers_that_die_with_their_node_are_all_restarted_at_once():
+    """Seen before: they shared the default budget of 8, and the ninth death ended the run."""
+    history = History()
+    for number in range(16):
+        death = failure(number, actor=f"rollout-{number}", node_id="node-1")
+        assert decide(death, history, SupervisionConfig()) == Restart(actor=death.actor, delay_s=0.0)
+        history.add(death)
+
+
+def test_ranks_share_one_budget_and_the_loss_of_their_node_costs_it_one_restart():
+    together = [failure(at, actor=f"learner-{at}", node_id="node-1") for at in range(8)]
+    assert decide(together[7], History(together[:7]), CONFIG) == Restart(actor="learner-7", delay_s=0.0)
+    apart = [failure(at, actor=f"learner-{at}", node_id=f"node-{at}") for at in range(4)]
+    decision = decide(apart[3], History(apart[:3]), CONFIG)
+    assert isinstance(decision, Abort) and "3 restarts of the learner within 100 s" in decision.reason
+
+
+def test_ranks_that_die_in_turn_on_a_living_node_spend_the_budget():
+    """Deaths at 0 to 6 s of ranks 0, 1, 0, 1, ...: three pairs are three restarts, the seventh death is one too many."""
+    deaths = [failure(at, actor=f"learner-{at % 2}", node_id="node-1") for at in range(7)]
+    assert isinstance(decide(deaths[5], History(deaths[:5]), CONFIG), Restart)
+    assert isinstance(decide(deaths[6], History(deaths[:6]), CONFIG), Abort)
+
+
+def test_errors_of_two_ranks_on_one_node_are_two_failures():
+    past = History([failure(0, actor="learner-0", node_id="n", kind=FailureKind.ERROR)])
+    again = failure(1, actor="learner-1", node_id="n", kind=FailureKind.ERROR)
+    assert decide(again, past, CONFIG) == Restart(actor="learner-1", delay_s=2.0)
 
 
 def test_old_failures_are_forgotten():
