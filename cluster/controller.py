@@ -8,8 +8,9 @@ from typing import Protocol
 from cluster.contracts.config import EvaluationConfig, RunConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Group, GroupSummary, SamplingParams, StepStats
+from cluster.contracts.types import Group, SamplingParams, StepStats
 from cluster.learner_group import LearnerGroup
+from cluster.metrics import mean_reward, step_metrics
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 from cluster.rollouts.worker_pool import Pool
@@ -96,7 +97,7 @@ async def train(
             _check_mismatch(stats, config, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
-                await learner.save(metric if evaluator else _mean_reward(summaries))
+                await learner.save(metric if evaluator else mean_reward(summaries))
 
 
 async def evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
@@ -141,29 +142,3 @@ def _check_mismatch(stats: StepStats, config: RunConfig, log: Log) -> None:
             f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
             f"mismatch.stop_nats={config.mismatch.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
         )
-
-
-def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[str, float]:
-    """What a step's groups and its update say, whatever the timing: a step learned again from its record says the same."""
-    num_sampled = sum(summary.num_tokens for summary in summaries)
-    num_trajectories = sum(summary.num_trajectories for summary in summaries)
-    version = stats.policy_version - 1  # what the learner was when it took them
-    staleness = [version - summary.min_policy_version for summary in summaries]
-    return {
-        "reward/mean": _mean_reward(summaries),
-        "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
-        "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
-        "tokens/sampled": float(num_sampled),
-        "tokens/trained": float(stats.num_trained_tokens),
-        "tokens/completion_mean": num_sampled / num_trajectories,
-        "tokens/truncated_share": sum(summary.num_truncated for summary in summaries) / num_trajectories,
-        "staleness/mean": sum(staleness) / len(staleness),
-        "staleness/max": float(max(staleness)),
-        "time/learning_s": stats.seconds,
-        **stats.metrics,
-    }
-
-
-def _mean_reward(summaries: Sequence[GroupSummary]) -> float:
-    rewards = [value for summary in summaries for value in summary.known_rewards]
-    return sum(rewards) / len(rewards) if rewards else float("nan")

@@ -13,10 +13,13 @@ from typing import Any, Protocol, Self
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import resolve
+from cluster.contracts.types import GroupSummary, StepStats
 from cluster.record.run_directory import EVENTS, RunDirectory
 
 METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
+    "reward/<component>": "Mean of a component that the judge returned beside the reward, over the trajectories that have it; "
+    "a component that is named as another metric here is left out.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
@@ -148,6 +151,42 @@ def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:
     return resolve(
         config.sinks[index], home="cluster.sinks", field=f"metrics.sinks[{index}]", given=("directory", "num_steps")
     )
+
+
+def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[str, float]:
+    """What a step's groups and its update say, whatever the timing: a step learned again from its record says the same."""
+    num_sampled = sum(summary.num_tokens for summary in summaries)
+    num_trajectories = sum(summary.num_trajectories for summary in summaries)
+    version = stats.policy_version - 1  # what the learner was when it took them
+    staleness = [version - summary.min_policy_version for summary in summaries]
+    return {
+        **_component_means(summaries),
+        "reward/mean": mean_reward(summaries),
+        "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
+        "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
+        "tokens/sampled": float(num_sampled),
+        "tokens/trained": float(stats.num_trained_tokens),
+        "tokens/completion_mean": num_sampled / num_trajectories,
+        "tokens/truncated_share": sum(summary.num_truncated for summary in summaries) / num_trajectories,
+        "staleness/mean": sum(staleness) / len(staleness),
+        "staleness/max": float(max(staleness)),
+        "time/learning_s": stats.seconds,
+        **stats.metrics,
+    }
+
+
+def mean_reward(summaries: Sequence[GroupSummary]) -> float:
+    rewards = [value for summary in summaries for value in summary.known_rewards]
+    return sum(rewards) / len(rewards) if rewards else float("nan")
+
+
+def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    names = dict.fromkeys(name for summary in summaries for name in summary.reward_components)
+    sums = {name: [s.reward_components[name] for s in summaries if name in s.reward_components] for name in names}
+    return {
+        f"reward/{name}": sum(total for total, _ in each) / sum(number for _, number in each)
+        for name, each in sums.items()
+    }
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

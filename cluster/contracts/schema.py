@@ -112,6 +112,7 @@ def summarize(batch: pa.RecordBatch, *, sampling_seconds: float = 0.0) -> GroupS
         min_policy_version=extremes["min"].as_py(),
         max_policy_version=extremes["max"].as_py(),
         rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
+        reward_components=_component_sums(batch["reward_components"]),
         num_reward_errors=statuses.count(RewardStatus.ERROR),
         num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
         reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
@@ -134,6 +135,15 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
     """The row's `info`, decoded."""
     return json.loads(batch["info"][row].as_py())
+
+
+def _component_sums(components: pa.Array) -> dict[str, tuple[float, int]]:
+    sums: dict[str, tuple[float, int]] = {}
+    for row in components.to_pylist():
+        for name, value in row:
+            total, number = sums.get(name, (0.0, 0))
+            sums[name] = (total + value, number + 1)
+    return sums
 
 
 def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:

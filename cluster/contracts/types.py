@@ -130,6 +130,8 @@ class GroupSummary:
     max_policy_version: int
     rewards: tuple[float | None, ...] = ()
     """One per trajectory once scored; None where the reward failed."""
+    reward_components: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    """Name -> (sum, number of trajectories that have it)."""
     num_reward_errors: int = 0
     num_reward_timeouts: int = 0
     reward_failures: tuple[RewardFailure, ...] = ()

@@ -14,8 +14,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError, WorkerError
 from cluster.contracts.types import GroupSummary, Progress
-from cluster.controller import Log, step_metrics
+from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
+from cluster.metrics import step_metrics
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor

@@ -7,10 +7,12 @@ from rich.console import Console
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.plugins import Plugin
-from cluster.metrics import MetricLog, finite, open_log
+from cluster.contracts.types import StepStats
+from cluster.metrics import MetricLog, finite, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
 from cluster.sinks.console import LiveLine, PlainLines, TimeLeft, clock, line_of
 from cluster.sinks.jsonl import read_steps
+from tests.fakes import group_summary
 
 
 class Listed:
@@ -79,6 +81,17 @@ def test_an_unknown_sink_names_its_setting(directory):
         open_log(
             MetricsConfig(sinks=(Plugin(name="jsonl"), Plugin(name="carrier_pigeon"))), directory=directory, num_steps=1
         )
+
+
+def test_a_judges_components_are_metrics_of_the_step():
+    summaries = [
+        group_summary(0, rewards=(1.0, 0.0), reward_components={"format": (1.5, 2), "mean": (7.0, 1)}),
+        group_summary(1, rewards=(0.0, None), reward_components={"format": (0.0, 1)}),
+    ]
+    stats = StepStats(policy_version=1, metrics={}, num_trajectories=4, num_trained_tokens=8, seconds=1.0)
+    metrics = step_metrics(summaries, stats)
+    assert metrics["reward/format"] == 0.5
+    assert metrics["reward/mean"] == pytest.approx(1 / 3), "the reward's own name wins"
 
 
 def test_json_gets_no_nan():

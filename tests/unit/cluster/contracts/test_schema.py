@@ -79,6 +79,11 @@ def test_a_summary_counts_tokens_and_versions_that_train():
     assert (summary.min_policy_version, summary.max_policy_version) == (2, 3)
 
 
+def test_a_summary_sums_the_judges_components_over_the_trajectories_that_have_them():
+    rows = [row(reward_components=[("format", 1.0), ("length", 0.25)]), row(reward_components=[("format", 0.5)]), row()]
+    assert summarize(to_batch(rows)).reward_components == {"format": (1.5, 2), "length": (0.25, 1)}
+
+
 def test_an_added_column_is_validated_too():
     batch = to_batch([row()])
     scored = with_columns(batch, reference_logprobs=[[-0.1, -0.2, -0.3]])
