@@ -1,22 +1,30 @@
-"""One Ray cluster for all tests that submit or connect to one, and one more try for tests whose timing is the machine's.
+"""What integration tests share: one Ray cluster for all that connect to one, and nothing else.
 
-A second try is reported (`R` in pytest's line, and in its summary). Nothing in a test may depend on it.
+What a test leaves in pytest's process would reach all later ones: engines leave torch's process group behind, Ray its settings, its
+token mode and more. So engines end their group with their module, and a test that starts Ray runs in a process of its own.
 """
 
+import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.integration.commands import run
 from tests.integration.ray_head import RayHead, ray_head
 
+_IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes are killed, stopped and started here, on machines that others use too."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test marked `own_process` by a pytest of its own."""
+    if pyfuncitem.get_closest_marker("own_process") is None or _IS_CHILD in os.environ:
+        return None
+    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env={_IS_CHILD: "1"})
+    if ended.returncode != 0:
+        pytest.fail(ended.stdout + ended.stderr, pytrace=False)
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

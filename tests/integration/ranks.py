@@ -1,0 +1,158 @@
+"""A pair of learner ranks, a process each, that do one task after the other. Both ends: `Ranks` asks, `main` is what a rank runs.
+
+A task is a line of JSON on a rank's stdin, its answer a line on its stdout. Every task has a learner of its own.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Ranks:
+    """The asking end."""
+
+    def __init__(self, count: int) -> None:
+        self._stderr = [tempfile.TemporaryFile("w+") for _ in range(count)]
+        self._processes = [
+            subprocess.Popen(
+                # An abort in native code then says where it came from.
+                [sys.executable, "-X", "faulthandler", "-m", __name__],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                bufsize=1,
+            )
+            for stderr in self._stderr
+        ]
+
+    def do(self, name: str, *, config: dict[str, Any], **task: Any) -> list[Any]:
+        """What each rank found; as many take part as `config` says, the first of them where it says one."""
+        num_ranks = config["learner"]["num_ranks"]
+        task |= {"name": name, "config": config, "rendezvous": _free_address()}
+        for rank, process in enumerate(self._processes[:num_ranks]):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(task | {"rank": rank}) + "\n")
+        return [self._answer(rank) for rank in range(num_ranks)]
+
+    def _answer(self, rank: int) -> Any:
+        stdout = self._processes[rank].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, f"rank {rank} died:\n{self._said(rank)}"
+        answer = json.loads(line)
+        assert "raised" not in answer, f"rank {rank}: {answer['raised']}\n{self._said(rank)}"
+        return answer
+
+    def _said(self, rank: int) -> str:
+        self._stderr[rank].seek(0)
+        return self._stderr[rank].read()[-3000:]
+
+    def close(self) -> None:
+        """Asserts that every rank's interpreter ends well, which threads of a group that it left behind would prevent."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        codes = [process.wait(timeout=60) for process in self._processes]
+        assert not any(codes), "\n".join(map(self._said, range(len(codes))))
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def main() -> None:
+    """The rank's end."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        task = json.loads(line)
+        try:
+            answer = {"learn": _learn, "load": _load}[task["name"]](task)
+        except Exception:
+            answer = {"raised": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+
+
+def _learner(task: dict[str, Any]) -> Any:
+    from cluster.contracts.config import RunConfig
+    from learner.learner import Learner
+
+    config = RunConfig.model_validate(task["config"])
+    return Learner(config, rank=task["rank"], rendezvous=task["rendezvous"], run_dir=task.get("run_dir", ""))
+
+
+def _learn(task: dict[str, Any]) -> dict[str, Any]:
+    """Learns until a step, from the start or a checkpoint; publishes, saves where told to, and exports."""
+    from cluster.contracts.errors import CheckpointError
+    from tests.unit.learner.trajectories import make_group
+
+    learner = _learner(task)
+    if task["restore"]:
+        learner.restore(task["restore"])
+    reports = []
+    while learner.version < task["until"]:
+        # The last step has a single trajectory: one of two ranks gets none, and still takes part.
+        rewards = [(1.0,)] if learner.version == 4 else [(1.0, 0.0, 0.5)] * 3
+        groups = [
+            make_group(index, rewards=each, seed=learner.version, version=learner.version)
+            for index, each in enumerate(rewards)
+        ]
+        reports.append(learner.update(*groups).metrics)
+    published = list(learner.publish())
+    error = None
+    if task["save"]:
+        try:
+            learner.save(task["save"], {"policy_version": learner.version})
+        except CheckpointError as failed:
+            error = str(failed)
+    learner.export(task["export"])
+    learner.close()
+    return {
+        "reports": reports,
+        "canary": published[-1]["canary"]["logprobs"] if published else None,
+        "error": error,
+    }
+
+
+def _load(task: dict[str, Any]) -> dict[str, Any]:
+    """How much memory a rank needs at most to hold its part of a model."""
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401  its size is not the model's
+
+    import learner.learner  # noqa: F401
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before = _memory_bytes("VmRSS")
+    learner = _learner(task)
+    grown = _memory_bytes("VmHWM") - before
+    num_parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
+    loading = learner.describe()["loading"]
+    learner.close()
+    return {"grown_bytes": grown, "whole_bytes": 4 * num_parameters, "loading": loading}
+
+
+def _memory_bytes(kind: str) -> int:
+    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
+if __name__ == "__main__":
+    main()
