@@ -1,11 +1,15 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
+# Unit tests run on two processes with a thread each; integration tests one after the other, since each is a cluster.
 SHELL := /bin/bash
 BIN := .venv/bin
 FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
-.PHONY: install train test test-fast check format bench docs
+PYTEST := $(BIN)/python -m pytest -q
+FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
+
+.PHONY: install train test test-all test-fast check format bench docs
 .DEFAULT_GOAL := train
 
 install: $(STAMP)
@@ -18,10 +22,15 @@ train: $(STAMP)
 	@$(BIN)/treadwheel train deploy/runs/quickstart.yaml $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(FAST) tests/golden -m "not acceptance"
+	@$(PYTEST) tests/integration -m "not acceptance"
+
+test-all: $(STAMP)
+	@$(FAST) tests/golden
+	@$(PYTEST) tests/integration
 
 test-fast: $(STAMP)
-	@$(BIN)/python -m pytest tests/unit tests/contracts $(ARGS)
+	@$(FAST) -m "not acceptance"
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check --quiet

@@ -1,7 +1,7 @@
 """What integration tests share: one Ray cluster for all that connect to one, and nothing else.
 
-What a test leaves in pytest's process would reach all later ones: engines leave torch's process group behind, Ray its settings, its
-token mode and more. So engines end their group with their module, and a test that starts Ray runs in a process of its own.
+What a test leaves in pytest's process would reach all later ones. An engine leaves torch's process group and its environment behind:
+both are put back when its module ends. Ray leaves settings that nothing puts back: a test that starts it has a process of its own.
 """
 
 import os
@@ -28,12 +28,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _vllm_leaves_its_group() -> Iterator[None]:
-    """An engine in this process meets itself in torch's one process group, and would keep it from the learner's tests."""
+def _leaves_no_trace() -> Iterator[None]:
+    before = dict(os.environ)
     yield
     if state := sys.modules.get("vllm.distributed.parallel_state"):
+        # The learner's tests would meet it in torch's one process group.
         state.destroy_model_parallel()
         state.destroy_distributed_environment()
+    # What an engine set for itself would reach the commands that later tests run.
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -5,94 +5,27 @@ import functools
 import json
 import signal
 import time
-from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
-import ray
-from ray._private.ray_constants import PROCESS_TYPE_RAYLET
-from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group, remove_placement_group
 
-from cluster.contracts.errors import LostError, WorkerError
-from cluster.contracts.schema import to_batch
-from cluster.contracts.types import ActorKind
-from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.integration.commands import Background, treadwheel
-from tests.integration.commands import run as run_command
 from tests.integration.faults import Run, write_run
 from tests.integration.faults import until as until_true
 from tests.integration.ray_head import ray_head
+from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
-from tests.unit.cluster.contracts.rows import row
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
-SYSTEM = {
-    # Whatever is passed on lies in a node's store, however small: it can be lost with the node.
-    "max_direct_call_object_size": 0,
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
 LIMITS_S = {"rollout_worker": 30.0, "reward_service": 30.0, "learner": 60.0}
 """From the failure that was noticed to the replacement that serves, three of them at a time."""
-
-
-@pytest.fixture(scope="module")
-def nodes():
-    """A head with one CPU; each test adds nodes as it needs them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": SYSTEM}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        yield cluster
-        cluster.shutdown()
 
 
 until = functools.partial(until_true, seconds=90.0)
 
 
-class Maker:
-    """A plain object for an actor: makes something large enough to be lost, and takes it."""
-
-    def make(self) -> pa.RecordBatch:
-        return to_batch([row()])
-
-    def take(self, made: pa.RecordBatch) -> int:
-        return made.num_rows
-
-
-def spec(name: str, bundle: int) -> ActorSpec:
-    factory = "tests.integration.test_elastic:Maker"
-    return ActorSpec(name=name, kind=ActorKind.RECORDER, factory=factory, arguments={}, num_cpus=0.5, bundle=bundle)
-
-
-async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere(nodes):
-    far = nodes.add_node(num_cpus=1, resources={"far": 1})
-    ray.init(nodes.address, log_to_driver=False, logging_level="error")
-    group = placement_group([{"CPU": 0.5, "far": 0.1}, {"CPU": 0.5, "node:__internal_head__": 0.1}])
-    try:
-        ray.get(group.ready(), timeout=60)
-        maker = await RemoteActor.start(spec("maker", 0), placement_group=group, deadline_s=60)
-        taker = await RemoteActor.start(spec("taker", 1), placement_group=group, deadline_s=60)
-        assert maker.node_id == far.node_id != taker.node_id
-        _, made = await maker.call_for_batch("make", deadline_s=30)
-        _end(nodes, far)
-        with pytest.raises(WorkerError, match="maker died in 'make'"):
-            await maker.call("make", deadline_s=60)
-        with pytest.raises(LostError, match="taker, 'take'"):
-            await taker.call("take", made, deadline_s=60)
-        again = await RemoteActor.start(spec("maker", 0), placement_group=group, deadline_s=60)
-        assert again.node_id == taker.node_id
-        await maker.kill()
-    finally:
-        remove_placement_group(group)
-        ray.shutdown()
-
-
 @pytest.fixture(scope="module")
-def elastic(tmp_path_factory, nodes) -> Run:
+def elastic(tmp_path_factory) -> Run:
     """Asked for three workers, with room for two: a node ends, two join, one ends, one announces its end, an order takes two away."""
     folder = tmp_path_factory.mktemp("elastic")
     file = write_run(
@@ -108,28 +41,30 @@ def elastic(tmp_path_factory, nodes) -> Run:
         elastic={"max_workers": 3, "scale_up_wait_share": 1.0, "scale_down_full_steps": 1_000_000},
     )
     run = Run(folder / "run")
-    # With 1.7 CPUs for the learner, 0.8 for each of two workers and a quarter for the reward service, all but one worker are here.
-    # Nowhere else could the learner's bundle ever go: Ray's head does nothing but look for a place for bundles of a lost node
-    # that would fit elsewhere if others were not there already (16 million times in 75 s were counted), and all else stands still.
-    doomed = nodes.add_node(num_cpus=3)
-    with run.start(file, "--address", nodes.address) as driver:
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(ray_nodes(num_cpus=1, _system_config=SYSTEM))
+        # With 1.7 CPUs for the learner, 0.8 for each of two workers and a quarter for the reward service, all but one worker are here.
+        # Nowhere else could the learner's bundle ever go: Ray's head does nothing but look for a place for bundles of a lost node
+        # that would fit elsewhere if others were not there already (16 million times in 75 s were counted), and all else stands still.
+        doomed = nodes.add_node(num_cpus=3)
+        driver = stack.enter_context(run.start(file, "--address", nodes.address))
         until(lambda: run.num_steps() >= 3 and run.pid("rollout-0") and run.pid("rollout-1"), process=driver)
 
         run.strike("learner-0", signal.SIGSTOP)  # the next step's groups wait, on the node of the reward service
         until(functools.partial(_is_idle, run, since=time.time() + 2), process=driver)
-        _end(nodes, doomed)
+        end(nodes, doomed)
         until(lambda: run.events("groups_lost"), process=driver)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
 
         second = nodes.add_node(num_cpus=4)
         until(lambda: "rollout-2" in _samplers(run), process=driver)
-        _end(nodes, second)
+        end(nodes, second)
         until(lambda: _failed(run, "rollout-2"), process=driver)
         third = nodes.add_node(num_cpus=4)
         until(lambda: any(event["actor"] == "rollout-2" for event in run.events("recovery")), process=driver)
 
-        _announce_end(nodes, third)
+        announce_end(nodes, third)
         until(lambda: "rollout-2" in _left(run), process=driver)
         _scale(run, 1)
         until(lambda: [*run.metrics().values()][-1]["rollout/num_workers"] == 1, process=driver)
@@ -202,16 +137,6 @@ def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_bac
     assert run.problems() == ()
 
 
-def _end(nodes: Cluster, node: Any) -> None:
-    """The node and whoever is on it: killed, as when a machine fails."""
-    (raylet,) = node.all_processes[PROCESS_TYPE_RAYLET]
-    workers = psutil.Process(raylet.process.pid).children(recursive=True)
-    nodes.remove_node(node, allow_graceful=False)
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
-
-
 def _is_idle(run: Run, *, since: float) -> bool:
     """Whoever makes groups has had nothing left to do at that time."""
     status = json.loads((run.path / "status.json").read_text())
@@ -240,11 +165,4 @@ def _left(run: Run) -> set[str]:
 
 def _scale(run: Run, num_workers: int) -> None:
     ended = treadwheel("scale", run.path, f"rollout_workers={num_workers}")
-    assert ended.returncode == 0, ended.stderr
-
-
-def _announce_end(nodes: Cluster, node: Any) -> None:
-    """What a cloud does before it takes a machine away."""
-    why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=going", "--deadline-remaining-seconds=600")
-    ended = run_command("ray", "drain-node", f"--address={nodes.address}", f"--node-id={node.node_id}", *why)
     assert ended.returncode == 0, ended.stderr

@@ -4,13 +4,8 @@ import resource
 import signal
 
 import psutil
-import pyarrow as pa
 import pytest
-import ray
 
-from cluster.contracts.errors import WorkerError
-from cluster.contracts.types import ActorKind
-from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
@@ -75,34 +70,3 @@ def test_silence_is_a_hang_and_is_noticed_in_time(troubled):
     # Asked every heartbeat, with an answer due within another one; the rest is for the machine.
     assert all(limits.hang_s < silent_s < limits.hang_s + 4 * limits.heartbeat_s + 5 for silent_s in hangs.values())
     assert {event["failure"] for event in troubled.events("failure")} == {"hang"}
-
-
-class Hoarder:
-    """A plain object for an actor: makes what does not fit."""
-
-    def make(self, size_bytes: int) -> list[pa.Buffer]:
-        return [pa.py_buffer(bytes(size_bytes))]
-
-
-async def test_a_full_object_store_is_a_clear_error_and_no_hang():
-    # A full store spills to disk, which costs speed and no more: here the disk counts as full too.
-    full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
-    ray.init(
-        num_cpus=1,
-        object_store_memory=100 * 1024**2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        _system_config=full_disk,
-    )
-    try:
-        factory = "tests.integration.test_faults:Hoarder"
-        spec = ActorSpec(name="rollout-0", kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={})
-        actor = await RemoteActor.start(spec, deadline_s=120)
-        kept = await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
-        with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
-            await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
-        del kept  # the next one fits again
-        assert await actor.call_for_references("make", 60 * 1024**2, deadline_s=60)
-    finally:
-        ray.shutdown()

@@ -1,0 +1,130 @@
+"""Actors on Ray's own nodes: what they make stays there until it is asked for, and what is lost, cut short or too much is said by name."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group
+
+from cluster.contracts.errors import LostError, WorkerError
+from cluster.contracts.types import ActorKind
+from cluster.remote.actor import ActorSpec, RemoteActor
+from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
+from tests.unit.actors.batches import batch_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(600)]
+_MIB = 1024**2
+_STORE = {"object_store_memory": 100 * _MIB}
+
+
+class Maker:
+    """A plain object for an actor: makes things large enough to stay where they are made."""
+
+    async def batches(self, count: int) -> AsyncIterator[pa.RecordBatch]:
+        for _ in range(count):
+            yield batch_of(["x" * _MIB])
+
+    async def batch_then_death(self, has_arrived: str) -> AsyncIterator[pa.RecordBatch]:
+        yield batch_of(["x" * _MIB])
+        while not Path(has_arrived).exists():
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def batch(self) -> pa.RecordBatch:
+        return batch_of(["x"])
+
+    def num_rows(self, batch: pa.RecordBatch) -> int:
+        return batch.num_rows
+
+    def buckets(self, count: int, size_bytes: int = _MIB) -> list[np.ndarray]:
+        return [np.zeros(size_bytes, dtype=np.uint8) for _ in range(count)]
+
+    def bucket_then_error(self) -> Iterator[np.ndarray]:
+        yield np.zeros(_MIB, dtype=np.uint8)
+        raise ValueError("no more")
+
+
+async def start(name: str = "w", **spec: Any) -> RemoteActor:
+    group = spec.pop("placement_group", None)
+    factory = "tests.integration.test_remote_actor:Maker"
+    made = ActorSpec(
+        name=name, kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={}, **{"num_cpus": 0.5, **spec}
+    )
+    return await RemoteActor.start(made, placement_group=group, deadline_s=120)
+
+
+@contextlib.contextmanager
+def connected(**head: Any) -> Iterator[Cluster]:
+    """To the head of a cluster that nodes can join."""
+    with ray_nodes(**head) as cluster:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+
+
+def is_here(reference: ray.ObjectRef) -> bool:
+    (found,) = ray.experimental.get_object_locations([reference]).values()
+    assert found["node_ids"], "it is somewhere"
+    return ray.get_runtime_context().get_node_id() in found["node_ids"]
+
+
+async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_stream_keeps_what_came(tmp_path):
+    with connected(num_cpus=0, **_STORE) as cluster:
+        cluster.add_node(num_cpus=1, **_STORE)
+        actor = await start()
+        found = [(summary, reference) async for summary, reference in actor.stream_batches("batches", 2, deadline_s=60)]
+        assert [summary.num_trajectories for summary, _ in found] == [1, 1]
+        buckets = await actor.call_for_references("buckets", 3, deadline_s=60)
+        assert len(buckets) == 3
+        assert not any(is_here(reference) for reference in [*(reference for _, reference in found), *buckets])
+        assert (await buckets[0]).nbytes == _MIB and is_here(buckets[0]), "only the one that asks gets it"
+
+        with pytest.raises(WorkerError, match="no more"):
+            await actor.call_for_references("bucket_then_error", deadline_s=60)
+        has_arrived, arrived = tmp_path / "arrived", []
+        with pytest.raises(WorkerError, match="w died in 'batch_then_death'"):
+            async for summary, _ in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=60):
+                arrived.append(summary)
+                has_arrived.touch()
+        assert len(arrived) == 1
+
+
+async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere():
+    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
+        far = cluster.add_node(num_cpus=1, resources={"far": 1})
+        seats = placement_group([{"CPU": 0.5, "far": 0.1}, {"CPU": 0.5, "node:__internal_head__": 0.1}])
+        ray.get(seats.ready(), timeout=60)
+        maker = await start("maker", bundle=0, placement_group=seats)
+        taker = await start("taker", bundle=1, placement_group=seats)
+        assert maker.node_id == far.node_id != taker.node_id
+        _, made = await maker.call_for_batch("batch", deadline_s=30)
+        end(cluster, far)
+        with pytest.raises(WorkerError, match="maker died in 'batch'"):
+            await maker.call("batch", deadline_s=60)
+        with pytest.raises(LostError, match="taker, 'num_rows'"):
+            await taker.call("num_rows", made, deadline_s=60)
+        again = await start("maker", bundle=0, placement_group=seats)
+        assert again.node_id == taker.node_id
+
+
+async def test_a_full_object_store_is_a_clear_error_and_no_hang():
+    # A full store spills to disk, which costs speed and no more: here the disk counts as full too.
+    full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
+    with connected(num_cpus=1, _system_config=full_disk, **_STORE):
+        actor = await start("rollout-0")
+        kept = await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
+        with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
+            await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
+        del kept  # the next one fits again
+        assert await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
