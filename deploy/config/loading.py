@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ HIDDEN = "<hidden>"
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run that `path` and `overrides` (`optimizer.learning_rate=3e-4`) describe.
 
+    An override of null gives a setting that has no null its default back; `algorithm.preset=ppo` replaces the file's algorithm section.
+
     Raises one ConfigError for everything that is wrong with it: field, value, what to do.
     """
     try:
@@ -45,6 +48,10 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     """As `load`, from values that were read already."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
+    if any(override.startswith("algorithm.preset=") for override in overrides):
+        values = values | {
+            "algorithm": {}
+        }  # the preset stands for the whole section, and not for what the file leaves out
     for override in overrides:
         _apply(override, values)
     if isinstance(values.get("algorithm"), dict):
@@ -70,7 +77,16 @@ def _apply(override: str, values: dict[str, Any]) -> None:
     place = values
     for depth, key in enumerate(keys[:-1]):
         place = _enter(place, key, name=".".join(keys[: depth + 1]))
-    place[keys[-1]] = parse(text, source=f"override {override!r}")
+    value = parse(text, source=f"override {override!r}")
+    if value is None and not _takes_null(name):
+        place.pop(keys[-1], None)  # back to the default
+    else:
+        place[keys[-1]] = value
+
+
+def _takes_null(name: str) -> bool:
+    field = dict(fields(RunConfig)).get(name)
+    return field is None or type(None) in typing.get_args(field.annotation)
 
 
 def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:

@@ -191,5 +191,6 @@ def _refuse_contradiction(name: str, own: Mapping[str, Any]) -> None:
     chosen = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     if chosen is not None and chosen not in allowed and ":" not in str(chosen):
         raise ConfigError(
-            f"algorithm.preset={name!r} with {field}={chosen!r}: {why}; drop one of the two, or write the parts without a preset"
+            f"algorithm.preset={name!r} with {field}={chosen!r}: {why}; drop one of the two "
+            f"(`algorithm.{field}=null` on the command line does), or write the parts without a preset"
         )

@@ -30,6 +30,24 @@ def test_a_parameter_of_a_default_variant_can_be_set_alone():
     assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}
 
 
+def test_a_preset_on_the_command_line_replaces_the_files_algorithm():
+    config = load("deploy/runs/quickstart.yaml", ["algorithm.preset=ppo", "algorithm.kl.coefficient=0.5"])
+    assert config.algorithm.advantage.name == "gae" and config.algorithm.value is not None
+    assert config.algorithm.kl.coefficient == 0.5
+
+
+def test_null_gives_a_variant_its_default_back():
+    values = smallest() | {"algorithm": {"advantage": "rloo", "preset": "ppo"}, "reward": {"judge": "regex"}}
+    assert "(`algorithm.advantage=null` on the command line does)" in refusal(values)
+    config = validated(values, ["algorithm.advantage=null", "reward.judge=null", "learner.lora=null"])
+    assert config.algorithm.advantage.name == "gae"
+    assert config.reward.judge.name == "exact_match" and config.learner.lora is None
+
+
+def test_null_does_not_stand_for_what_is_required():
+    assert "model.path is missing" in refusal(smallest(), "model.path=null")
+
+
 def test_a_missing_file_says_so(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read: No such file"):
         load(tmp_path / "nowhere.yaml")
