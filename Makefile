@@ -46,4 +46,4 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY))
 
 docs: $(STAMP)
-	@$(BIN)/python -m deploy.reports.docs
+	@$(BIN)/python -m deploy.docs

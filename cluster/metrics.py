@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
-from cluster.contracts.plugins import resolve
+from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.record.run_directory import EVENTS, RunDirectory
 
@@ -148,9 +148,7 @@ def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:
     """The sink's factory with its parameters bound; it takes `directory` and `num_steps`."""
-    return resolve(
-        config.sinks[index], home="cluster.sinks", field=f"metrics.sinks[{index}]", given=("directory", "num_steps")
-    )
+    return resolve(config.sinks[index], home=SINKS, field=f"metrics.sinks[{index}]")
 
 
 def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[str, float]:

@@ -10,7 +10,7 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
-from cluster.contracts.plugins import resolve
+from cluster.contracts.plugins import PROMPTS, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator
@@ -114,7 +114,7 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
 
 
 def prompt_source(config: RunConfig) -> PromptSource:
-    return resolve(config.prompts, home="actors.prompts", field="prompts")()
+    return resolve(config.prompts, home=PROMPTS, field="prompts")()
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
@@ -123,7 +123,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
         return None
     return Evaluator(
         config=config.evaluation,
-        source=resolve(config.evaluation.prompts, home="actors.prompts", field="evaluation.prompts")(),
+        source=resolve(config.evaluation.prompts, home=PROMPTS, field="evaluation.prompts")(),
         sampling=SamplingParams(
             max_tokens=config.sampling.max_tokens, temperature=config.evaluation.temperature, stop=config.sampling.stop
         ),

@@ -3,7 +3,6 @@
 Cheap checks come first; what needs torch or transformers is imported where it is used. Raises ConfigError for the first problem.
 """
 
-import importlib.util
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.plugins import Plugin, resolve
+from cluster.contracts.plugins import PROMPTS, TRANSPORTS, Plugin, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 from cluster.metrics import resolve_sink
@@ -87,11 +86,7 @@ def this_machine() -> ClusterResources:
 
 
 def _check_plugins(config: RunConfig) -> None:
-    transport = config.weights.transport.name
-    if ":" not in transport and importlib.util.find_spec(f"cluster.weights.{transport}") is None:
-        raise ConfigError(
-            f"weights.transport={transport!r} is no transport; use object_store, or a full path 'my_package.module:name'"
-        )
+    resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")
     for index in range(len(config.metrics.sinks)):
         resolve_sink(config.metrics, index)
     needed = config.rollout.tensor_parallel_size
@@ -150,7 +145,7 @@ def _check_folder(path: str, *, field: str) -> None:
 
 def _open_prompts(plugin: Plugin, *, field: str) -> PromptSource:
     try:
-        source = resolve(plugin, home="actors.prompts", field=field)()
+        source = resolve(plugin, home=PROMPTS, field=field)()
     except DataError as error:
         raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
     except ConfigError as error:  # a source calls itself `prompts`, wherever the run has it

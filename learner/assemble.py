@@ -17,7 +17,7 @@ import torch
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import validate
 from cluster.contracts.types import FinishReason, RewardStatus
-from learner.algorithms.batch import BatchTensors
+from learner.algorithms.objective.batch import BatchTensors
 from learner.packing import TokenRow
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig
-from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.objective import Objective
-from learner.algorithms.statistics import Statistics
+from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
 from learner.distributed import RankGroup, reduce_once
 from learner.model.critic import Networks

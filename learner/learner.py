@@ -21,9 +21,9 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, NumericsError
 from cluster.contracts.types import Progress, StepStats
 from cluster.weights.manifest import WeightManifest, packing
-from learner.algorithms.batch import Prepared
 from learner.algorithms.objective import Objective
-from learner.algorithms.statistics import Statistics
+from learner.algorithms.objective.batch import Prepared
+from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch, assemble
 from learner.checkpoint.saving import Saver
 from learner.distributed import RankGroup, leave

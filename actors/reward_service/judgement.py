@@ -10,19 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.plugins import Plugin, resolve
+from cluster.contracts.plugins import REWARDS, Plugin, resolve
 from cluster.contracts.types import Prompt, Reward, RewardStatus
 
-HOME = "actors.rewards"
-GIVEN = ("prompt", "completion", "columns")
-"""What the service hands a judge; its other parameters come from the configuration."""
 _MAX_MESSAGE = 500
 """Characters of an error kept per trajectory: a message goes into every row that failed."""
 
 
 def find_judge(judge: Plugin) -> Callable[..., Any]:
     """The judge with its parameters bound. Raises ConfigError naming `reward.judge` if it does not import or its parameters do not fit."""
-    return resolve(judge, home=HOME, field="reward.judge", given=GIVEN)
+    return resolve(judge, home=REWARDS, field="reward.judge")
 
 
 def is_async(judge: Callable[..., Any]) -> bool:

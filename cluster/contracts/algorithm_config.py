@@ -1,7 +1,7 @@
 """What a run computes: the algorithm section of the configuration. Mathematics lives in `learner/algorithms`, named here.
 
 Every part is a variant by name with its own parameters; `docs/algorithms.md` lists them. Presets (`preset: dapo`) are expanded to
-this ordinary form by `learner.algorithms.presets.expand` before validation, so a validated section never mentions one.
+this ordinary form by `learner.algorithms.registry.presets.expand` before validation, so a validated section never mentions one.
 """
 
 from typing import Literal
@@ -46,11 +46,11 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     backbone: Literal["own", "shared"] = "own"
     """`own` is a second model, initialised from the policy's weights; `shared` is a head on the policy's hidden states."""
     loss: Plugin = Plugin(name="value_clip")
-    """A name below learner.algorithms.values."""
+    """A name below learner.algorithms.losses."""
     coefficient: NonNegativeFloat = 0.1
     """Weight of the value loss beside the policy loss (0.1 as in torchtune)."""
     aggregation: Plugin = Plugin(name="token_mean")
-    """How value losses of tokens become one number; a name below learner.algorithms.aggregation."""
+    """How value losses of tokens become one number; a name below learner.algorithms.batch_rules.aggregation."""
     learning_rate: PositiveFloat = 1e-5
     """Of an own backbone, or of a shared backbone's head."""
     whiten_returns: bool = False
@@ -65,20 +65,21 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     policy_loss: Plugin = Plugin(name="ppo_clip")
     """A name below learner.algorithms.losses."""
     aggregation: Plugin = Plugin(name="token_mean")
-    """How the losses of all tokens of a step become one number; a name below learner.algorithms.aggregation."""
+    """How the losses of all tokens of a step become one number; a name below learner.algorithms.batch_rules.aggregation."""
     kl: KlConfig = KlConfig()
     entropy_coefficient: float = 0.0
     """The loss gets −coefficient · entropy; 0 needs no entropies."""
     reward_shaping: tuple[Plugin, ...] = ()
-    """Applied to the rewards of trajectories in this order, before advantages; names below learner.algorithms.shaping."""
+    """Applied to the rewards of trajectories in this order, before advantages; names below learner.algorithms.batch_rules.shaping."""
     reward_placement: Literal["last_token", "every_token"] = "last_token"
     """Where a trajectory's reward lands for advantages over time (`gae`); torchrl and TapeAgents use every token."""
     advantage_shaping: tuple[Plugin, ...] = ()
-    """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.shaping."""
+    """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.batch_rules.shaping."""
     filters: tuple[Plugin, ...] = ()
-    """What does not train: trajectories leave the batch and its denominators, tokens only lose their gradient."""
+    """What does not train: trajectories leave the batch and its denominators, tokens only lose their gradient. Names below
+    learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
-    """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.ratios."""
+    """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
     proximal: Literal["rollout", "policy", "recompute", "approximate"] = "rollout"
     """What stands for π_old: the rollout's own log-probs; the learner's present ones, detached (ratio 1: one update per batch);
     the learner's at the start of the step, from an extra forward pass; or log μ + (1 − 1/lag)(log π − log μ) by version lag."""

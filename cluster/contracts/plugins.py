@@ -1,20 +1,58 @@
-"""Variants by name. A variant is one function or class; config names it by its import path below its home package.
+"""Variants by name: one registry for every kind of plug-in.
 
-`grpo` with home `learner.algorithms.advantages` is the function of that module; `math_verify` with home `actors.rewards` is
-the callable of the same name in `actors/rewards/math_verify.py`; a user's own goes by full path, `my_pkg.rewards:judge`.
-Parameters are checked against the callable's signature and annotations before anything starts.
+A variant is one function or class. It registers by living in the home package of its kind with the right signature, and config names
+it by its import path below that package: `grpo` below `learner.algorithms.advantages`, `math_verify` below `actors.rewards`. A user's
+own goes by full path, `my_pkg.rewards:judge`. Parameters are checked against signature and annotations before anything starts.
 """
 
+import difflib
 import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
 
+from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where the variants of one kind live, and how they are called."""
+
+    package: str
+    """A package, or a module of functions."""
+    called_with: tuple[str, ...] = ()
+    """Arguments that every call passes, by keyword: a variant takes them all."""
+    offers: frozenset[str] = frozenset()
+    """Arguments that a variant gets if it has a parameter of that name."""
+    works_on: frozenset[str] = frozenset()
+    """A variant's first parameter is one of these, which tells this kind from its neighbours. Empty: it may be any."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Parameters that config may not set: the caller supplies them."""
+        return self.offers | frozenset(self.called_with)
+
+    def refusal(self, takes: Takes) -> str | None:
+        """Why a callable with these parameters is no variant of this kind; None: it is one."""
+        missing = [name for name in self.called_with if name not in takes.names and not takes.accepts_any]
+        if missing:
+            return f"does not take {', '.join(missing)}; it is called with {', '.join(self.called_with)}"
+        if self.works_on and takes.names[:1] not in {(name,) for name in self.works_on}:
+            first = takes.names[0] if takes.names else "missing"
+            return f"works on the wrong thing: its first parameter is {first}, and must be one of {', '.join(sorted(self.works_on))}"
+        return None
+
+
+REWARDS = Home(package="actors.rewards", called_with=("prompt", "completion", "columns"))
+PROMPTS = Home(package="actors.prompts")
+TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
+SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))
 
 
 class Plugin(BaseModel):
@@ -41,50 +79,46 @@ class Plugin(BaseModel):
         return {"name": self.name, **self.params} if self.params else self.name
 
 
-def find(plugin: Plugin, *, home: str, field: str) -> Callable[..., Any]:
-    """The callable that `plugin.name` means. Raises ConfigError naming `field` when it does not import."""
-    module_path, _, attribute = plugin.name.partition(":")
+def names(home: Home) -> list[str]:
+    """Every variant below a home. Nothing is imported."""
+    return sorted(_modules(home))
+
+
+def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
+    """The callable that `plugin.name` means. Raises ConfigError naming `field` if there is none, or it is none of this kind."""
+    module, colon, attribute = plugin.name.partition(":")
+    if not colon:
+        module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
     try:
-        if attribute:
-            found = getattr(importlib.import_module(module_path), attribute)
-        else:
-            found = _below(home, plugin.name)
+        found = getattr(importlib.import_module(module), attribute)
     # A plug-in is foreign code: whatever its import raises is the user's to see, as one message.
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise ConfigError(
-            f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; "
-            f"use a name below {home} ({', '.join(names(home)) or 'none found'}) or a full path like 'my_package.module:name'"
-        ) from error
+        raise ConfigError(f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"{field}={plugin.name!r} is a {type(found).__name__}; it must be a function or a class")
+    if why := home.refusal(_takes(found)):
+        raise ConfigError(f"{field}={plugin.name!r} {why}")
     return found
 
 
-def resolve(plugin: Plugin, *, home: str, field: str = "plugin", given: Collection[str] = ()) -> Callable[..., Any]:
-    """The callable with the plug-in's parameters bound.
+def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
+    """The callable with the plug-in's parameters bound; the caller supplies the rest.
 
-    `given` are the arguments that the caller supplies later. Raises ConfigError for an unknown parameter, one of a wrong
-    type, a missing one, or a parameter that the caller supplies itself.
+    Raises ConfigError as `find` does, and for an unknown parameter, one of a wrong type, a missing one, or one that the caller supplies.
     """
     found = find(plugin, home=home, field=field)
-    return functools.partial(found, **check_params(found, plugin, field=field, given=given))
+    return functools.partial(found, **check_params(found, plugin, home=home, field=field))
 
 
-def check_params(
-    found: Callable[..., Any], plugin: Plugin, *, field: str, given: Collection[str] = ()
-) -> dict[str, Any]:
+def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field: str) -> dict[str, Any]:
     """The parameters, converted to their annotated types. Raises ConfigError as `resolve` does."""
     signature = inspect.signature(found)
     accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
-    own = {
-        name: p
-        for name, p in signature.parameters.items()
-        if name not in given and p.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    }
+    own = parameters(found, home=home)
     hints = _type_hints(found)
     checked: dict[str, Any] = {}
     for name, value in plugin.params.items():
-        if name not in own and not accepts_any:
+        if name in home.given or (name not in own and not accepts_any):
             known = ", ".join(own) or "none"
             raise ConfigError(f"{field}.{name}={value!r} is not a parameter of {plugin.name!r}; it takes: {known}")
         checked[name] = _convert(value, hints.get(name, Any), field=f"{field}.{name}")
@@ -96,23 +130,37 @@ def check_params(
     return checked
 
 
-def names(home: str) -> list[str]:
-    """The variants that `home` (a module of functions, or a package with one file per variant) offers."""
-    module = importlib.import_module(home)
-    paths = getattr(module, "__path__", None)
-    if paths is None:
-        own = [n for n, item in vars(module).items() if inspect.isfunction(item) and item.__module__ == home]
-        return sorted(n for n in own if not n.startswith("_"))
-    import pkgutil
-
-    return sorted(info.name for info in pkgutil.iter_modules(paths) if not info.name.startswith("_"))
+def parameters(found: Callable[..., Any], *, home: Home) -> dict[str, inspect.Parameter]:
+    """The parameters that config may set."""
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    every = inspect.signature(found).parameters.items()
+    return {name: parameter for name, parameter in every if name not in home.given and parameter.kind in named}
 
 
-def _below(home: str, name: str) -> Any:
-    module = importlib.import_module(home)
-    if hasattr(module, "__path__"):
-        return getattr(importlib.import_module(f"{home}.{name}"), name.rpartition(".")[2])
-    return getattr(module, name)
+def _modules(home: Home) -> dict[str, str]:
+    """Variant to the module that defines it."""
+    return {name: module for name, (module, takes) in callables(home.package).items() if home.refusal(takes) is None}
+
+
+def _module_of(name: str, *, home: Home, field: str) -> str:
+    modules = _modules(home)
+    if name in modules:
+        return modules[name]
+    close = difflib.get_close_matches(name, modules, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(
+        f"{field}={name!r} is not there; {hint}{home.package} has: {', '.join(sorted(modules)) or 'nothing'}; "
+        "your own goes by full path, 'my_package.module:name'"
+    )
+
+
+def _takes(found: Callable[..., Any]) -> Takes:
+    parameters = inspect.signature(found).parameters.values()
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return Takes(
+        tuple(each.name for each in parameters if each.kind not in variadic),
+        any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters),
+    )
 
 
 def _type_hints(found: Callable[..., Any]) -> dict[str, Any]:

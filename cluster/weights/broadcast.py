@@ -9,7 +9,7 @@ from typing import Self
 
 from cluster.contracts.config import WeightsConfig
 from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, WorkerError
-from cluster.contracts.plugins import resolve
+from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.protocols import ActorHandle, PublishingLearner, Transport, WorkerFleet
 from cluster.contracts.types import BroadcastStats
 
@@ -35,7 +35,7 @@ class Weights:
     @classmethod
     def from_config(cls, config: WeightsConfig, *, learner: PublishingLearner, num_workers: int) -> Self:
         """Through the transport that `weights.transport` names. Raises ConfigError for one that does not import."""
-        make = resolve(config.transport, home="cluster.weights", field="weights.transport", given=("timeout_s",))
+        make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
         return cls(make(timeout_s=config.timeout_s), learner=learner, num_workers=num_workers)
 
     async def publish(self) -> BroadcastStats:

@@ -110,7 +110,7 @@ def _default_plugin(name: str) -> dict[str, Any]:
 def _without_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     if "preset" not in algorithm:
         return algorithm
-    from learner.algorithms.presets import expand
+    from learner.algorithms.registry.presets import expand
 
     return expand(algorithm)
 

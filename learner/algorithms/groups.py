@@ -27,3 +27,8 @@ def group_rows(group_index_N: Tensor) -> list[Tensor]:
 def sorted_group_rows(rewards_N: Tensor, *, group_index_N: Tensor) -> list[Tensor]:
     """Row numbers of each group by ascending reward: sums over a group then don't depend on the order that trajectories came in."""
     return [rows[rewards_N[rows].argsort(stable=True)] for rows in group_rows(group_index_N)]
+
+
+def all_equal(rewards: Tensor) -> bool:
+    """Max == min: rounding of the mean hides equal rewards from a variance."""
+    return bool(rewards.max() == rewards.min())

@@ -58,22 +58,6 @@ def k3(
     return expm1_minus(-ratio_BT)
 
 
-def absolute(
-    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
-) -> Tensor:
-    """Absolute log-ratio.
-
-    Formula: |log π − log π_ref|
-    Source: verl
-    Degenerate: biased; for reading, not for training
-    Peers: verl `abs`
-    """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    return ratio_BT.abs()
-
-
 def unbiased(
     policy_logprobs_BT: Tensor,
     *,
@@ -100,11 +84,6 @@ def unbiased(
     return (ratio_BT if ratio_gradient else ratio_BT.detach()) * estimate_BT
 
 
-def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
-    """The value of one estimator with the gradient of another (verl `k3+`, OpenRLHF `unbiased_gradient`: k2's gradient)."""
-    return value_BT.detach() + (gradient_BT - gradient_BT.detach())
-
-
 def drift(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
@@ -123,3 +102,10 @@ def drift(
 
 ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased, "drift": drift}
 """What config may name; `unbiased` also takes the proximal log-probs."""
+
+
+def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """KL between drawing a token or not, under two policies; ε keeps certain tokens finite."""
+    p_BT, q_BT = from_logprobs_BT.exp(), to_logprobs_BT.exp()
+    kept_BT = p_BT * (from_logprobs_BT - to_logprobs_BT)
+    return kept_BT + (1 - p_BT) * ((1 - p_BT + epsilon) / (1 - q_BT + epsilon)).log()

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from learner.algorithms import kl, losses
-from learner.algorithms.aggregation import aggregate, sequence_mean, token_mean
-from learner.algorithms.surrogates import TokenLosses
-from learner.algorithms.values import value_clip
+from learner.algorithms import kl
+from learner.algorithms.batch_rules.aggregation import aggregate, sequence_mean, token_mean
+from learner.algorithms.losses import sequence
+from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.losses.values import value_clip
 
 ROWS, WIDTH, REPEATS = 64, 1024, 21
 Run = Callable[[], Tensor]
@@ -99,11 +100,11 @@ def _ours(x: dict[str, Tensor]) -> dict[str, Run]:
         return aggregate(result.losses_BT, weights_BT=over_tokens)
 
     return {
-        "ppo_clip": policy(losses.ppo_clip, over_tokens, dual_clip=3.0, log_ratio_clamp=20.0),
-        "gspo_token": policy(losses.gspo_token, over_rows),
-        "cispo": policy(losses.cispo, over_tokens, log_ratio_clamp=20.0),
-        "sapo": policy(losses.sapo, over_rows, log_ratio_clamp=20.0),
-        "gmpo": policy(losses.gmpo, over_rows),
+        "ppo_clip": policy(policy.ppo_clip, over_tokens, dual_clip=3.0, log_ratio_clamp=20.0),
+        "gspo_token": policy(sequence.gspo_token, over_rows),
+        "cispo": policy(policy.cispo, over_tokens, log_ratio_clamp=20.0),
+        "sapo": policy(policy.sapo, over_rows, log_ratio_clamp=20.0),
+        "gmpo": policy(sequence.gmpo, over_rows),
         "k3": reference_kl,
         "value_clip": value,
     }

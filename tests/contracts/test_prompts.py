@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from cluster.contracts.plugins import Plugin, names, resolve
+from cluster.contracts.plugins import PROMPTS, Plugin, names, resolve
 from cluster.contracts.types import Prompt
-
-HOME = "actors.prompts"
 
 
 def make_source(name, folder):
@@ -19,10 +17,10 @@ def make_source(name, folder):
         params = {
             "reasoning_gym": {"task": "chain_sum", "size": 5, "seed": 3},
         }[name]
-    return resolve(Plugin(name=name, params=params), home=HOME, field="prompts")()
+    return resolve(Plugin(name=name, params=params), home=PROMPTS, field="prompts")()
 
 
-@pytest.fixture(params=names(HOME))
+@pytest.fixture(params=names(PROMPTS))
 def source(request, tmp_path):
     return make_source(request.param, tmp_path)
 
@@ -53,7 +51,7 @@ def test_columns_survive_json(source):
         assert json.loads(json.dumps(source[index].columns)) == source[index].columns
 
 
-@pytest.mark.parametrize("name", names(HOME))
+@pytest.mark.parametrize("name", names(PROMPTS))
 def test_two_sources_of_the_same_parameters_agree(name, tmp_path):
     one, other = make_source(name, tmp_path), make_source(name, tmp_path)
     assert [one[i] for i in range(len(one))] == [other[i] for i in range(len(other))]

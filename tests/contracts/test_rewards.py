@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
-from actors.reward_service.judgement import HOME, find_judge, is_async, judge_now
-from cluster.contracts.plugins import Plugin, names
+from actors.reward_service.judgement import find_judge, is_async, judge_now
+from cluster.contracts.plugins import REWARDS, Plugin, names
 from cluster.contracts.types import RewardStatus
 
 SUM = ReasoningGymPrompts(task="chain_sum", size=1)[0]
@@ -18,7 +18,7 @@ EXAMPLES = {
     "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
     "regex": ({"pattern": "<answer>(.*?)</answer>", "column": "answer"}, {"answer": "42"}, "<answer>42</answer>", "42"),
 }
-all_rewards = pytest.mark.parametrize("name", names(HOME))
+all_rewards = pytest.mark.parametrize("name", names(REWARDS))
 
 
 def judged(name, completion, columns=None):

@@ -3,12 +3,12 @@
 import pytest
 
 from cluster.contracts.config import MetricsConfig
-from cluster.contracts.plugins import Plugin, names
+from cluster.contracts.plugins import SINKS, Plugin, names
 from cluster.metrics import Sink, resolve_sink
 from cluster.record.run_directory import RunDirectory
 
 
-@pytest.fixture(params=names("cluster.sinks"))
+@pytest.fixture(params=names(SINKS))
 def sink(request, tmp_path) -> Sink:
     make = resolve_sink(MetricsConfig(sinks=(Plugin(name=request.param),)), 0)
     made = make(directory=RunDirectory(str(tmp_path)), num_steps=10)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from learner.algorithms.controllers import AdaptiveKl, FixedKl
+from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
 from tests.golden.cases import Variant
 
 

@@ -5,10 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, filters, kl, masks, shaping
-from learner.algorithms.controllers import RunningMoments
-from learner.algorithms.returns import cumulative_returns, gae
-from learner.algorithms.values import value_clip
+from learner.algorithms import kl, masks
+from learner.algorithms.advantages import group
+from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.batch_rules import filters, shaping
+from learner.algorithms.groups import over_groups
+from learner.algorithms.losses.values import value_clip
+from learner.algorithms.objective.controllers import RunningMoments
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl
@@ -148,12 +151,12 @@ def _shaped(rewards_N: Tensor, v: Variant, *, epsilon: float) -> Tensor:
     if size == 1 and estimator in ("group_norm", "grpo", "rloo"):
         raise Unsupported("a group of one: LightRFT gives NaN, we give 0 or an error")
     if estimator == "rloo":
-        return advantages.over_groups(advantages.rloo, rewards_N, group_index_N=group_index_N)
+        return over_groups(group.rloo, rewards_N, group_index_N=group_index_N)
     if estimator == "reinforce_baseline":
-        return advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
+        return over_groups(group.mean_centered, rewards_N, group_index_N=group_index_N)
     if estimator in ("group_norm", "grpo"):
-        return advantages.over_groups(
-            advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=epsilon, zero_variance="rounding"
+        return over_groups(
+            group.grpo, rewards_N, group_index_N=group_index_N, epsilon=epsilon, zero_variance="rounding"
         )
     return rewards_N
 
@@ -222,7 +225,12 @@ def fast_path(v: Variant) -> dict[str, Any]:
         if v.option("micro_train_batch_size") != v.option("n_samples_per_prompt"):
             raise Unsupported("dynamic sampling that looks at rows of another group: ours is filter `zero_variance`")
         group_index_N = torch.arange(len(rewards_N)) // v.option("n_samples_per_prompt")
-        kept = mask & filters.zero_variance(rewards_N, group_index_N=group_index_N)[:, None]
+        varies_N = over_groups(
+            lambda rewards_G: torch.full_like(rewards_G, filters.zero_variance(rewards_G)),
+            rewards_N,
+            group_index_N=group_index_N,
+        )
+        kept = mask & (varies_N > 0)[:, None]
     gammas = [_gamma(v)] + [1.0] * (int(v["n_experiences"]) - 1)
     before, returns = _returns_by_experience(v, token_rewards, kept, gammas=gammas)
     may_norm = estimator not in ("group_norm", "grpo")
@@ -267,8 +275,9 @@ def _returns_by_experience(
 
 def clip_filter_weights(v: Variant) -> dict[str, Any]:
     rewards = v["rewards"]
-    weights = filters.group_weights(
-        rewards.flatten(),
+    weights = shaping.group_weights(
+        torch.ones(rewards.numel(), 1),
+        rewards_N=rewards.flatten(),
         group_index_N=torch.arange(rewards.numel()) // rewards.shape[1],
         cap=v.option("clip_filter_like_weight_clip_eps"),
         constant_weight=v.option("lamda"),
@@ -284,9 +293,9 @@ def cpgd_advantages(v: Variant) -> dict[str, Any]:
     if kind == "clip_filter_like_weight":
         raise Unsupported("weights of a batch that is not made of groups")
     if kind == "STD_weight":
-        result = advantages.cpgd(rewards_N, center="normalised")
+        result = group.cpgd(rewards_N, center="normalised")
     else:
-        result = advantages.cpgd(rewards_N, center="mean")
+        result = group.cpgd(rewards_N, center="mean")
     per_token = result[:, None] * v.mask()
     return {"advantages": per_token, "returns": per_token}
 

@@ -5,9 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, kl, logprobs, masks, shaping
-from learner.algorithms.returns import cumulative_returns, gae, place_rewards
-from learner.algorithms.values import value_clip
+from learner.algorithms import kl, masks
+from learner.algorithms.advantages import group
+from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.batch_rules import shaping
+from learner.algorithms.groups import over_groups
+from learner.algorithms.losses.values import value_clip
+from learner.algorithms.objective.token_rewards import place_rewards
+from tests.golden import logprobs
 from tests.golden.cases import Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl
 from tests.golden.through_objective import Step, aggregated
@@ -200,16 +205,16 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
     estimator, mask, rewards_N = v.option("estimator"), v.mask(), v["rewards"]
     v.without_effect("gamma", "lambd", "no_std_norm")
     group_index_N = torch.arange(len(rewards_N)) // v["n_samples_per_prompt"]
-    spread_N = advantages.over_groups(lambda r: r.std().expand(len(r)), rewards_N, group_index_N=group_index_N)
+    spread_N = over_groups(lambda r: r.std().expand(len(r)), rewards_N, group_index_N=group_index_N)
     if estimator == "flash_reinforce":
-        rewards_N = advantages.mean_centered(rewards_N)
+        rewards_N = group.mean_centered(rewards_N)
     elif estimator == "rloo":
-        rewards_N = advantages.over_groups(advantages.rloo, rewards_N, group_index_N=group_index_N)
+        rewards_N = over_groups(group.rloo, rewards_N, group_index_N=group_index_N)
     elif estimator in ("reinforce_baseline", "dr_grpo"):
-        rewards_N = advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
+        rewards_N = over_groups(group.mean_centered, rewards_N, group_index_N=group_index_N)
     elif estimator == "group_norm":
-        rewards_N = advantages.over_groups(
-            advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-9, zero_variance="rounding"
+        rewards_N = over_groups(
+            group.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-9, zero_variance="rounding"
         )
     token_rewards = reward_less_kl(rewards_N, v["kl"], mask, v.option("kl_coef"), v.option("reward_clip_range"))
     if estimator == "gae":

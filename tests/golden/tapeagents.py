@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, kl, masks
-from learner.algorithms.logprobs import entropies, token_logprobs
+from learner.algorithms import kl, masks
+from learner.algorithms.advantages import group
+from learner.algorithms.groups import over_groups
 from tests.golden.cases import Uncompared, Unsupported, Variant
+from tests.golden.logprobs import entropies, token_logprobs
 from tests.golden.models import load_model
 from tests.golden.through_objective import Step
 
@@ -146,9 +148,7 @@ def dataset_advantages(v: Variant) -> dict[str, Any]:
     rewards_N = _less_kl(v) if v.option("reward_minus_kl_coef") else v["reward"]
     names = sorted(set(v["group_id"]))
     group_index_N = torch.tensor([names.index(name) for name in v["group_id"]])
-    result_N = advantages.over_groups(
-        advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-4, zero_variance="rounding"
-    )
+    result_N = over_groups(group.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-4, zero_variance="rounding")
     return {"advantages": result_N.repeat_interleave(v["lengths"]), "reward_column_after": v["reward"]}
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Plugin
 from learner.algorithms import kl
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.batch import BatchTensors
-from learner.algorithms.filters import Selection
-from learner.algorithms.injection import Variant
+from learner.algorithms.batch_rules.aggregation import aggregate
+from learner.algorithms.batch_rules.filters import Selection
+from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import masked
 from learner.algorithms.objective import Objective
-from learner.algorithms.surrogates import TokenLosses
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.registry.variants import Variant
 
 Plugins = Mapping[str, Any]
 """An algorithm section, or one variant of it, as a run file would say it."""
@@ -104,7 +104,7 @@ class Step:
 
     def _covariances(self) -> dict[str, Tensor]:
         """Under the present policy; an objective takes them at the start of the step, so these losses go by hand."""
-        from learner.algorithms.losses import covariances
+        from learner.algorithms.losses.covariance import covariances
 
         found_BT = covariances(self.policy_BT.detach(), advantages_NT=self.advantages_BT, loss_mask_NT=self.mask)
         return {"covariances_BT": found_BT, "batch_covariances_M": found_BT[self.mask]}

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, kl, logprobs, masks, ratios
-from learner.algorithms.aggregation import none
-from learner.algorithms.candidates import choose
-from learner.algorithms.returns import place_rewards, subtract_kl
-from learner.algorithms.streaming import Arrival, ReleasedGroup, StreamingGroups
+from learner.algorithms import kl, masks
+from learner.algorithms.advantages import group
+from learner.algorithms.advantages.candidates import choose
+from learner.algorithms.advantages.streaming import Arrival, ReleasedGroup, StreamingGroups
+from learner.algorithms.corrections import masking
+from learner.algorithms.objective.token_rewards import place_rewards, subtract_kl
+from tests.golden import logprobs
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.models import load_model
+from tests.golden.peer_parts import none
 from tests.golden.through_objective import Step, aggregated
 
 
@@ -36,7 +39,7 @@ def grpo_loss(loss: str) -> Callable[[Variant], dict[str, Any]]:
         old_BT, advantages_BT = v["old_log_probs"], v["advantage"].squeeze(-1)
         if v.option("kl_mask_threshold") is not None:
             given = {"rollout_logprobs_BT": old_BT, "loss_mask_BT": mask, "high": v.option("kl_mask_threshold")}
-            mask = ratios.rejection(policy_BT, **given, estimator="k2") > 0
+            mask = masking.rejection(policy_BT, **given, estimator="k2") > 0
         low, high = _epsilons(v)
         aggregation, policy = _aggregation(v), {"name": loss, "epsilon_low": low, "epsilon_high": high}
         step = Step(policy_BT=policy_BT, old_BT=old_BT, advantages_BT=advantages_BT, mask=mask)
@@ -157,7 +160,7 @@ def mc_advantage(*, after_release: str) -> Callable[[Variant], dict[str, Any]]:
         settings = {"epsilon": 1e-6, "epsilon_mode": "clamp", "zero_variance": "rounding"}
         groups = StreamingGroups(
             group_size=size,
-            advantage=functools.partial(advantages.grpo, **settings),
+            advantage=functools.partial(group.grpo, **settings),
             over="trajectories" if kind else "steps",
             trajectory_return=kind or "sum",
             return_bounds=tuple(v.option("keep_return_bounds")) if v.option("keep_return_bounds") else None,

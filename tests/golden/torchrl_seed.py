@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import aggregation, kl, logprobs, losses, masks
-from tests.golden import torchrl
+from learner.algorithms import kl, masks
+from learner.algorithms.batch_rules import aggregation
+from learner.algorithms.losses.policy import ppo_clip
+from tests.golden import logprobs, peer_parts, torchrl
 from tests.golden.cases import Uncompared, Unsupported, Variant
 
 
@@ -23,9 +25,7 @@ def grpo_loss(v: Variant) -> dict[str, Any]:
     policy_kept = masks.masked(policy_BT, loss_mask_BT=mask)
     everywhere = torch.ones_like(mask)
     ratio = masks.log_ratio(policy_kept, denominator_BT=old_BT, loss_mask_BT=everywhere)
-    token = losses.ppo_clip(
-        policy_kept, proximal_logprobs_BT=old_BT, advantages_BT=advantages_BT, loss_mask_BT=everywhere
-    )
+    token = ppo_clip(policy_kept, proximal_logprobs_BT=old_BT, advantages_BT=advantages_BT, loss_mask_BT=everywhere)
     result: dict[str, Any] = {
         "loss_objective": _reduce(token.losses_BT, v),
         "clip_fraction": ((ratio.exp() < 0.8) | (ratio.exp() > 1.2)).to(ratio.dtype).mean(),
@@ -56,7 +56,7 @@ def _reduce(x_BT: Tensor, v: Variant) -> Tensor:
     everywhere = torch.ones_like(x_BT, dtype=torch.bool)
     kind = v.only("reduction", "mean", "sum", "none")
     if kind == "none":
-        return aggregation.none(x_BT, loss_mask_NT=everywhere)
+        return peer_parts.none(x_BT, loss_mask_NT=everywhere)
     weights = aggregation.sum(everywhere) if kind == "sum" else aggregation.token_mean(everywhere)
     return aggregation.aggregate(x_BT, weights_BT=weights)
 

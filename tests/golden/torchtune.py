@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 
-from learner.algorithms import logprobs, masks, sequences
+from learner.algorithms import masks
+from learner.algorithms.advantages.returns import gae
 from learner.algorithms.kl import k1
-from learner.algorithms.returns import gae, place_rewards
-from learner.algorithms.values import value_clip
+from learner.algorithms.losses.values import value_clip
+from learner.algorithms.objective.token_rewards import place_rewards
+from tests.golden import logprobs, sequences
 from tests.golden.cases import Variant
 from tests.golden.through_objective import Step, aggregated
 

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, masks, ratios
-from learner.algorithms.logprobs import entropies, token_logprobs
-from learner.algorithms.sequence_losses import vespo_weights
+from learner.algorithms import masks
+from learner.algorithms.advantages import batch, group
+from learner.algorithms.corrections import importance
+from learner.algorithms.groups import over_groups
+from learner.algorithms.losses.sequence import vespo_weights
 from tests.golden.cases import Uncompared, Unsupported, Variant
+from tests.golden.logprobs import entropies, token_logprobs
 from tests.golden.models import load_model
 from tests.golden.through_objective import Step
 
@@ -160,14 +163,14 @@ def _metrics(v: Variant, step: Step, policy_loss: dict[str, Any], *, advantages:
 
 def _phi_mean(step: Step, policy_loss: dict[str, Any], *, advantages: Tensor) -> Tensor:
     """Over rows where advantages are one per row, else over tokens. TRL gives a row with nothing unmasked the weight of ratio 1."""
-    shape = {name: value for name, value in policy_loss.items() if name != "name"}
-    phi = vespo_weights(
+    shape = {name: value for name, value in policy_loss.items() if name not in ("name", "log_ratio_clamp")}
+    ratio_BT = masks.log_ratio(
         step.policy_BT,
-        rollout_logprobs_BT=step.rollout_BT,
-        advantages_BT=step.advantages_BT,
+        denominator_BT=step.rollout_BT,
         loss_mask_BT=step.mask,
-        **shape,
+        clamp=policy_loss.get("log_ratio_clamp"),
     )
+    phi = vespo_weights(ratio_BT, advantages_BT=step.advantages_BT, loss_mask_BT=step.mask, **shape)
     if advantages.dim() == 2:
         return masks.masked_mean(phi, loss_mask_BT=step.mask)
     return torch.where(step.mask.any(1), masks.masked_mean(phi, loss_mask_BT=step.mask, dim=1), 1).mean()
@@ -260,7 +263,7 @@ def group_advantages(v: Variant) -> dict[str, Any]:
     if v.option("multi_objective_aggregation") == "normalize_then_sum":
         if rewards_NK.isnan().any():
             raise Unsupported("components that are missing for some trajectories")
-        result = advantages.gdpo(
+        result = batch.gdpo(
             rewards_NK,
             group_index_N=group_index_N,
             component_weights=tuple(weights),
@@ -273,13 +276,11 @@ def group_advantages(v: Variant) -> dict[str, Any]:
     rewards_N = (rewards_NK * torch.tensor(weights)).nansum(1)[has_reward_N]
     group_index_N = group_index_N[has_reward_N]
     if scale == "group":
-        result = advantages.over_groups(
-            advantages.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-4, zero_variance="rounding"
-        )
+        result = over_groups(group.grpo, rewards_N, group_index_N=group_index_N, epsilon=1e-4, zero_variance="rounding")
     elif scale == "batch":
-        result = advantages.group_mean_batch_std(rewards_N, group_index_N=group_index_N, epsilon=1e-4)
+        result = batch.group_mean_batch_std(rewards_N, group_index_N=group_index_N, epsilon=1e-4)
     else:
-        result = advantages.over_groups(advantages.mean_centered, rewards_N, group_index_N=group_index_N)
+        result = over_groups(group.mean_centered, rewards_N, group_index_N=group_index_N)
     advantages_N = result.new_zeros(len(rewards_NK)).masked_scatter(has_reward_N, result)
     return {
         "advantages": advantages_N,
@@ -297,9 +298,9 @@ def importance_sampling_ratio(v: Variant) -> dict[str, Any]:
     low, high = v.option("clip_min") or 0.0, v.option("clip_max")
     given = {"rollout_logprobs_BT": rollout_BT, "loss_mask_BT": mask, "level": level}
     if kind == "truncate":
-        weights = ratios.tis(old_BT, **given, floor=low, cap=high)
+        weights = importance.tis(old_BT, **given, floor=low, cap=high)
     else:
-        weights = ratios.icepop(old_BT, **given, low=low, high=high)
+        weights = importance.icepop(old_BT, **given, low=low, high=high)
     gap = (old_BT - v["sampling_log_probs"]).abs()[mask & ~v["sampling_log_probs"].isnan()]
     result = torch.where(mask, weights, torch.ones_like(weights)) if level == "token" else weights.amax(1, keepdim=True)
     counted = weights[mask] if level == "token" else result.flatten()

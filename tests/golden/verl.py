@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import kl, masks, values
-from tests.golden import verl_advantages, verl_policy, verl_rollout
+from learner.algorithms import kl, masks
+from learner.algorithms.losses import values
+from tests.golden import peer_parts, verl_advantages, verl_policy, verl_rollout
 from tests.golden.cases import Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.through_objective import aggregated
@@ -19,14 +20,14 @@ def kl_penalty(v: Variant) -> dict[str, Any]:
     given = {"other_logprobs_BT": v["ref_log_probs"], "loss_mask_BT": torch.ones_like(v.mask())}
     value = _kl_value(v["log_probs"], kind.removesuffix("+"), given)
     if kind.endswith("+"):
-        value = kl.straight_through(value, gradient_BT=kl.k2(v["log_probs"], **given))
+        value = peer_parts.straight_through(value, gradient_BT=kl.k2(v["log_probs"], **given))
     return {"kl": value, "loss": masks.masked_sum(value, loss_mask_BT=v.mask())}
 
 
 def _kl_value(policy_BT: Tensor, kind: str, given: dict[str, Any]) -> Tensor:
     if kind in ("k3", "low_var_kl"):
         return kl.k3(policy_BT, **given, log_ratio_clamp=CLAMP).clamp(-10, 10)
-    return {"k1": kl.k1, "kl": kl.k1, "abs": kl.absolute, "k2": kl.k2, "mse": kl.k2}[kind](policy_BT, **given)
+    return {"k1": kl.k1, "kl": kl.k1, "abs": peer_parts.absolute, "k2": kl.k2, "mse": kl.k2}[kind](policy_BT, **given)
 
 
 def compute_rewards(v: Variant) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, baselines, masks
-from learner.algorithms.returns import cumulative_returns, gae
+from learner.algorithms import masks
+from learner.algorithms.advantages import batch, group
+from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.groups import over_groups
+from tests.golden import peer_parts
 from tests.golden.cases import Variant
 
 
@@ -64,29 +67,29 @@ def group_advantage(compute: Callable[..., Tensor]) -> Callable[[Variant], dict[
 def grpo(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
     epsilon = v.option("epsilon", 1e-6)
     if not v.option("norm_adv_by_std_in_grpo", True):
-        return advantages.over_groups(advantages.mean_centered, rewards, group_index_N=groups, singleton="raw")
+        return over_groups(group.mean_centered, rewards, group_index_N=groups, singleton="raw")
     settings = {"epsilon": epsilon, "singleton": "raw", "zero_variance": "rounding"}
-    return advantages.over_groups(advantages.grpo, rewards, group_index_N=groups, **settings)
+    return over_groups(group.grpo, rewards, group_index_N=groups, **settings)
 
 
 def passk(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.over_groups(advantages.pass_at_k, rewards, group_index_N=groups, normalise=True)
+    return over_groups(group.pass_at_k, rewards, group_index_N=groups, normalise=True)
 
 
 def rloo(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.over_groups(advantages.rloo, rewards, group_index_N=groups, singleton="raw")
+    return over_groups(group.rloo, rewards, group_index_N=groups, singleton="raw")
 
 
 def rloo_vectorized(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.over_groups(advantages.rloo, rewards, group_index_N=groups, singleton="zero")
+    return over_groups(group.rloo, rewards, group_index_N=groups, singleton="zero")
 
 
 def opo(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.opo(rewards, loss_mask_NT=v.mask(), group_index_N=groups)
+    return batch.opo(rewards, loss_mask_NT=v.mask(), group_index_N=groups)
 
 
 def gpg(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.gpg(rewards, group_index_N=groups)
+    return batch.gpg(rewards, group_index_N=groups)
 
 
 def whitened(compute: Callable[..., Tensor]) -> Callable[[Variant], dict[str, Any]]:
@@ -102,7 +105,7 @@ def whitened(compute: Callable[..., Tensor]) -> Callable[[Variant], dict[str, An
 
 
 def centred(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
-    return advantages.over_groups(advantages.mean_centered, rewards, group_index_N=groups, singleton="raw")
+    return over_groups(group.mean_centered, rewards, group_index_N=groups, singleton="raw")
 
 
 def reinforce_plus_plus(v: Variant) -> dict[str, Any]:
@@ -113,13 +116,13 @@ def reinforce_plus_plus(v: Variant) -> dict[str, Any]:
 
 def remax(v: Variant) -> dict[str, Any]:
     returns = cumulative_returns(v["token_rewards"], loss_mask_NT=v.mask())
-    result = baselines.remax(returns, greedy_rewards_N=v["reward_baselines"], loss_mask_NT=v.mask())
+    result = peer_parts.remax(returns, greedy_rewards_N=v["reward_baselines"], loss_mask_NT=v.mask())
     return {"advantages": result, "returns": returns}
 
 
 def optimal_token_baseline(v: Variant) -> dict[str, Any]:
     returns = cumulative_returns(v["token_rewards"], loss_mask_NT=v.mask())
-    result = baselines.optimal_token_baseline(
+    result = peer_parts.optimal_token_baseline(
         returns,
         logprobs_NT=v["old_log_probs"],
         sum_squared_probs_NT=v["sum_pi_squared"],

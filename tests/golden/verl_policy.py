@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms import losses, masks
+from learner.algorithms import masks
+from learner.algorithms.losses import covariance
 from tests.golden.cases import Unsupported, Variant
 from tests.golden.through_objective import Step, aggregated
 
@@ -159,7 +160,7 @@ def clip_cov(v: Variant) -> dict[str, Any]:
     bounds = {"cov_low": config.get("clip_cov_lb", 1.0), "cov_high": config.get("clip_cov_ub", 5.0)}
     share = config.get("clip_cov_ratio", 0.0002)
     mask = v.mask()
-    found = losses.covariances(v["log_probs"].detach(), advantages_NT=v["advantages"], loss_mask_NT=mask)
+    found = covariance.covariances(v["log_probs"].detach(), advantages_NT=v["advantages"], loss_mask_NT=mask)
     covariances_M = found[mask]
     candidates = (covariances_M > bounds["cov_low"]) & (covariances_M < bounds["cov_high"])
     if max(int(share * len(covariances_M)), 1) < int(candidates.sum()):

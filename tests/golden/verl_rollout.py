@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from learner.algorithms import masks, mismatch, ratios
+from learner.algorithms import masks
+from learner.algorithms.corrections import importance, masking
+from tests.golden import mismatch, peer_parts
 from tests.golden.cases import Uncompared, Variant
 from tests.golden.through_objective import Step
 from tests.golden.verl_policy import AGGREGATIONS, CLAMP, EPSILON, mean, refuse_nothing
@@ -35,11 +37,11 @@ def _importance_weights(
     low, high = _bounds(threshold)
     given = {"rollout_logprobs_BT": rollout_BT, "loss_mask_BT": mask, "level": level, "log_ratio_clamp": CLAMP}
     if low is None:
-        weights = ratios.tis(policy_BT, **given, cap=high)
+        weights = importance.tis(policy_BT, **given, cap=high)
     else:
-        weights = ratios.icepop(policy_BT, **given, low=low, high=high)
+        weights = importance.icepop(policy_BT, **given, low=low, high=high)
     if is_normalised:
-        weights = ratios.normalise_weights(weights, loss_mask_BT=mask, level=level, epsilon=EPSILON)
+        weights = peer_parts.normalise_weights(weights, loss_mask_BT=mask, level=level, epsilon=EPSILON)
     return weights
 
 
@@ -61,7 +63,7 @@ def _kept_by(kind: str, threshold: str, policy_BT: Tensor, rollout_BT: Tensor, m
     if estimator == "k1":
         low = math.log(low) if low is not None else -math.log(high)
         high = math.log(high)
-    kept = ratios.rejection(
+    kept = masking.rejection(
         policy_BT,
         rollout_logprobs_BT=rollout_BT,
         loss_mask_BT=mask,

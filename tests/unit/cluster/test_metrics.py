@@ -77,7 +77,9 @@ def test_a_step_done_again_counts_as_it_was_done_last(directory):
 
 
 def test_an_unknown_sink_names_its_setting(directory):
-    with pytest.raises(ConfigError, match=r"metrics.sinks\[1\]='carrier_pigeon' does not import"):
+    with pytest.raises(
+        ConfigError, match=r"metrics.sinks\[1\]='carrier_pigeon' is not there; cluster.sinks has: console, jsonl"
+    ):
         open_log(
             MetricsConfig(sinks=(Plugin(name="jsonl"), Plugin(name="carrier_pigeon"))), directory=directory, num_steps=1
         )

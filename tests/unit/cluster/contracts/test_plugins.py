@@ -1,25 +1,37 @@
+import subprocess
+import sys
+
 import pytest
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import Plugin, names, resolve
+from cluster.contracts.plugins import PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, names, resolve
 
-HERE = __name__
+HERE = Home(package=__name__, called_with=("value",))
 
 
 def scaled(value: float, *, factor: float, clip: float | None = None) -> float:
     return value * factor
 
 
+def doubled(value: float) -> float:
+    return 2 * value
+
+
 def anything(**options: object) -> dict[str, object]:
     return options
 
 
+def without_the_value(*, factor: float) -> float:
+    return factor
+
+
+twice = doubled
 NUMBER = 3
 
 
 def refusal(plugin: Plugin) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(plugin, home=HERE, field="my.field", given=("value",))
+        resolve(plugin, home=HERE, field="my.field")
     return str(caught.value)
 
 
@@ -31,17 +43,20 @@ def test_short_and_long_forms_mean_the_same():
 
 
 def test_parameters_are_bound_and_converted():
-    assert resolve(Plugin(name="scaled", params={"factor": "2"}), home=HERE, given=("value",))(3.0) == 6.0
+    bound = resolve(Plugin(name="scaled", params={"factor": "2"}), home=HERE, field="my.field")
+    assert bound(3.0) == 6.0
 
 
 def test_a_full_path_needs_no_home():
-    assert resolve(Plugin(name="math:sqrt"), home="nowhere", given=("x",)).func(4.0) == 2.0
+    nowhere = Home(package="nowhere", called_with=("x",))
+    assert resolve(Plugin(name="math:sqrt"), home=nowhere, field="my.field").func(4.0) == 2.0
 
 
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (Plugin(name="absent"), "my.field='absent' does not import: AttributeError"),
+        (Plugin(name="doubld"), "my.field='doubld' is not there; did you mean 'doubled'?"),
+        (Plugin(name="absent"), "has: anything, doubled, scaled, twice; your own"),
         (Plugin(name="no.such:thing"), "my.field='no.such:thing' does not import: ModuleNotFoundError"),
         (Plugin(name="scaled"), "my.field='scaled' needs factor; write my.field: {name: scaled, factor: ...}"),
         (Plugin(name="scaled", params={"factor": "wide"}), "my.field.factor='wide' is not valid"),
@@ -50,7 +65,9 @@ def test_a_full_path_needs_no_home():
             "my.field.speed=2 is not a parameter of 'scaled'; it takes: factor, clip",
         ),
         (Plugin(name="scaled", params={"factor": 1, "value": 2}), "my.field.value=2 is not a parameter"),
-        (Plugin(name=f"{HERE}:NUMBER"), "is a int; it must be a function or a class"),
+        (Plugin(name="anything", params={"value": 2}), "my.field.value=2 is not a parameter"),
+        (Plugin(name=f"{__name__}:NUMBER"), "is a int; it must be a function or a class"),
+        (Plugin(name=f"{__name__}:without_the_value"), "does not take value; it is called with value"),
     ],
 )
 def test_a_mistake_names_field_value_and_way_out(plugin, message):
@@ -58,9 +75,44 @@ def test_a_mistake_names_field_value_and_way_out(plugin, message):
 
 
 def test_a_function_of_any_keywords_takes_any():
-    assert resolve(Plugin(name="anything", params={"x": 1}), home=HERE)() == {"x": 1}
+    assert resolve(Plugin(name="anything", params={"x": 1}), home=HERE, field="my.field")() == {"x": 1}
 
 
-def test_a_module_offers_its_own_functions():
-    assert {"scaled", "anything"} <= set(names(HERE))
-    assert "resolve" not in names(HERE)
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Home:
+    """A home of several files, none of which may be imported for its names."""
+    (tmp_path / "house_of_tests").mkdir()
+    files = {
+        "__init__": "",
+        "regex": "raise ImportError\ndef regex(*, pattern): ...\ndef helper(*, pattern): ...",
+        "classy": "class Classy:\n    def __init__(self, pattern): ...\nclassy = Classy",
+        "many": "def one(pattern): ...\nasync def other(pattern): ...\ndef _own(pattern): ...\ndef third(x): ...",
+    }
+    for name, text in files.items():
+        (tmp_path / "house_of_tests" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Home(package="house_of_tests", works_on=frozenset({"pattern"}))
+
+
+def test_a_file_of_its_own_name_holds_one_variant_and_another_file_all_that_have_the_right_signature(package):
+    assert names(package) == ["classy", "one", "other", "regex"]
+
+
+def test_a_variant_that_is_there_and_does_not_import_says_why(package):
+    with pytest.raises(ConfigError, match="x='regex' does not import: ImportError"):
+        find(Plugin(name="regex"), home=package, field="x")
+
+
+def test_a_transport_is_no_internal_module_of_weights():
+    assert "object_store" in names(TRANSPORTS)
+    assert not {"manifest", "broadcast", "vllm_receiver", "adapter"} & set(names(TRANSPORTS))
+
+
+def test_names_are_had_without_importing_what_they_name():
+    text = (
+        "import sys; from cluster.contracts import plugins as p; "
+        "print([p.names(home) for home in (p.REWARDS, p.PROMPTS, p.SINKS, p.TRANSPORTS)]); "
+        "assert not {'torch', 'vllm', 'ray', 'math_verify', 'tensorboard'} & set(sys.modules)"
+    )
+    listed = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert all(name in listed for home in (REWARDS, PROMPTS, SINKS) for name in names(home))

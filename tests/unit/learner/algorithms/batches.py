@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.algorithms.batch import BatchTensors, Prepared
 from learner.algorithms.objective import LossResult, Objective
+from learner.algorithms.objective.batch import BatchTensors, Prepared
 
 
 class Case:
@@ -56,7 +56,7 @@ class Case:
         results = [self.of_rows(objective, prepared, policy, rows) for rows in chosen]
         total = torch.stack([result.loss for result in results]).sum()
         (gradient,) = torch.autograd.grad(total, policy)
-        from learner.algorithms.statistics import Statistics
+        from learner.algorithms.objective.statistics import Statistics
 
         return total.detach(), Statistics.merge([result.statistics for result in results]).compute(), gradient
 

@@ -5,21 +5,18 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-from learner.algorithms.advantages import (
-    cpgd,
+from learner.algorithms.advantages.batch import (
     gdpo,
+    gpg,
     group_mean_batch_std,
-    grpo,
-    max_rl,
-    mean_centered,
-    over_groups,
-    pass_at_k,
+    opo,
     raw_reward,
     reinforce_pp,
     reinforce_pp_baseline,
-    rloo,
 )
-from learner.algorithms.baselines import gpg, opo, optimal_token_baseline, remax
+from learner.algorithms.advantages.group import cpgd, grpo, max_rl, mean_centered, pass_at_k, rloo
+from learner.algorithms.groups import over_groups
+from tests.golden.peer_parts import optimal_token_baseline, remax
 
 
 def test_grpo_divides_by_the_unbiased_spread():

@@ -12,14 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.contracts.algorithm_config import AlgorithmConfig, KlConfig, ValueConfig
-from learner.algorithms.injection import HOMES, variants
+from cluster.contracts.plugins import names
 from learner.algorithms.objective import Objective
-from learner.algorithms.statistics import Statistics
+from learner.algorithms.objective.statistics import Statistics
+from learner.algorithms.registry.homes import HOMES
 from tests.unit.learner.algorithms.batches import Case, case
 
-LOSSES = sorted(variants(HOMES["policy_loss"]))
-ADVANTAGES = sorted(variants(HOMES["advantage"]))
-AGGREGATIONS = sorted(set(variants(HOMES["aggregation"])) - {"none"})
+LOSSES = names(HOMES["policy_loss"])
+ADVANTAGES = names(HOMES["advantage"])
+AGGREGATIONS = names(HOMES["aggregation"])
 LAYOUTS = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 

@@ -7,21 +7,32 @@ import torch
 from torch import Tensor, tensor
 from torch.testing import assert_close
 
-from learner.algorithms import losses
-from learner.algorithms.aggregation import (
+from cluster.contracts.plugins import Plugin, find
+from learner.algorithms.batch_rules.aggregation import (
     aggregate,
-    none,
     prompt_mean,
     sequence_mean,
     sequence_sum_mean,
     sequence_sum_over_length,
     token_mean,
 )
-from learner.algorithms.aggregation import (
-    sum as token_sum,
+from learner.algorithms.batch_rules.aggregation import sum as token_sum
+from learner.algorithms.losses import covariance, sequence
+from learner.algorithms.losses.policy import (
+    cispo,
+    clipped_ratio,
+    cpgd,
+    dppo,
+    dro,
+    importance_sampling,
+    ppo_clip,
+    reinforce,
+    sapo,
 )
-from learner.algorithms.surrogates import TokenLosses
-from learner.algorithms.values import value_clip
+from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.losses.values import value_clip
+from learner.algorithms.registry.homes import HOMES
+from tests.golden.peer_parts import none
 
 YES = tensor([[True, True, True, True]])
 
@@ -45,78 +56,76 @@ def row(*values: float) -> Tensor:
 
 
 def test_ppo_holds_the_ratio_only_where_that_helps():
-    got = run(losses.ppo_clip, (1.5, 0.5, 1.5, 0.5), [1.0, 1.0, -1.0, -1.0])
+    got = run(ppo_clip, (1.5, 0.5, 1.5, 0.5), [1.0, 1.0, -1.0, -1.0])
     assert_close(got.losses_BT, row(-1.2, -0.5, 1.5, 0.8))
     assert got.clipped_high_BT.tolist() == [[True, False, False, False]]
     assert got.clipped_low_BT.tolist() == [[False, False, False, True]]
 
 
 def test_dapo_clips_higher():
-    assert_close(run(losses.ppo_clip, (1.5,), [1.0], epsilon_high=0.28).losses_BT, row(-1.28))
+    assert_close(run(ppo_clip, (1.5,), [1.0], epsilon_high=0.28).losses_BT, row(-1.28))
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens():
-    got = run(losses.ppo_clip, (10.0, 10.0), [-1.0, 1.0], dual_clip=3.0)
+    got = run(ppo_clip, (10.0, 10.0), [-1.0, 1.0], dual_clip=3.0)
     assert_close(got.losses_BT, row(3.0, -1.2))
     assert got.clipped_dual_BT.tolist() == [[True, False]]
 
 
 def test_delta_bounds_the_unclipped_ratio_on_both_sides():
-    assert_close(run(losses.ppo_clip, (10.0,), [-1.0], delta=4.0).losses_BT, row(4.0))
-    assert_close(run(losses.ppo_clip, (10.0,), [1.0], delta=1.1).losses_BT, row(-1.1))
+    assert_close(run(ppo_clip, (10.0,), [-1.0], delta=4.0).losses_BT, row(4.0))
+    assert_close(run(ppo_clip, (10.0,), [1.0], delta=1.1).losses_BT, row(-1.1))
 
 
 def test_a_log_ratio_clamp_cuts_value_and_gradient():
-    got = run(losses.ppo_clip, (math.exp(30),), [-1.0], log_ratio_clamp=20.0)
+    got = run(ppo_clip, (math.exp(30),), [-1.0], log_ratio_clamp=20.0)
     assert_close(got.losses_BT, row(math.exp(20)))
 
 
 def test_no_advantage_is_no_loss_whatever_the_ratio():
     for name in ("ppo_clip", "importance_sampling", "cispo", "sapo", "gspo", "gmpo", "cpgd", "clipped_ratio"):
-        got = run(getattr(losses, name), (math.exp(200.0),), [0.0])
+        got = run(find(Plugin(name=name), home=HOMES["policy_loss"], field="policy_loss"), (math.exp(200.0),), [0.0])
         assert got.losses_BT.tolist() == [[0.0]], name
 
 
 def test_reinforce_weighs_log_probs():
     policy, mask = row(-2.0, -3.0), tensor([[True, True]])
-    assert_close(losses.reinforce(policy, advantages_BT=row(1.0, -1.0), loss_mask_BT=mask), row(2.0, -3.0))
-    assert_close(
-        losses.reinforce(policy, advantages_BT=row(1.0, -1.0), loss_mask_BT=mask, positive_part=True), row(2.0, 0.0)
-    )
+    assert_close(reinforce(policy, advantages_BT=row(1.0, -1.0), loss_mask_BT=mask), row(2.0, -3.0))
+    assert_close(reinforce(policy, advantages_BT=row(1.0, -1.0), loss_mask_BT=mask, positive_part=True), row(2.0, 0.0))
 
 
 def test_importance_sampling_has_no_clip():
-    assert_close(run(losses.importance_sampling, (5.0,), [2.0]).losses_BT, row(-10.0))
+    assert_close(run(importance_sampling, (5.0,), [2.0]).losses_BT, row(-10.0))
 
 
 def test_the_clipped_ratio_takes_the_gradient_outside():
-    assert_close(run(losses.clipped_ratio, (5.0, 0.1), [1.0, 1.0]).losses_BT, row(-1.2, -0.8))
+    assert_close(run(clipped_ratio, (5.0, 0.1), [1.0, 1.0]).losses_BT, row(-1.2, -0.8))
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens():
     policy = ratios(10.0)["policy"].requires_grad_()
     given = {"proximal_logprobs_BT": row(-1.0), "advantages_BT": row(2.0), "loss_mask_BT": tensor([[True]])}
-    losses.cispo(policy, **given, epsilon_max=5.0).losses_BT.sum().backward()
+    cispo(policy, **given, epsilon_max=5.0).losses_BT.sum().backward()
     assert_close(policy.grad, row(-10.0))
 
 
 def test_cpgd_clips_the_log_ratio():
-    got = run(losses.cpgd, (2.0, 0.5), [1.0, -1.0])
+    got = run(cpgd, (2.0, 0.5), [1.0, -1.0])
     assert_close(got.losses_BT, row(-math.log(1.2), math.log(0.8)))
 
 
 def test_sapo_is_half_open_at_ratio_one():
-    assert_close(run(losses.sapo, (1.0, 1.0), [1.0, -1.0]).losses_BT, row(-2.0, 2 / 1.05))
+    assert_close(run(sapo, (1.0, 1.0), [1.0, -1.0]).losses_BT, row(-2.0, 2 / 1.05))
 
 
 def test_gspo_gives_all_tokens_the_mean_log_ratio():
-    got = run(losses.gspo, (4.0, 1.0), [1.0, 1.0], epsilon_low=0.5, epsilon_high=5.0)
+    got = run(sequence.gspo, (4.0, 1.0), [1.0, 1.0], epsilon_low=0.5, epsilon_high=5.0)
     assert_close(got.losses_BT, row(-2.0, -2.0))
 
 
 def test_gspo_token_equals_gspo_when_the_advantage_is_constant():
     gradients = []
-    for function in (losses.gspo, losses.gspo_token):
+    for function in (sequence.gspo, sequence.gspo_token):
         policy = ratios(1.5, 0.9, 1.1)["policy"].requires_grad_()
         given = {"proximal_logprobs_BT": row(-1.0, -1.0, -1.0), "advantages_BT": row(1.0, 1.0, 1.0)}
         token = function(policy, **given, loss_mask_BT=tensor([[True] * 3]), epsilon_low=0.5, epsilon_high=0.5)
@@ -126,7 +135,7 @@ def test_gspo_token_equals_gspo_when_the_advantage_is_constant():
 
 
 def test_gmpo_clips_each_token_then_takes_the_geometric_mean():
-    got = run(losses.gmpo, (math.exp(1.0), 1.0), [1.0, 1.0])
+    got = run(sequence.gmpo, (math.exp(1.0), 1.0), [1.0, 1.0])
     assert_close(got.losses_BT, -torch.full((1, 2), math.exp(0.2), dtype=torch.float64))
 
 
@@ -136,39 +145,39 @@ def test_vespo_weighs_a_trajectory_by_its_whole_ratio():
         "advantages_BT": row(1.0, 1.0),
         "loss_mask_BT": tensor([[True, True]]),
     }
-    got = losses.vespo(row(-1.0, -1.0), **given)
+    got = sequence.vespo(row(-1.0, -1.0), **given)
     assert_close(got, row(1.0, 1.0))
-    assert_close(losses.vespo(row(-60.0, -1.0), **given), row(0.0, 0.0))
+    assert_close(sequence.vespo(row(-60.0, -1.0), **given), row(0.0, 0.0))
 
 
 def test_dppo_lets_a_rare_token_have_any_ratio():
     given = {"advantages_BT": row(1.0, 1.0), "loss_mask_BT": tensor([[True, True]])}
     old, new = tensor([[0.001, 0.5]]).double().log(), tensor([[0.1, 0.9]]).double().log()
-    got = losses.dppo(new, rollout_logprobs_BT=old, **given)
+    got = dppo(new, rollout_logprobs_BT=old, **given)
     assert_close(got.losses_BT, row(-100.0, 0.0))
     assert got.clipped_high_BT.tolist() == [[False, True]]
 
 
 def test_dro_pulls_back_in_log_space():
-    assert_close(run(losses.dro, (math.e,), [0.0], beta=2.0).losses_BT, row(1.0))
+    assert_close(run(dro, (math.e,), [0.0], beta=2.0).losses_BT, row(1.0))
 
 
 def test_clip_cov_silences_the_token_of_highest_covariance():
     cov = row(0.1, 3.0, 9.0)
     params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.34}
-    got = run(losses.clip_cov, (1.0, 1.0, 1.0), [1.0, 1.0, 1.0], **params)
+    got = run(covariance.clip_cov, (1.0, 1.0, 1.0), [1.0, 1.0, 1.0], **params)
     assert_close(got.losses_BT, row(-1.0, 0.0, -1.0))
 
 
 def test_kl_cov_punishes_the_token_of_highest_covariance():
     cov = row(0.1, 3.0)
     params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.5, "kl_coefficient": 1.0}
-    got = run(losses.kl_cov, (math.e, math.e), [1.0, 1.0], **params)
+    got = run(covariance.kl_cov, (math.e, math.e), [1.0, 1.0], **params)
     assert_close(got.losses_BT, row(-math.e, 1 - math.e))
 
 
 def test_covariance_is_of_advantage_and_log_prob_over_the_batch():
-    got = losses.covariances(row(-1.0, -3.0), advantages_NT=row(1.0, 0.0), loss_mask_NT=tensor([[True, True]]))
+    got = covariance.covariances(row(-1.0, -3.0), advantages_NT=row(1.0, 0.0), loss_mask_NT=tensor([[True, True]]))
     assert_close(got, row(0.5, 0.5))
 
 
@@ -212,5 +221,5 @@ def test_none_leaves_losses_as_they_are():
 
 @pytest.mark.parametrize("name", ["ppo_clip", "cispo", "gspo"])
 def test_clip_fractions_count_what_a_bound_changed(name):
-    got = run(getattr(losses, name), (1.0, 1.0), [1.0, -1.0])
+    got = run(find(Plugin(name=name), home=HOMES["policy_loss"], field="policy_loss"), (1.0, 1.0), [1.0, -1.0])
     assert not got.clipped_BT.any()

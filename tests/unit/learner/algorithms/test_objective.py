@@ -10,10 +10,10 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
-from learner.algorithms.batch import BatchTensors
 from learner.algorithms.objective import Objective
-from learner.algorithms.presets import PRESETS, expand
-from learner.algorithms.statistics import Statistics, reported_names
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.objective.statistics import Statistics, reported_names
+from learner.algorithms.registry.presets import PRESETS, expand
 from tests.unit.learner.algorithms.batches import Case, case
 
 
@@ -65,14 +65,21 @@ def test_users_functions_are_named_by_full_path():
     ("fields", "message"),
     [
         ({"advantage": "gae"}, r"advantage='gae' needs values, but no critic is configured; add a `value:` section"),
-        ({"aggregation": "none"}, r"aggregation='none' leaves one loss per token.*use 'sum' or 'token_mean'"),
+        ({"aggregation": "none"}, r"aggregation='none' is not there; .*has: prompt_mean, .*token_mean"),
         ({"corrections": ["tis"]}, r"corrections\[0\]='tis' weighs π_old.*set proximal to 'recompute'"),
         ({"kl": {"adaptive": {}}}, r"kl.adaptive is set but kl.coefficient=0.0"),
         (
             {"kl": {"coefficient": 0.1, "estimator": "unbiased", "place": "reward"}},
             r"kl.estimator='unbiased'.*use 'k1' or 'k3'",
         ),
-        ({"advantage": "over_groups"}, r"advantage='over_groups' is not a variant; choose one of cpgd"),
+        ({"advantage": "over_groups"}, r"advantage='over_groups' is not there; .*has: cpgd, cumulative_returns"),
+        ({"corrections": ["approximate_proximal"]}, r"corrections\[0\]='approximate_proximal' is not there"),
+        (
+            {"corrections": ["learner.algorithms.objective.proximal:approximate_proximal"]},
+            r"its first parameter is rollout_logprobs_BT, and must be one of .*proximal_logprobs_BT",
+        ),
+        ({"policy_loss": "gspoo"}, r"did you mean 'gspo'\?.* clip_cov, .*gmpo, .*vespo"),
+        ({"advantage": "ga"}, r"did you mean 'gae'\?.* gae, .*opo"),
         (
             {"advantage": {"name": "grpo", "epsilonn": 1}},
             r"advantage.epsilonn=1 is not a parameter of 'grpo'; it takes: epsilon",
@@ -80,7 +87,7 @@ def test_users_functions_are_named_by_full_path():
         ({"advantage": {"name": "grpo", "singleton": "some"}}, r"advantage.singleton='some' is not valid"),
         (
             {"advantage_shaping": [{"name": "reward_clip", "low": 0, "high": 1}]},
-            r"advantage_shaping\[0\]='reward_clip' does not take advantages_NT",
+            r"advantage_shaping\[0\]='reward_clip' is not there; .*has: advantage_clip, group_weights, whiten",
         ),
         ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
         (

@@ -7,9 +7,14 @@ import torch
 from torch import Tensor, tensor
 from torch.testing import assert_close
 
-from learner.algorithms import filters, kl, logprobs, masks, mismatch, ratios, sequences, shaping
-from learner.algorithms.controllers import AdaptiveKl, FixedKl, RunningMoments
-from learner.algorithms.returns import cumulative_returns, gae, place_rewards, subtract_kl
+from learner.algorithms import kl, masks
+from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.batch_rules import filters, shaping
+from learner.algorithms.corrections import importance, masking
+from learner.algorithms.objective import proximal
+from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl, RunningMoments
+from learner.algorithms.objective.token_rewards import place_rewards, subtract_kl
+from tests.golden import logprobs, mismatch, peer_parts, sequences
 
 BOTH = tensor([[True, True]])
 HOLE = tensor([[True, False, True]])
@@ -25,7 +30,7 @@ def test_kl_estimators_of_a_ratio_of_two():
     assert_close(kl.k1(policy, **given), row(math.log(2), 0.0))
     assert_close(kl.k2(policy, **given), row(math.log(2) ** 2 / 2, 0.0))
     assert_close(kl.k3(policy, **given), row(0.5 + math.log(2) - 1, 0.0))
-    assert_close(kl.absolute(policy, **given), row(math.log(2), 0.0))
+    assert_close(peer_parts.absolute(policy, **given), row(math.log(2), 0.0))
     assert_close(kl.drift(policy, **given), row(2 - math.log(2) - 1, 0.0))
 
 
@@ -41,7 +46,7 @@ def test_unbiased_kl_weighs_k3_by_the_ratio():
 
 def test_a_straight_through_kl_has_one_value_and_another_gradient():
     policy = row(-1.0).requires_grad_()
-    kl.straight_through(policy * 0 + 5.0, gradient_BT=3 * policy).sum().backward()
+    peer_parts.straight_through(policy * 0 + 5.0, gradient_BT=3 * policy).sum().backward()
     assert policy.grad.item() == 3
 
 
@@ -91,35 +96,35 @@ def correction(function, *values: float, **params) -> list[list[float]]:
 
 
 def test_tis_truncates_and_icepop_drops():
-    assert correction(ratios.tis, 0.5, 4.0) == pytest.approx([0.5, 2.0])
-    assert correction(ratios.icepop, 0.4, 4.0, 6.0) == pytest.approx([0.0, 4.0, 0.0])
+    assert correction(importance.tis, 0.5, 4.0) == pytest.approx([0.5, 2.0])
+    assert correction(importance.icepop, 0.4, 4.0, 6.0) == pytest.approx([0.0, 4.0, 0.0])
 
 
 def test_tis_of_a_sequence_multiplies_its_tokens():
-    assert correction(ratios.tis, 2.0, 2.0, cap=5.0, level="sequence") == pytest.approx([4.0, 4.0])
-    assert correction(ratios.tis, 4.0, 1.0, cap=5.0, level="geometric") == pytest.approx([2.0, 2.0])
+    assert correction(importance.tis, 2.0, 2.0, cap=5.0, level="sequence") == pytest.approx([4.0, 4.0])
+    assert correction(importance.tis, 4.0, 1.0, cap=5.0, level="geometric") == pytest.approx([2.0, 2.0])
 
 
 def test_the_decoupled_weight_is_the_plain_ratio():
-    assert correction(ratios.decoupled, 7.0) == pytest.approx([7.0])
-    assert correction(ratios.decoupled, 7.0, cap=3.0) == pytest.approx([3.0])
+    assert correction(importance.decoupled, 7.0) == pytest.approx([7.0])
+    assert correction(importance.decoupled, 7.0, cap=3.0) == pytest.approx([3.0])
 
 
 def test_sequence_mask_looks_at_the_geometric_mean():
-    assert correction(ratios.sequence_mask, 2.0, 0.5) == [1.0, 1.0]
-    assert correction(ratios.sequence_mask, 1.1, 1.1) == [0.0, 0.0]
+    assert correction(masking.sequence_mask, 2.0, 0.5) == [1.0, 1.0]
+    assert correction(masking.sequence_mask, 1.1, 1.1) == [0.0, 0.0]
 
 
 def test_rejection_by_divergence():
-    assert correction(ratios.rejection, 1.0, 2.0, high=0.1) == [1.0, 0.0]
-    assert correction(ratios.rejection, 1.0, 2.0, high=0.1, level="max") == [0.0, 0.0]
-    assert correction(ratios.rejection, 1.0, 1.1, high=0.1, level="mean") == [1.0, 1.0]
-    assert correction(ratios.rejection, 1.0, 4.0, high=0.2, estimator="tv") == [1.0, 0.0]
+    assert correction(masking.rejection, 1.0, 2.0, high=0.1) == [1.0, 0.0]
+    assert correction(masking.rejection, 1.0, 2.0, high=0.1, level="max") == [0.0, 0.0]
+    assert correction(masking.rejection, 1.0, 1.1, high=0.1, level="mean") == [1.0, 1.0]
+    assert correction(masking.rejection, 1.0, 4.0, high=0.2, estimator="tv") == [1.0, 0.0]
 
 
 def test_weights_may_be_normalised_over_the_batch():
     mask = tensor([[True, True], [True, False]])
-    got = ratios.normalise_weights(tensor([[1.0, 2.0], [3.0, 9.0]]), loss_mask_BT=mask)
+    got = peer_parts.normalise_weights(tensor([[1.0, 2.0], [3.0, 9.0]]), loss_mask_BT=mask)
     assert_close(got, tensor([[0.5, 1.0], [1.5, 0.0]]))
 
 
@@ -127,25 +132,20 @@ def test_opsm_drops_bad_trajectories_that_the_policy_left():
     rollout, policy = torch.full((2, 2), -1.0), torch.full((2, 2), -2.0)
     mask = torch.ones(2, 2, dtype=torch.bool)
     advantages = tensor([[-1.0, -1.0], [1.0, 1.0]])
-    got = ratios.opsm(policy, rollout_logprobs_BT=rollout, advantages_BT=advantages, loss_mask_BT=mask, delta=0.1)
+    got = masking.opsm(policy, rollout_logprobs_BT=rollout, advantages_BT=advantages, loss_mask_BT=mask, delta=0.1)
     assert got.tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_the_approximate_proximal_policy_goes_with_the_lag():
-    got = ratios.approximate_proximal(
-        row(-1.0, -1.0, -1.0), rollout_logprobs_BT=row(-3.0, -3.0, -3.0), lags_BT=tensor([[0, 1, 4]])
+    got = proximal.approximate_proximal(
+        row(-3.0, -3.0, -3.0), policy_logprobs_BT=row(-1.0, -1.0, -1.0), lags_BT=tensor([[0, 1, 4]])
     )
     assert_close(got, row(-3.0, -3.0, -1.5))
 
 
 def test_zero_variance_drops_groups_that_teach_nothing():
-    groups = tensor([0, 0, 1, 1])
-    assert filters.zero_variance(tensor([0.7, 0.7, 0.0, 1.0]), group_index_N=groups).tolist() == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert not filters.zero_variance(tensor([0.7, 0.7]))
+    assert filters.zero_variance(tensor([0.0, 1.0]))
 
 
 def test_overlong_trajectories_are_left_out():
@@ -164,14 +164,11 @@ def test_high_entropy_tokens_are_chosen_over_the_batch_or_in_each_row():
 
 
 def test_group_weights_make_up_for_groups_without_variance():
-    rewards, groups = tensor([0.0, 1.0, 0.5, 0.5]), tensor([0, 0, 1, 1])
-    assert filters.group_weights(rewards, group_index_N=groups).tolist() == [2.0, 2.0, 1.0, 1.0]
-    assert filters.group_weights(rewards, group_index_N=groups, cap=1.5, constant_weight=0.0).tolist() == [
-        1.5,
-        1.5,
-        0.0,
-        0.0,
-    ]
+    advantages = tensor([[-1.0], [1.0], [3.0], [3.0]])
+    given = {"rewards_N": tensor([0.0, 1.0, 0.5, 0.5]), "group_index_N": tensor([0, 0, 1, 1])}
+    assert shaping.group_weights(advantages, **given).flatten().tolist() == [-2.0, 2.0, 3.0, 3.0]
+    capped = shaping.group_weights(advantages, **given, cap=1.5, constant_weight=0.0)
+    assert capped.flatten().tolist() == [-1.5, 1.5, 0.0, 0.0]
 
 
 def test_the_overlong_penalty_is_soft_inside_the_cache():

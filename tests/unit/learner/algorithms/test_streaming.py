@@ -8,9 +8,9 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-from learner.algorithms.advantages import grpo, mean_centered
-from learner.algorithms.candidates import choose
-from learner.algorithms.streaming import Arrival, StreamingGroups
+from learner.algorithms.advantages.candidates import choose
+from learner.algorithms.advantages.group import grpo, mean_centered
+from learner.algorithms.advantages.streaming import Arrival, StreamingGroups
 
 
 def arrival(group: str, index: int, *rewards: float, has_failed: bool = False) -> Arrival:

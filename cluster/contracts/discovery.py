@@ -1,0 +1,70 @@
+"""The callables of a package, read from its source: asking for names imports nothing, so a typo does not start torch or vllm."""
+
+import ast
+import importlib.util
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Takes(NamedTuple):
+    """The parameters of a callable, as far as a caller must know them."""
+
+    names: tuple[str, ...]
+    """In order, without `self`."""
+    accepts_any: bool
+    """It has `**keywords`."""
+
+
+def callables(home: str) -> dict[str, tuple[str, Takes]]:
+    """Name to module and parameters, for the public callables below `home`, a module or a package.
+
+    In a package, a file that defines a callable of its own name (`rewards/regex.py`) holds that one variant, and the rest of it is
+    private to it; any other file offers all that it defines. Names of variants are lower case: a class goes by an alias.
+    """
+    found: dict[str, tuple[str, Takes]] = {}
+    for module, source in _sources(home):
+        defined = _defined(ast.parse(source))
+        own = module.rpartition(".")[2]
+        for name in [own] if own in defined else defined:
+            found[name] = (module, defined[name])
+    return found
+
+
+def _sources(home: str) -> Iterator[tuple[str, str]]:
+    spec = importlib.util.find_spec(home)
+    if spec is None or spec.origin is None:
+        return
+    if spec.submodule_search_locations is None:
+        yield home, Path(spec.origin).read_text(encoding="utf-8")
+        return
+    for info in sorted(pkgutil.iter_modules(spec.submodule_search_locations), key=lambda info: info.name):
+        inner = importlib.util.find_spec(f"{home}.{info.name}")
+        if inner is not None and inner.origin is not None:
+            yield inner.name, Path(inner.origin).read_text(encoding="utf-8")
+
+
+def _defined(module: ast.Module) -> dict[str, Takes]:
+    defined: dict[str, Takes] = {}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            defined[node.name] = _takes(node.args)
+        elif isinstance(node, ast.ClassDef):
+            defined[node.name] = _takes_of_class(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in defined:
+            aliases = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            defined |= dict.fromkeys(aliases, defined[node.value.id])
+    return {name: takes for name, takes in defined.items() if name == name.lower() and not name.startswith("_")}
+
+
+def _takes(arguments: ast.arguments, *, skip: int = 0) -> Takes:
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return Takes(tuple(each.arg for each in every[skip:]), arguments.kwarg is not None)
+
+
+def _takes_of_class(node: ast.ClassDef) -> Takes:
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return _takes(item.args, skip=1)
+    return Takes((), accepts_any=True)

@@ -1,0 +1,165 @@
+"""docs/algorithms.md: every variant of the mathematics with its formula, source, degenerate case, peers and parameters."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.contracts.plugins import Home, Plugin, find, names, parameters
+from deploy.docs import NOTE
+from learner.algorithms import kl
+from learner.algorithms.objective.statistics import reported_names
+from learner.algorithms.registry.homes import HOMES, OF_THE_BATCH, OF_THE_ROWS
+from learner.algorithms.registry.presets import PRESETS
+from learner.algorithms.registry.variants import docstring_sections
+
+_RESULTS = Path(__file__).parents[2] / "tests" / "golden" / "results.json"
+
+_INTRODUCTION = """\
+# The mathematics, by name
+
+{note}
+
+ρ = π/π_old with π the learner's policy now, π_old ("proximal") the policy at the start of the step, μ the rollout policy that sampled
+(`rollout_logprobs`), A the advantage, r a reward, m the loss mask, sg the stop of a gradient. Everything is per completion token and
+masked by the explicit loss mask; what is masked gives neither value nor gradient, even if it is inf or NaN. Every part is chosen in
+`algorithm:` by its name and parameters, or is a function of yours by full path (`my_package.module:function`), which gets the tensors
+that it names as parameters:
+
+* before micro-batching, for the whole batch of a step: {batch}, and `rewards_G`, once per group;
+* for the rows of a micro-batch, with the present policy: {rows}.
+
+All else in its signature is a parameter that config may set."""
+
+_DECISIONS = """\
+## Decided once
+
+| question | here | otherwise |
+|---|---|---|
+| a group whose rewards are all equal | exactly 0, detected as max == min | `zero_variance: rounding`, as the peers |
+| a group of one | 0 for `grpo`, `dr_grpo`; an error for `rloo`, `pass_at_k` | `singleton: zero`, `raw` or `error` |
+| a trajectory with nothing unmasked | refused before the step, by name; the functions give it 0 | `empty_rows: count` counts it |
+| a batch of which filters leave nothing | loss 0, no step; verl and OpenRLHF give NaN | |
+| where a trajectory's reward lands over time | its last unmasked token | `reward_placement: every_token` |
+| a reward of a turn on a masked token (an environment's answer) | goes to the last unmasked token before it, which earned it; \
+before the first such token, or not finite: refused by name | |
+| holes in the mask (tool output) under GAE and returns | skipped: the successor is the next unmasked token | `holes: discount` |
+| what an entropy filter divides by | all tokens: dropped ones stay in the denominator | `denominator: kept` |
+| what a dropped trajectory is divided by | it leaves the batch and its denominators | |
+| what stands for π_old | the rollout's own log-probs, engine's rounding included | `proximal`; preset `gspo` takes the learner's own, \
+its bounds being tighter than that rounding |
+| clamps on log-ratios | none | `log_ratio_clamp`, and `kl.log_ratio_clamp` |
+| ddof of a group's spread | 1 | `ddof: 0` |
+| ddof of reported spreads | 0: they describe the batch | |
+| what the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
+| KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | |
+| bfloat16 | computed in float32 | |
+| extreme ratios | kept in log space until a bound cuts them | an unbounded formula overflows to inf, not NaN |
+| a failed trajectory of a streaming group | completes its group without being part of it | |
+| an incomplete group when a stream ends | dropped | `incomplete: release` |"""
+
+_TITLES = {
+    "advantage": "Advantages",
+    "policy_loss": "Policy losses",
+    "value.loss": "Value losses",
+    "aggregation": "Aggregations: weights over the whole batch of a step",
+    "corrections": "Off-policy corrections",
+    "filters": "Filters",
+    "reward_shaping": "Shaping of rewards",
+    "advantage_shaping": "Shaping of advantages",
+}
+
+
+def page() -> str:
+    """The whole of docs/algorithms.md."""
+    parts = [_introduction(), _DECISIONS]
+    parts += [_section(title, HOMES[field], field) for field, title in _TITLES.items()]
+    parts += [_kl(), _presets(), _statistics(), _golden()]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _introduction() -> str:
+    def listed(known: frozenset[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(known))
+
+    return _INTRODUCTION.format(note=NOTE, batch=listed(OF_THE_BATCH), rows=listed(OF_THE_ROWS))
+
+
+def _section(title: str, home: Home, field: str) -> str:
+    entries = [_entry(name, find(Plugin(name=name), home=home, field=field), home=home) for name in names(home)]
+    return "\n\n".join([f"## {title}", f"`{field}` names a function below `{home.package}`.", *entries])
+
+
+def _kl() -> str:
+    note = (
+        "`kl.estimator` chooses among the first four; `kl.place` puts it in the loss or the reward. `kl.to_rollout_coefficient` adds one "
+        "to the rollout policy, for which `kl.to_rollout_estimator` chooses among the first five."
+    )
+    home = Home(
+        package=kl.__name__,
+        offers=frozenset({"policy_logprobs_BT", "proximal_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
+    )
+    entries = [_entry(name, function, home=home) for name, function in kl.ESTIMATORS.items()]
+    return "\n\n".join(["## KL estimators", note, *entries])
+
+
+def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:
+    sections = docstring_sections(function)
+    lines = [f"### `{name}`", "", sections["summary"], ""]
+    lines += [
+        f"* {label}: {sections[label]}" for label in ("Formula", "Source", "Degenerate", "Peers") if sections.get(label)
+    ]
+    lines.append(f"* Parameters: {_parameters(function, home=home)}")
+    return "\n".join(lines)
+
+
+def _parameters(function: Callable[..., Any], *, home: Home) -> str:
+    shown = [
+        f"`{name}` (required)"
+        if parameter.default is inspect.Parameter.empty
+        else f"`{name}` = {_literal(parameter.default)}"
+        for name, parameter in parameters(function, home=home).items()
+    ]
+    return ", ".join(shown) or "none"
+
+
+def _literal(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _presets() -> str:
+    lines = [
+        "## Presets",
+        "",
+        "`preset: dapo` expands to ordinary configuration; fields beside it override.",
+        "",
+        "| preset | expands to |",
+        "|---|---|",
+    ]
+    return "\n".join(lines + [f"| `{name}` | `{json.dumps(bundle)}` |" for name, bundle in PRESETS.items()])
+
+
+def _statistics() -> str:
+    lines = ["## Statistics, every step", "", "| name | meaning |", "|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {text} |" for name, text in reported_names().items()])
+
+
+def _golden() -> str:
+    lines = [
+        "## Agreement with the real systems",
+        "",
+        "Variants of golden vectors, made by running the peers, per function of theirs; values, and gradients where they were recorded.",
+        "`python -m tests.golden DIR --record` renews the numbers.",
+        "",
+        "| peer | function | pass | unsupported, with the reason | outputs not compared in those that pass | the peer raised |",
+        "|---|---|---|---|---|---|",
+    ]
+    for peer, functions in json.loads(_RESULTS.read_text()).items():
+        for function, row in functions.items():
+            reasons = "; ".join(f"{count}: {reason}" for reason, count in row["unsupported"].items())
+            left_out = "; ".join(f"{len(names)}: {reason}" for reason, names in row["not_compared"].items())
+            lines.append(
+                f"| {peer} | `{function}` | {row['passed']} | {reasons} | {left_out} | {row['peer_raised'] or ''} |"
+            )
+    return "\n".join(lines)

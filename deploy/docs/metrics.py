@@ -1,0 +1,32 @@
+"""docs/metrics.md: every metric's name and meaning."""
+
+from cluster.metrics import METRICS
+from deploy.docs import NOTE, cell
+from learner.algorithms.objective.statistics import DERIVED, OF_THE_LEARNER, QUANTITIES
+
+
+def metrics() -> str:
+    """Every metric name: the cluster's, and the learner's."""
+    lines = [
+        "# Metrics",
+        NOTE,
+        "",
+        "One line a step in `metrics.jsonl`, under the same names in TensorBoard and, with underscores and",
+    ]
+    lines += [
+        "`ray_treadwheel_` in front, in Prometheus.",
+        "",
+        "## Of the cluster",
+        "",
+        "| name | meaning |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]
+    lines += ["", "## Of the learner", "", "| name | meaning |", "|---|---|"]
+    for name, (kinds, meaning) in QUANTITIES.items():
+        shown = ", ".join(
+            f"`learner/{name}`" if kind in ("total", "share") else f"`learner/{name}_{kind}`" for kind in kinds
+        )
+        lines.append(f"| {shown} | {cell(meaning)} |")
+    lines += [f"| `learner/{name}` | {cell(meaning)} |" for name, meaning in {**DERIVED, **OF_THE_LEARNER}.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,23 @@
+"""All generated pages."""
+
+from pathlib import Path
+
+from deploy.docs import algorithms, configuration, metrics
+
+
+def pages() -> dict[str, str]:
+    """Content by file name below docs/."""
+    return {
+        "configuration.md": configuration.configuration(),
+        "config_schema.json": configuration.schema(),
+        "metrics.md": metrics.metrics(),
+        "algorithms.md": algorithms.page(),
+    }
+
+
+def write() -> None:
+    folder = Path("docs")
+    folder.mkdir(exist_ok=True)
+    for name, content in pages().items():
+        (folder / name).write_text(content, encoding="utf-8")
+        print(f"docs/{name}")

@@ -1,0 +1,139 @@
+"""Advantages that see the whole batch. Shapes: G trajectories of a group, N of the batch, T tokens, K reward components."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.advantages.group import grpo, mean_centered
+from learner.algorithms.groups import all_equal, group_rows, over_groups
+from learner.algorithms.masks import at_least_float32
+
+
+def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Tensor:
+    """Reward minus the length-weighted mean of its group: the baseline of least variance when gradients grow with length.
+
+    Formula: r − Σ_G len·r / Σ_G len, len the number of unmasked tokens: a tool's are not the policy's
+    Source: OPO, arXiv:2505.23585
+    Degenerate: equal rewards give exactly 0; a group of one has no baseline and gives its reward
+    Peers: verl `opo`
+    """
+    rewards_N = at_least_float32(rewards_N)
+    result_N = torch.empty_like(rewards_N)
+    lengths_N = loss_mask_NT.sum(1).to(rewards_N.dtype)
+    for rows in group_rows(group_index_N):
+        rewards_G, lengths_G = rewards_N[rows], lengths_N[rows]
+        num_tokens = lengths_G.sum().clamp(min=1)
+        baseline = (rewards_G * lengths_G).sum() / num_tokens if len(rows) > 1 else rewards_G.new_zeros(())
+        is_constant = len(rows) > 1 and all_equal(rewards_G)
+        result_N[rows] = torch.zeros_like(rewards_G) if is_constant else rewards_G - baseline
+    return result_N
+
+
+def gpg(rewards_N: Tensor, *, group_index_N: Tensor) -> Tensor:
+    """Centred rewards, scaled up by the share of trajectories that earned nothing.
+
+    Formula: (r − mean_G) · N / max(1, number of r ≠ 0)
+    Source: GPG, arXiv:2504.02546
+    Degenerate: equal rewards give exactly 0; a group of one has no baseline
+    Peers: verl `gpg`
+    """
+    rewards_N = at_least_float32(rewards_N)
+    scale = len(rewards_N) / torch.count_nonzero(rewards_N).clamp(min=1)
+    return scale * over_groups(mean_centered, rewards_N, group_index_N=group_index_N, singleton="raw")
+
+
+def raw_reward(rewards_N: Tensor) -> Tensor:
+    """The reward itself, without a baseline.
+
+    Formula: r
+    Source: REINFORCE; TapeAgents `use_advantages=False`
+    Degenerate: none
+    Peers: TapeAgents, LightRFT `reinforce` before whitening
+    """
+    return at_least_float32(rewards_N)
+
+
+def reinforce_pp(rewards_N: Tensor, *, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+    """Rewards whitened over the trajectories of the batch.
+
+    Formula: (r − mean_batch) / √(var_batch + ε)
+    Source: REINFORCE++, arXiv:2501.03262
+    Degenerate: a batch of equal rewards gives exactly 0
+    Peers: OpenRLHF and LightRFT whiten over tokens, where long trajectories weigh more: advantage `cumulative_returns` and shaping `whiten`
+    """
+    rewards_N = at_least_float32(rewards_N)
+    return _whiten_vector(rewards_N, epsilon=epsilon, ddof=ddof)
+
+
+def reinforce_pp_baseline(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+    """Rewards minus their group's mean, then whitened over the batch.
+
+    Formula: d = r − mean_G; (d − mean_batch d) / √(var_batch d + ε)
+    Source: REINFORCE++, arXiv:2501.03262
+    Degenerate: groups of equal rewards give exactly 0
+    Peers: verl `reinforce_plus_plus_baseline` (over tokens: shaping `whiten`), OpenRLHF `reinforce_baseline`
+    """
+    centred_N = over_groups(mean_centered, at_least_float32(rewards_N), group_index_N=group_index_N)
+    # Group means are 0, so is the batch's: whitening need not subtract rounding from a group of exact zeros.
+    return _whiten_vector(centred_N, epsilon=epsilon, ddof=ddof, center=False)
+
+
+def group_mean_batch_std(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+    """Group's mean, batch's spread.
+
+    Formula: (r − mean_G) / (std_batch(r) + ε)
+    Source: Lite-PPO, arXiv:2508.08221
+    Degenerate: groups of equal rewards give exactly 0
+    Peers: TRL `scale_rewards="batch"` (ε 1e-4)
+    """
+    rewards_N = at_least_float32(rewards_N)
+    centred_N = over_groups(mean_centered, rewards_N, group_index_N=group_index_N)
+    if len(rewards_N) <= ddof:
+        return torch.zeros_like(rewards_N)
+    return centred_N / (rewards_N.std(correction=ddof) + epsilon)
+
+
+def gdpo(
+    reward_components_NK: Tensor,
+    *,
+    group_index_N: Tensor,
+    component_weights: tuple[float, ...] | None = None,
+    epsilon: float = 1e-4,
+    ddof: int = 1,
+    zero_variance: Literal["zero", "rounding"] = "zero",
+) -> Tensor:
+    """Each component of the reward normalised in its group, then summed with weights, then whitened over the batch.
+
+    Formula: a = Σ_k w_k (r_k − mean_G r_k)/(std_G r_k + ε); (a − mean_batch) / (std_batch + ε)
+    Source: GDPO, arXiv:2601.05242
+    Degenerate: a component without variance in a group adds exactly 0 there; no weights are weights of 1
+    Peers: TRL `multi_objective_aggregation="normalize_then_sum"`, verl `gdpo`
+    """
+    components_NK = at_least_float32(reward_components_NK)
+    weights_K = (
+        components_NK.new_ones(components_NK.shape[1])
+        if component_weights is None
+        else components_NK.new_tensor(component_weights)
+    )
+    if len(weights_K) != components_NK.shape[1]:
+        raise ValueError(
+            f"gdpo has {len(weights_K)} component_weights for {components_NK.shape[1]} reward components; give one each"
+        )
+    normalised = [
+        over_groups(
+            grpo, component_N, group_index_N=group_index_N, epsilon=epsilon, ddof=ddof, zero_variance=zero_variance
+        )
+        for component_N in components_NK.unbind(1)
+    ]
+    total_N = (torch.stack(normalised, 1) * weights_K).sum(1)
+    if len(total_N) <= ddof or all_equal(total_N):
+        return torch.zeros_like(total_N)
+    return (total_N - total_N.mean()) / (total_N.std(correction=ddof) + epsilon)
+
+
+def _whiten_vector(x_N: Tensor, *, epsilon: float, ddof: int, center: bool = True) -> Tensor:
+    if len(x_N) <= ddof or all_equal(x_N):
+        return torch.zeros_like(x_N)
+    centred_N = x_N - x_N.mean() if center else x_N
+    return centred_N * torch.rsqrt(x_N.var(correction=ddof) + epsilon)

@@ -1,0 +1,131 @@
+"""Advantages of one group at a time. Shapes: G trajectories of the group."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.groups import all_equal
+from learner.algorithms.masks import at_least_float32
+
+
+def grpo(
+    rewards_G: Tensor,
+    *,
+    epsilon: float = 1e-6,
+    epsilon_mode: Literal["add", "clamp"] = "add",
+    ddof: int = 1,
+    singleton: Literal["zero", "raw", "error"] = "zero",
+    zero_variance: Literal["zero", "rounding"] = "zero",
+) -> Tensor:
+    """Reward normalised in its group.
+
+    Formula: (r − mean_G) / (std_G + ε); `epsilon_mode="clamp"` divides by max(std_G, ε) instead
+    Source: DeepSeekMath, arXiv:2402.03300
+    Degenerate: equal rewards give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding); a group of one gives 0,
+        its reward (`singleton="raw"`), or an error (`"error"`)
+    Peers: torchrl MCAdvantage (clamp 1e-6), verl (add 1e-6, singleton raw), TRL and TapeAgents (add 1e-4), LightRFT `group_norm`
+        (add 1e-8; its calculator 1e-9), OpenRLHF (add 1e-9); all ddof 1
+    """
+    rewards_G = at_least_float32(rewards_G)
+    if rewards_G.numel() < 2:
+        return _singleton(rewards_G, singleton=singleton)
+    if zero_variance == "zero" and all_equal(rewards_G):
+        return torch.zeros_like(rewards_G)
+    centred_G = rewards_G - rewards_G.mean()
+    std = rewards_G.std(correction=ddof)
+    return centred_G / (std.clamp(min=epsilon) if epsilon_mode == "clamp" else std + epsilon)
+
+
+def mean_centered(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "zero") -> Tensor:
+    """Reward minus the group's mean, not divided by its spread.
+
+    Formula: r − mean_G
+    Source: Dr. GRPO, arXiv:2503.20783
+    Degenerate: equal rewards give exactly 0; a group of one gives 0, its reward (`singleton="raw"`), or an error
+    Peers: LightRFT and OpenRLHF `reinforce_baseline` and `dr_grpo`, TRL `scale_rewards="none"`, verl `norm_adv_by_std_in_grpo=False` (raw)
+    """
+    rewards_G = at_least_float32(rewards_G)
+    if rewards_G.numel() < 2:
+        return _singleton(rewards_G, singleton=singleton)
+    if all_equal(rewards_G):
+        return torch.zeros_like(rewards_G)
+    return rewards_G - rewards_G.mean()
+
+
+dr_grpo = mean_centered
+
+
+def rloo(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "error") -> Tensor:
+    """Reward minus the mean of the other trajectories.
+
+    Formula: (r − mean_G)·G/(G − 1)
+    Source: Ahmadian et al., arXiv:2402.14740
+    Degenerate: equal rewards give exactly 0; a group of one has no baseline and is an error, or gives 0 or its reward by `singleton`
+    Peers: LightRFT and OpenRLHF `rloo`, verl `rloo` (singleton raw), verl `rloo_vectorized` (zero), TRL RLOO
+    """
+    rewards_G = at_least_float32(rewards_G)
+    num_trajectories = rewards_G.numel()
+    if num_trajectories < 2:
+        return _singleton(rewards_G, singleton=singleton, name="rloo")
+    if all_equal(rewards_G):
+        return torch.zeros_like(rewards_G)
+    return (rewards_G - rewards_G.mean()) * num_trajectories / (num_trajectories - 1)
+
+
+def pass_at_k(rewards_G: Tensor, *, normalise: bool = False, epsilon: float = 1e-6) -> Tensor:
+    """Only the best trajectory of a group gains, by how much it beats the second.
+
+    Formula: r_best − r_second for the best, 0 for the others; `normalise` divides by std_G + ε
+    Source: arXiv:2503.19595
+    Degenerate: a tie at the top and equal rewards give exactly 0; a group of one has no second and is an error
+    Peers: verl `grpo_passk`
+    """
+    rewards_G = at_least_float32(rewards_G)
+    if rewards_G.numel() < 2:
+        return _singleton(rewards_G, singleton="error", name="pass_at_k")
+    best = rewards_G.topk(2)
+    advantages_G = torch.zeros_like(rewards_G)
+    gain = best.values[0] - best.values[1]
+    advantages_G[best.indices[0]] = gain / (rewards_G.std() + epsilon) if normalise else gain
+    return advantages_G
+
+
+def max_rl(rewards_G: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+    """Reward against the group's mean, relative to that mean: rare successes weigh more.
+
+    Formula: (r − mean_G) / (mean_G + ε)
+    Source: MaxRL, arXiv:2602.02710
+    Degenerate: equal rewards, all 0 among them, give exactly 0; meant for rewards that are not negative
+    Peers: none of the golden ones
+    """
+    rewards_G = at_least_float32(rewards_G)
+    if all_equal(rewards_G):
+        return torch.zeros_like(rewards_G)
+    return (rewards_G - rewards_G.mean()) / (rewards_G.mean() + epsilon)
+
+
+def cpgd(rewards_G: Tensor, *, center: Literal["raw", "mean", "normalised"] = "mean", epsilon: float = 1e-8) -> Tensor:
+    """What CPGD's loss takes: raw, centred or normalised reward.
+
+    Formula: r (`raw`), r − mean_G (`mean`), or (r − mean_G)/(std_G + ε) with ddof 0 (`normalised`)
+    Source: CPGD, arXiv:2505.12504
+    Degenerate: equal rewards give exactly 0, save for `raw`; a group of one gives 0, save for `raw`
+    Peers: what LightRFT means: its own are always 0, as 1-D rewards are summed over the batch
+    """
+    rewards_G = at_least_float32(rewards_G)
+    if center == "raw":
+        return rewards_G
+    if center == "mean":
+        return mean_centered(rewards_G)
+    return grpo(rewards_G, epsilon=epsilon, ddof=0)
+
+
+def _singleton(rewards_G: Tensor, *, singleton: str, name: str = "this advantage") -> Tensor:
+    if singleton == "raw":
+        return rewards_G
+    if singleton == "zero":
+        return torch.zeros_like(rewards_G)
+    raise ValueError(
+        f"{name} needs at least 2 trajectories in a group, got {rewards_G.numel()}; or set singleton: zero or raw"
+    )

@@ -1,0 +1,93 @@
+"""Filters: what of a batch trains. They look at the whole batch, once, before micro-batching.
+
+A filter on `rewards_G` judges one group: false drops it. It needs no more than the rewards, so the cluster asks it as soon as a group
+is finished, and samples another prompt in its place. Other filters return `[N]` (false: the trajectory leaves the batch and its
+denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
+Shapes: G trajectories of a group, N of the batch, T tokens.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.groups import all_equal
+from learner.algorithms.masks import at_least_float32, masked
+
+
+class Selection(NamedTuple):
+    gradient_NT: Tensor
+    """False: no policy gradient from this token."""
+    denominator_NT: Tensor
+    """False: the aggregation does not count this token."""
+
+
+def zero_variance(rewards_G: Tensor) -> bool:
+    """Drops groups whose rewards are all equal, and samples others in their place.
+
+    Formula: keep if max_G r > min_G r
+    Source: DAPO's dynamic sampling, arXiv:2503.14476
+    Degenerate: a group of one is dropped
+    Peers: LightRFT dynamic sampling (only all-0 and all-1 rewards), verl `filter_groups`
+    """
+    return not all_equal(rewards_G)
+
+
+def overlong_mask(truncated_N: Tensor) -> Tensor:
+    """Drops trajectories that were truncated: nobody knows what they would have earned.
+
+    Formula: keep if the completion ended by itself
+    Source: DAPO's overlong filtering, arXiv:2503.14476
+    Degenerate: a batch of truncated trajectories trains nothing
+    Peers: TRL `mask_truncated_completions`
+    """
+    return ~truncated_N
+
+
+def high_entropy_tokens(
+    entropies_NT: Tensor,
+    *,
+    loss_mask_NT: Tensor,
+    share: float = 0.2,
+    over: Literal["batch", "sequence"] = "batch",
+    denominator: Literal["all", "kept"] = "all",
+) -> Selection:
+    """Gradient on the forking tokens alone.
+
+    Formula: keep if H_t ≥ the (1 − share) quantile of H over the batch's tokens; `over="sequence"` keeps the max(1, ⌊share·n⌋) highest of
+        each trajectory
+    Source: "Beyond the 80/20 rule", arXiv:2506.01939
+    Degenerate: share 1 keeps everything, 0 nothing (over a batch); masked tokens never count
+    Peers: TRL `top_entropy_quantile` (batch, all), LightRFT `high_entropy_token_ratio` (sequence, kept)
+    """
+    entropies_NT = at_least_float32(entropies_NT)
+    keep_NT = (
+        _batch_top(entropies_NT, loss_mask_NT, share)
+        if over == "batch"
+        else _row_top(entropies_NT, loss_mask_NT, share)
+    )
+    return Selection(keep_NT, loss_mask_NT if denominator == "all" else keep_NT)
+
+
+def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor:
+    entropies_M = entropies_NT[loss_mask_NT].double()
+    if not entropies_M.numel() or share <= 0:
+        return torch.zeros_like(loss_mask_NT)
+    # torch.quantile is limited to 2**24 entries; sorting is not.
+    ordered_M = entropies_M.sort().values
+    position = (1 - share) * (len(ordered_M) - 1)
+    below, above = int(position), min(int(position) + 1, len(ordered_M) - 1)
+    threshold = torch.lerp(ordered_M[below], ordered_M[above], position - below)
+    # Rounded as entropies are: a position that is a whole number but for its own rounding means that very token.
+    return (entropies_NT >= threshold.to(entropies_NT.dtype)) & loss_mask_NT
+
+
+def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor:
+    length_N = loss_mask_NT.sum(1)
+    num_kept_N = torch.clamp((length_N * share).long(), min=1).minimum(length_N)
+    ordered_NT = masked(entropies_NT, loss_mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
+        dim=1, descending=True, stable=True
+    )
+    position_NT = torch.arange(ordered_NT.shape[1], device=ordered_NT.device).expand_as(ordered_NT)
+    rank_NT = torch.empty_like(ordered_NT).scatter_(1, ordered_NT, position_NT)
+    return (rank_NT < num_kept_N[:, None]) & loss_mask_NT

@@ -1,0 +1,123 @@
+"""Small steps on rewards (before advantages) and on advantages (after them), composable in any order. Shapes: N trajectories, T tokens."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import masks
+from learner.algorithms.groups import all_equal, group_rows
+from learner.algorithms.masks import at_least_float32
+
+
+def reward_clip(rewards_N: Tensor, *, low: float, high: float) -> Tensor:
+    """Holds rewards in a range.
+
+    Formula: clip(r, low, high)
+    Source: none
+    Degenerate: none
+    Peers: LightRFT and OpenRLHF `reward_clip_range`
+    """
+    return at_least_float32(rewards_N).clamp(low, high)
+
+
+def reward_scale(rewards_N: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
+    """Affine change of rewards.
+
+    Formula: factor·(r + offset)
+    Source: none
+    Degenerate: none
+    Peers: none
+    """
+    return factor * (at_least_float32(rewards_N) + offset)
+
+
+def overlong_penalty(
+    rewards_N: Tensor, *, completion_lengths_N: Tensor, max_length: int, cache: int, penalty: float = 1.0
+) -> Tensor:
+    """Soft punishment of completions that near the limit.
+
+    Formula: r + clip((max_length − cache − length)/cache, −1, 0)·penalty
+    Source: DAPO, arXiv:2503.14476 eq. 13
+    Degenerate: a cache of 0 punishes beyond max_length only, in full
+    Peers: verl `overlong_buffer` (len, penalty_factor), OpenRLHF `overlong_buffer_len`
+    """
+    over_N = (completion_lengths_N - (max_length - cache)).clamp(min=0)
+    fraction_N = (over_N > 0).to(rewards_N.dtype) if cache == 0 else (over_N / cache).clamp(max=1)
+    return at_least_float32(rewards_N) - penalty * fraction_N
+
+
+def truncation_penalty(rewards_N: Tensor, *, truncated_N: Tensor, coefficient: float) -> Tensor:
+    """Less reward for completions cut at the length limit.
+
+    Formula: coefficient·r where cut, for a coefficient in [0, 1]; the coefficient itself where cut, for a negative one
+    Source: OpenRLHF
+    Degenerate: a coefficient of 1 changes nothing
+    Peers: OpenRLHF `stop_properly_penalty_coef`
+    """
+    if coefficient > 1:
+        raise ValueError(f"truncation_penalty coefficient={coefficient} must be in [0, 1], or negative")
+    rewards_N = at_least_float32(rewards_N)
+    punished_N = rewards_N * coefficient if coefficient >= 0 else torch.full_like(rewards_N, coefficient)
+    return torch.where(truncated_N, punished_N, rewards_N)
+
+
+def advantage_clip(advantages_NT: Tensor, *, low: float, high: float) -> Tensor:
+    """Holds advantages in a range.
+
+    Formula: clip(A, low, high)
+    Source: none
+    Degenerate: none
+    Peers: LightRFT `advantage_clip` (symmetric)
+    """
+    return at_least_float32(advantages_NT).clamp(low, high)
+
+
+def whiten(
+    advantages_NT: Tensor,
+    *,
+    loss_mask_NT: Tensor,
+    center: bool = True,
+    scale: bool = True,
+    ddof: int = 1,
+    epsilon: float = 1e-8,
+    epsilon_mode: Literal["add", "clamp", "after"] = "add",
+    zero_variance: Literal["zero", "rounding"] = "zero",
+) -> Tensor:
+    """Whitens advantages over all tokens of the batch (long trajectories weigh more).
+
+    Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
+        centres
+    Source: PPO implementations, arXiv:2005.12729
+    Degenerate: equal advantages give exactly 0, and a batch without tokens too (verl raises)
+    Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
+        torchtune `whiten` (center=False: its shift_mean=True re-adds the mean)
+    """
+    return masks.whiten(
+        advantages_NT,
+        loss_mask_BT=loss_mask_NT,
+        center=center,
+        scale=scale,
+        ddof=ddof,
+        epsilon=epsilon,
+        epsilon_mode=epsilon_mode,
+        zero_variance=zero_variance,
+    )
+
+
+def group_weights(
+    advantages_NT: Tensor, *, rewards_N: Tensor, group_index_N: Tensor, cap: float = 3.0, constant_weight: float = 1.0
+) -> Tensor:
+    """Makes up for groups without variance, which do not train: the others count for them, up to a cap.
+
+    Formula: A·min(groups / groups with variance, cap) in groups whose rewards differ, A·constant_weight in the others
+    Source: LightRFT
+    Degenerate: nothing changes where no group's rewards differ
+    Peers: LightRFT `clip_filter_like_weight`
+    """
+    groups = group_rows(group_index_N)
+    varying = [rows for rows in groups if not all_equal(rewards_N[rows])]
+    weights_N = torch.full_like(at_least_float32(rewards_N), constant_weight if varying else 1.0)
+    for rows in varying:
+        weights_N[rows] = min(len(groups) / len(varying), cap)
+    return advantages_NT * weights_N[:, None]

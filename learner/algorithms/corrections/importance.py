@@ -1,0 +1,101 @@
+"""Importance weights: the ratio of π_old to μ, held in a range. Shapes: B rows (whole trajectories), T tokens."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
+
+Level = Literal["token", "sequence", "geometric"]
+"""One ratio per token; per trajectory, the product of its tokens'; or per trajectory, their geometric mean."""
+
+
+@torch.no_grad()
+def importance_ratio(
+    numerator_BT: Tensor,
+    *,
+    denominator_BT: Tensor,
+    loss_mask_BT: Tensor,
+    level: Level = "token",
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """The ratio of two policies at a level, from their log-probs, [B, T]; 0 where masked.
+
+    The clamp acts on the log-ratio after it was summed (verl 20).
+    """
+    ratio_BT = log_ratio(numerator_BT, denominator_BT=denominator_BT, loss_mask_BT=loss_mask_BT)
+    if level == "sequence":
+        ratio_BT = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+    elif level == "geometric":
+        ratio_BT = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+    ratio_BT = ratio_BT if log_ratio_clamp is None else ratio_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
+    return masked(ratio_BT.exp(), loss_mask_BT=loss_mask_BT)
+
+
+def tis(
+    proximal_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    cap: float = 2.0,
+    floor: float = 0.0,
+    level: Level = "token",
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Truncated importance sampling.
+
+    Formula: clip(π_old/μ, floor, C); C 2.0 per token, 5.0 is usual per sequence
+    Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025)
+    Degenerate: 1 where μ = π_old; 0 where masked
+    Peers: verl `rollout_is` (log_ratio_clamp 20), TRL `token_truncate`, `sequence_truncate` (sum), OpenRLHF `clip`
+    """
+    ratio_BT = importance_ratio(
+        proximal_logprobs_BT,
+        denominator_BT=rollout_logprobs_BT,
+        loss_mask_BT=loss_mask_BT,
+        level=level,
+        log_ratio_clamp=log_ratio_clamp,
+    )
+    return masked(ratio_BT.clamp(floor, cap), loss_mask_BT=loss_mask_BT)
+
+
+def decoupled(
+    proximal_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float | None = None
+) -> Tensor:
+    """Behaviour correction of the decoupled objective: the policy loss is clipped around π_prox, and weighted back to μ.
+
+    Formula: π_prox/μ, cut at `cap` where given
+    Source: AReaL, arXiv:2505.24298; approximated proximal policy arXiv:2512.06547
+    Degenerate: 1 where π_prox = μ
+    Peers: none of the golden ones
+    """
+    ratio_BT = importance_ratio(proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    return ratio_BT if cap is None else ratio_BT.clamp(max=cap)
+
+
+def icepop(
+    proximal_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    low: float = 0.5,
+    high: float = 5.0,
+    level: Level = "token",
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """The ratio where it is inside a range, nothing where it is not.
+
+    Formula: π_old/μ if low ≤ π_old/μ ≤ high, else 0
+    Source: IcePop, arXiv:2510.18855
+    Degenerate: 1 where μ = π_old
+    Peers: TRL `token_mask` and `sequence_mask`, OpenRLHF `mask` with `ratio` gating
+    """
+    ratio_BT = importance_ratio(
+        proximal_logprobs_BT,
+        denominator_BT=rollout_logprobs_BT,
+        loss_mask_BT=loss_mask_BT,
+        level=level,
+        log_ratio_clamp=log_ratio_clamp,
+    )
+    return torch.where((ratio_BT >= low) & (ratio_BT <= high), ratio_BT, torch.zeros_like(ratio_BT))

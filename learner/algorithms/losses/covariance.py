@@ -1,0 +1,88 @@
+"""Losses that single out the tokens of highest covariance between advantage and log-prob. Config names them as `losses` does.
+
+The covariances are of the whole batch, so the objective takes them before micro-batching, under the policy at the start of the step.
+Shapes: B rows, T tokens, M all loss tokens of the step.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
+from learner.algorithms.masks import at_least_float32, log_ratio, masked, masked_mean
+
+
+def clip_cov(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    covariances_BT: Tensor,
+    batch_covariances_M: Tensor,
+    cov_share: float = 0.0002,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    log_ratio_clamp: float | None = None,
+) -> TokenLosses:
+    """PPO whose tokens of highest covariance between advantage and log-prob, those that eat the entropy, get no gradient.
+
+    Formula: ppo_clip, 0 for ⌊share·tokens⌋ (at least 1) of the batch's tokens with cov_low < cov < cov_high, the largest first
+    Source: arXiv:2505.22617
+    Degenerate: no token in the range leaves ppo_clip; tokens of equal covariance go together
+    Peers: verl `clip_cov`, which draws among the candidates at random: not repeatable, and different on each rank
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    surrogate = clipped_surrogate(
+        ratio_BT, advantages_BT=advantages_BT, epsilon_low=epsilon_low, epsilon_high=epsilon_high
+    )
+    candidates_M = batch_covariances_M[(batch_covariances_M > cov_low) & (batch_covariances_M < cov_high)]
+    if not candidates_M.numel():
+        return surrogate._replace(clipped_low_BT=None, clipped_high_BT=None)
+    num_clipped = max(int(cov_share * batch_covariances_M.numel()), 1)
+    threshold = candidates_M.sort(descending=True).values[min(num_clipped, candidates_M.numel()) - 1]
+    already_BT = surrogate.clipped_BT
+    chosen_BT = (covariances_BT >= threshold) & (covariances_BT < cov_high) & loss_mask_BT & ~already_BT
+    losses_BT = torch.where(chosen_BT, torch.zeros_like(surrogate.losses_BT), surrogate.losses_BT)
+    return TokenLosses(losses_BT, clipped_high_BT=chosen_BT)
+
+
+def kl_cov(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    covariances_BT: Tensor,
+    batch_covariances_M: Tensor,
+    cov_share: float = 0.0002,
+    kl_coefficient: float = 1.0,
+) -> Tensor:
+    """Unclipped surrogate with a KL penalty on the tokens of highest covariance between advantage and log-prob.
+
+    Formula: −ρA, plus β·|log ρ| for the ⌊share·tokens⌋ (at least 1) tokens of the batch with the largest covariance
+    Source: arXiv:2505.22617
+    Degenerate: tokens of equal covariance go together
+    Peers: verl `kl_cov`
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    losses_BT = unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT))
+    if not batch_covariances_M.numel():
+        return losses_BT
+    num_chosen = max(int(cov_share * batch_covariances_M.numel()), 1)
+    threshold = batch_covariances_M.sort(descending=True).values[min(num_chosen, batch_covariances_M.numel()) - 1]
+    chosen_BT = (covariances_BT >= threshold) & loss_mask_BT
+    return losses_BT + kl_coefficient * torch.where(chosen_BT, ratio_BT.abs(), torch.zeros_like(ratio_BT))
+
+
+def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Tensor) -> Tensor:
+    """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: what `clip_cov` and `kl_cov` rank by."""
+    centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, loss_mask_BT=loss_mask_NT)
+    centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, loss_mask_BT=loss_mask_NT)
+    return masked(centred_logprobs_NT * centred_advantages_NT, loss_mask_BT=loss_mask_NT, fill=-math.inf)

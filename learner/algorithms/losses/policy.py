@@ -1,0 +1,256 @@
+"""Policy losses with one ratio per token. Shapes: B rows, T tokens."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.kl import binary_kl
+from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
+from learner.algorithms.masks import log_ratio, masked
+
+
+def ppo_clip(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> TokenLosses:
+    """Clipped surrogate of PPO and GRPO.
+
+    Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: the unclipped ρ is cut at δ
+    Source: PPO, arXiv:1707.06347 eq. 7; dual clip arXiv:1912.09729; two-sided bound INTELLECT-2, arXiv:2505.07291
+    Degenerate: A = 0 gives 0 whatever the ratio; at ρ = 1 the gradient is the policy gradient −A∇log π
+    Peers: torchrl ClipPPO/GRPO, torchtune PPOLoss (ε 0.1), TapeAgents `grpo`, TRL (delta), DAPO (0.2/0.28); verl `vanilla` is
+        dual_clip 3.0 and log_ratio_clamp 20; OpenRLHF log_ratio_clamp 20
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return clipped_surrogate(
+        ratio_BT,
+        advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT),
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        dual_clip=dual_clip,
+        delta=delta,
+    )
+
+
+def reinforce(
+    policy_logprobs_BT: Tensor, *, advantages_BT: Tensor, loss_mask_BT: Tensor, positive_part: bool = False
+) -> Tensor:
+    """Plain policy gradient, with neither ratio nor clip.
+
+    Formula: −log π · A; `positive_part` takes max(A, 0)
+    Source: Williams (1992); GPG, arXiv:2504.02546
+    Degenerate: none
+    Peers: TapeAgents `reinforce` (`relu_log_p_weights` is positive_part; `use_advantages=False` is advantage `raw_reward`), verl `gpg`
+    """
+    weights_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    weights_BT = weights_BT.clamp(min=0) if positive_part else weights_BT
+    return -masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT) * weights_BT
+
+
+def importance_sampling(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Unclipped surrogate.
+
+    Formula: −ρA
+    Source: conservative policy iteration, Kakade & Langford (2002)
+    Degenerate: unbounded; a clamp on the log-ratio bounds it
+    Peers: TapeAgents `grpo` with a wide epsilon; tinker `importance_sampling`
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT))
+
+
+def clipped_ratio(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+) -> TokenLosses:
+    """The ratio clipped without PPO's minimum: tokens outside the range get no gradient on either side.
+
+    Formula: −clip(ρ, 1−ε_low, 1+ε_high)·A
+    Source: torchrl 0.14.1, where it is called CISPO; CISPO keeps the gradient of those tokens (see `cispo`)
+    Degenerate: none
+    Peers: torchrl `CISPOLoss`
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    low, high = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
+    losses_BT = -masked(advantages_BT, loss_mask_BT=loss_mask_BT) * ratio_BT.clamp(low, high).exp()
+    return TokenLosses(losses_BT, clipped_low_BT=ratio_BT < low, clipped_high_BT=ratio_BT > high)
+
+
+def cispo(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_max: float = 5.0,
+    epsilon_min: float = 0.0,
+    log_ratio_clamp: float | None = None,
+) -> TokenLosses:
+    """REINFORCE with a truncated, detached ratio: no token loses its gradient.
+
+    Formula: −sg(clip(ρ, ε_min, ε_max))·A·log π; both bounds are absolute
+    Source: MiniMax-M1, arXiv:2506.13585; ScaleRL, arXiv:2510.13786 (ε_max 5)
+    Degenerate: none
+    Peers: TRL `cispo` (epsilon_high is ε_max), verl `cispo` (ε_min 1−low, ε_max 1+high, log_ratio_clamp 20); torchrl's is `clipped_ratio`
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    ratio_BT = ratio_BT.detach().exp()
+    weights_BT = ratio_BT.clamp(epsilon_min, epsilon_max) * masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    losses_BT = -weights_BT * masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    return TokenLosses(losses_BT, clipped_low_BT=ratio_BT < epsilon_min, clipped_high_BT=ratio_BT > epsilon_max)
+
+
+def cpgd(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    offset: Literal["none", "old_logprob"] = "none",
+) -> TokenLosses:
+    """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is the KL to the rollout policy (`drift`).
+
+    Formula: −min(log ρ·A, clip(log ρ, log(1−ε_low), log(1+ε_high))·A)
+    Source: CPGD, arXiv:2505.12504
+    Degenerate: `offset="old_logprob"` adds log π_old to both terms: another value, the same gradient
+    Peers: LightRFT `use_cpg_loss` (one ε for both sides, offset old_logprob)
+    """
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    low, high = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
+    is_positive_BT = advantages_BT >= 0
+    bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=high), ratio_BT.clamp(min=low))
+    if offset == "old_logprob":
+        bounded_BT = bounded_BT + masked(proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    return TokenLosses(
+        -bounded_BT * advantages_BT,
+        clipped_low_BT=(ratio_BT < low) & (advantages_BT < 0),
+        clipped_high_BT=(ratio_BT > high) & (advantages_BT > 0),
+    )
+
+
+def sapo(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """A soft gate in the place of a hard clip.
+
+    Formula: −(4/τ)·σ(τ(ρ − 1))·A, τ by the sign of A
+    Source: SAPO, arXiv:2511.20347
+    Degenerate: the gate saturates, so an extreme ratio has no gradient
+    Peers: TRL `sapo`, verl `sapo` (log_ratio_clamp 20, aggregated as a sequence mean whatever is configured)
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    taus = advantages_BT.new_tensor([tau_positive, tau_negative])
+    tau_BT = torch.where(advantages_BT > 0, taus[0], taus[1])
+    # The gate is 1 to the last bit long before exp(60); beyond it 0·inf would make its gradient NaN.
+    ratio_BT = ratio_BT if log_ratio_clamp is not None and log_ratio_clamp < 60 else ratio_BT.clamp(max=60.0)
+    gate_BT = torch.sigmoid(tau_BT * (ratio_BT.exp() - 1))
+    return gate_BT * (advantages_BT / tau_BT * -4)
+
+
+def dppo(
+    policy_logprobs_BT: Tensor,
+    *,
+    rollout_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    divergence: Literal["tv", "kl"] = "tv",
+    threshold_low: float = 0.2,
+    threshold_high: float = 0.2,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+    score_function: bool = False,
+) -> TokenLosses:
+    """A trust region on probabilities: tokens whose probability already moved too far, the way A pushes it, get no gradient.
+
+    Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or the KL of
+        keeping against not keeping the token (`kl`); `ratio_cap` cuts ρ; `score_function` takes sg(ρ)·log π for ρ
+    Source: arXiv:2602.04879
+    Degenerate: a rare token may have any ratio, as |π − μ| stays small: that is the point
+    Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20)
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    policy_BT = masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    rollout_BT = masked(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    with torch.no_grad():
+        moved_BT = policy_BT.exp() - rollout_BT.exp()
+        distance_BT = moved_BT.abs() if divergence == "tv" else binary_kl(rollout_BT, to_logprobs_BT=policy_BT)
+        too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & ~(distance_BT <= threshold_high)
+        too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & ~(distance_BT <= threshold_low)
+        outside_BT = too_high_BT | too_low_BT
+    ratio_BT = torch.where(outside_BT | (advantages_BT == 0), torch.zeros_like(ratio_BT), ratio_BT)
+    cap = math.inf if ratio_cap is None else math.log(ratio_cap)
+    if score_function:
+        surrogate_BT = ratio_BT.detach().clamp(max=cap).exp() * policy_BT
+    else:
+        surrogate_BT = ratio_BT.clamp(max=cap).exp()
+    losses_BT = torch.where(outside_BT, torch.zeros_like(surrogate_BT), -advantages_BT * surrogate_BT)
+    return TokenLosses(
+        losses_BT, clipped_low_BT=too_low_BT, clipped_high_BT=too_high_BT, clipped_dual_BT=ratio_BT > cap
+    )
+
+
+def dro(
+    policy_logprobs_BT: Tensor,
+    *,
+    proximal_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    beta: float = 1.0,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Policy gradient with a quadratic pull towards the old policy in log space.
+
+    Formula: −log π · A + ½β(log ρ)²
+    Source: DRO, arXiv:2405.19107
+    Degenerate: none
+    Peers: verl `dro` (log_ratio_clamp 20)
+    """
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    losses_BT = reinforce(policy_logprobs_BT, advantages_BT=advantages_BT, loss_mask_BT=loss_mask_BT)
+    return losses_BT + 0.5 * beta * ratio_BT.square()

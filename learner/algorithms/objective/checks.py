@@ -1,0 +1,56 @@
+"""Contradictions between parts of a configuration, found before anything starts."""
+
+import torch
+
+from cluster.contracts.errors import ConfigError
+from learner.algorithms.objective.parts import Parts
+
+
+def refuse_contradictions(parts: Parts) -> None:
+    """Raises ConfigError that names field, value and way out."""
+    config = parts.config
+    if config.value is None:
+        for variant in parts.all():
+            if {"values_NT", "values_BT", "old_values_BT", "returns_BT"} & set(variant.asks):
+                raise ConfigError(
+                    f"{variant.field}={variant.plugin.name!r} needs values, but no critic is configured; "
+                    "add a `value:` section, or use an advantage without a critic such as 'grpo'"
+                )
+    for variant in parts.all():
+        for name, value in variant.plugin.params.items():
+            if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
+                raise ConfigError(
+                    f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
+                )
+    if config.proximal == "rollout":
+        for variant in parts.corrections:
+            if "proximal_logprobs_BT" in variant.asks or "proximal_logprobs_NT" in variant.asks:
+                raise ConfigError(
+                    f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
+                    "for the same; set proximal to 'recompute', 'policy' or 'approximate'"
+                )
+    if config.kl.adaptive is not None and config.kl.coefficient <= 0:
+        raise ConfigError(
+            "kl.adaptive is set but kl.coefficient=0.0, which it multiplies; start from a positive coefficient such as 0.05"
+        )
+    if config.kl.place == "reward" and config.kl.estimator == "unbiased":
+        raise ConfigError(
+            "kl.estimator='unbiased' weighs by the present ratio, which kl.place='reward' does not have; use 'k1' or 'k3'"
+        )
+    for variant in parts.filters:
+        if any(name.endswith("_BT") for name in variant.asks):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
+            )
+
+
+def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
+    """Raises ConfigError for groups that the advantage cannot compare within: asked with one group of invented rewards."""
+    if parts.advantage.requires != ("rewards_G",):
+        return
+    try:
+        parts.advantage.call(rewards_G=torch.zeros(trajectories_per_group))
+    except ValueError as error:
+        raise ConfigError(
+            f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}: {error}"
+        ) from error

@@ -1,0 +1,215 @@
+"""The objective of a run: the configured parts, composed. The learner calls `prepare` once per step, `loss` once per micro-batch.
+
+Whatever needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`; a micro-batch's loss is then a
+sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. Shapes: N trajectories of the step, B of a
+micro-batch, T tokens, M all loss tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms import kl
+from learner.algorithms.batch_rules.aggregation import aggregate
+from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size
+from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.passport import formula
+from learner.algorithms.objective.preparation import prepare
+from learner.algorithms.objective.proximal import approximate_proximal
+from learner.algorithms.objective.recording import record
+from learner.algorithms.objective.statistics import Recorder, Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossResult:
+    loss: Tensor
+    """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
+    statistics: Statistics
+    """Of these rows; merge over micro-batches and ranks, then compute."""
+
+
+class Objective:
+    """What a run optimizes. It holds no state but the adaptive KL coefficient."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        config = parts.config.kl
+        adaptive = config.adaptive
+        self._controller: FixedKl | AdaptiveKl = (
+            FixedKl(coefficient=config.coefficient)
+            if adaptive is None
+            else AdaptiveKl(coefficient=config.coefficient, target=adaptive.target, horizon=adaptive.horizon)
+        )
+
+    @classmethod
+    def from_config(cls, algorithm: AlgorithmConfig) -> "Objective":
+        """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out."""
+        parts = Parts.from_config(algorithm)
+        refuse_contradictions(parts)
+        return cls(parts)
+
+    def check_group_size(self, trajectories_per_group: int) -> None:
+        """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled."""
+        refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group)
+
+    @property
+    def config(self) -> AlgorithmConfig:
+        return self._parts.config
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What must be supplied beside policy and rollout log-probs: "reference_logprobs" (in the batch), "proximal_logprobs" (in the
+        batch, from a pass at the start of the step), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that
+        pass), "values" (old ones in the batch, present ones to `loss`)."""
+        parts, config = self._parts, self._parts.config
+        covariances_without_old = parts.asks("covariances_BT") and config.proximal in ("policy", "approximate")
+        needed = {
+            "reference_logprobs": config.kl.coefficient > 0
+            or parts.asks("reference_logprobs_NT", "reference_logprobs_BT"),
+            "proximal_logprobs": config.proximal == "recompute"
+            or parts.asks("entropies_NT", "proximal_logprobs_NT")
+            or covariances_without_old,
+            "entropies": config.entropy_coefficient != 0 or parts.asks("entropies_NT", "entropies_BT"),
+            "values": config.value is not None,
+        }
+        return frozenset(name for name, is_needed in needed.items() if is_needed)
+
+    @torch.no_grad()
+    def prepare(self, batch: BatchTensors) -> Prepared:
+        """Fixes whatever depends on the whole batch. Raises DataError that names trajectory, group and field."""
+        return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficient=self.kl_coefficient)
+
+    def loss(
+        self,
+        prepared: Prepared,
+        *,
+        policy_logprobs_BT: Tensor,
+        entropies_BT: Tensor | None = None,
+        values_BT: Tensor | None = None,
+    ) -> LossResult:
+        """Loss of some rows (`prepared.rows(...)`). `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter."""
+        config = self.config
+        rows = prepared.columns(policy_logprobs_BT.shape[1])
+        mask_BT, weights_BT = rows.loss_mask_NT, rows.weights_NT
+        policy_BT = masked(policy_logprobs_BT, loss_mask_BT=rows.sampled_mask_NT)
+        proximal_BT = self._proximal(rows, policy_BT)
+        supply = _row_tensors(
+            rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
+        )
+
+        policy_losses = _as_token_losses(self._parts.policy_loss.with_given(supply))
+        corrections_BT = self._corrections(rows, supply)
+        losses: dict[str, Tensor] = {
+            "policy_loss": aggregate(
+                masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT) * corrections_BT,
+                weights_BT=weights_BT,
+            )
+        }
+        if config.kl.place == "loss" and config.kl.coefficient > 0:
+            estimate_BT = self._kl(config.kl.estimator, policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
+            losses["kl_loss"] = prepared.kl_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
+        if config.kl.to_rollout_coefficient > 0:
+            estimator = config.kl.to_rollout_estimator
+            estimate_BT = self._kl(estimator, policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
+            losses["kl_rollout_loss"] = config.kl.to_rollout_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
+        if config.entropy_coefficient and entropies_BT is not None:
+            bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
+            losses["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=weights_BT)
+        value_losses = None
+        if config.value is not None and self._parts.value_loss is not None and rows.value_weights_NT is not None:
+            value_losses = _as_token_losses(self._parts.value_loss.with_given(supply))
+            losses["value_loss"] = config.value.coefficient * aggregate(
+                value_losses.losses_BT, weights_BT=rows.value_weights_NT
+            )
+
+        total = torch.stack([loss.to(policy_BT.dtype) for loss in losses.values()]).sum()
+        recorder = Recorder(policy_BT.device)
+        record(
+            recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
+            policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses | {"loss": total},
+        )  # fmt: skip
+        return LossResult(loss=total, statistics=recorder.statistics())
+
+    @property
+    def kl_coefficient(self) -> float:
+        """β in force; moves only with `kl.adaptive`."""
+        return self._controller.coefficient
+
+    def observe(self, report: dict[str, float]) -> None:
+        """Tells the controller what a step measured (`Statistics.compute()` of the whole step)."""
+        measured = report.get("kl_reference_per_trajectory_mean")
+        if measured is not None:
+            self._controller = self._controller.observe(measured, num_trajectories=int(report["trajectories"]))
+
+    def state_dict(self) -> dict[str, float]:
+        return {"kl_coefficient": self.kl_coefficient}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        if isinstance(self._controller, AdaptiveKl):
+            self._controller = AdaptiveKl(
+                coefficient=state["kl_coefficient"], target=self._controller.target, horizon=self._controller.horizon
+            )
+
+    def formula(self) -> dict[str, Any]:
+        """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
+
+        return formula(self._parts)
+
+    def _proximal(self, rows: Prepared, policy_BT: Tensor) -> Tensor:
+        proximal = self.config.proximal
+        if proximal == "recompute":
+            assert rows.proximal_logprobs_NT is not None, "prepare() refuses a batch without them"
+            return rows.proximal_logprobs_NT
+        if proximal == "policy":
+            return policy_BT.detach()
+        if proximal == "approximate":
+            return approximate_proximal(rows.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=rows.lags_NT)
+        return rows.rollout_logprobs_NT
+
+    def _corrections(self, rows: Prepared, supply: dict[str, Tensor | None]) -> Tensor:
+        weights_BT = rows.correction_weights_NT
+        for correction in self._parts.corrections:
+            if not correction.is_of_the_batch:
+                weights_BT = weights_BT * correction.with_given(supply).detach()
+        return weights_BT
+
+    def _kl(
+        self, estimator: str, policy_BT: Tensor, other_BT: Tensor | None, proximal_BT: Tensor, mask_BT: Tensor
+    ) -> Tensor:
+        assert other_BT is not None, "prepare() refuses a batch without them"
+        clamp = self.config.kl.log_ratio_clamp
+        given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": clamp}
+        if estimator == "unbiased":
+            return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
+        return kl.ESTIMATORS[estimator](policy_BT, **given)
+
+
+def _row_tensors(
+    rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
+) -> dict[str, Tensor | None]:
+    return {
+        "policy_logprobs_BT": policy_BT,
+        "proximal_logprobs_BT": proximal_BT,
+        "rollout_logprobs_BT": rows.rollout_logprobs_NT,
+        "reference_logprobs_BT": rows.reference_logprobs_NT,
+        "advantages_BT": rows.advantages_NT,
+        "loss_mask_BT": rows.loss_mask_NT,
+        "lags_BT": rows.lags_NT,
+        "entropies_BT": None if entropies_BT is None else at_least_float32(entropies_BT),
+        "values_BT": None if values_BT is None else at_least_float32(values_BT),
+        "old_values_BT": rows.values_NT,
+        "returns_BT": rows.returns_NT,
+        "covariances_BT": rows.covariances_NT,
+        "batch_covariances_M": rows.batch_covariances_M,
+    }
+
+
+def _as_token_losses(result: TokenLosses | Tensor) -> TokenLosses:
+    return result if isinstance(result, TokenLosses) else TokenLosses(result)

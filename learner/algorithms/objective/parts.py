@@ -1,0 +1,51 @@
+"""The parts of an objective: every function that config named, its parameters bound."""
+
+from dataclasses import dataclass
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.registry.variants import Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The functions that config named, parameters bound."""
+
+    config: AlgorithmConfig
+    advantage: Variant
+    policy_loss: Variant
+    aggregation: Variant
+    value_loss: Variant | None
+    value_aggregation: Variant | None
+    reward_shaping: tuple[Variant, ...]
+    advantage_shaping: tuple[Variant, ...]
+    filters: tuple[Variant, ...]
+    corrections: tuple[Variant, ...]
+
+    @classmethod
+    def from_config(cls, config: AlgorithmConfig) -> "Parts":
+        def many(field: str) -> tuple[Variant, ...]:
+            return tuple(
+                Variant.from_plugin(plugin, field=f"{field}[{i}]") for i, plugin in enumerate(getattr(config, field))
+            )
+
+        value = config.value
+        return cls(
+            config=config,
+            advantage=Variant.from_plugin(config.advantage, field="advantage"),
+            policy_loss=Variant.from_plugin(config.policy_loss, field="policy_loss"),
+            aggregation=Variant.from_plugin(config.aggregation, field="aggregation"),
+            value_loss=value and Variant.from_plugin(value.loss, field="value.loss"),
+            value_aggregation=value and Variant.from_plugin(value.aggregation, field="value.aggregation"),
+            reward_shaping=many("reward_shaping"),
+            advantage_shaping=many("advantage_shaping"),
+            filters=many("filters"),
+            corrections=many("corrections"),
+        )
+
+    def all(self) -> list[Variant]:
+        single = (self.advantage, self.policy_loss, self.aggregation, self.value_loss, self.value_aggregation)
+        several = (*self.reward_shaping, *self.advantage_shaping, *self.filters, *self.corrections)
+        return [variant for variant in (*single, *several) if variant is not None]
+
+    def asks(self, *names: str) -> bool:
+        return any(name in variant.asks for variant in self.all() for name in names)

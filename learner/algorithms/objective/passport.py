@@ -1,0 +1,69 @@
+"""The resolved mathematics of a run as JSON, for `passport.json`."""
+
+from typing import Any
+
+from learner.algorithms import kl
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.variants import docstring_sections
+
+_PROXIMAL = {
+    "rollout": "π_old is the rollout's own log-probs (μ)",
+    "policy": "π_old is the learner's present policy, detached: ρ is 1 in value",
+    "recompute": "π_old is the learner's policy at the start of the step, from an extra forward pass",
+    "approximate": "log π_old = log μ + (1 − 1/lag)·(log π − log μ), lag in policy versions",
+}
+
+
+def formula(parts: Parts) -> dict[str, Any]:
+    """Part by part: the formula as text, its source, and every parameter in force."""
+    config = parts.config
+    passport: dict[str, Any] = {
+        "advantage": parts.advantage.describe(),
+        "policy_loss": parts.policy_loss.describe(),
+        "aggregation": parts.aggregation.describe(),
+        "reward_shaping": [part.describe() for part in parts.reward_shaping],
+        "reward_placement": config.reward_placement,
+        "advantage_shaping": [part.describe() for part in parts.advantage_shaping],
+        "filters": [part.describe() for part in parts.filters],
+        "corrections": [part.describe() for part in parts.corrections],
+        "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]},
+        "kl": _kl(parts),
+        "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
+        "value": None,
+        "statistics": {"std_ddof": 0, "clip_fraction": "tokens whose loss a bound changed"},
+    }
+    if config.value is not None and parts.value_loss is not None and parts.value_aggregation is not None:
+        own = config.value.model_dump(mode="json", exclude={"loss", "aggregation"})
+        passport["value"] = own | {
+            "loss": parts.value_loss.describe(),
+            "aggregation": parts.value_aggregation.describe(),
+        }
+    passport["text"] = _text(passport, config.value is not None)
+    return passport
+
+
+def _kl(parts: Parts) -> dict[str, Any]:
+    config = parts.config.kl
+    return config.model_dump(mode="json") | {
+        "formula": docstring_sections(kl.ESTIMATORS[config.estimator])["Formula"],
+        "to_rollout_formula": docstring_sections(kl.ESTIMATORS[config.to_rollout_estimator])["Formula"],
+    }
+
+
+def _text(passport: dict[str, Any], has_critic: bool) -> str:
+    """One line: what the optimizer minimises."""
+    kl_config = passport["kl"]
+    terms = [f"{passport['policy_loss']['name']}(A = {passport['advantage']['name']})"]
+    terms += [f"× {correction['name']}" for correction in passport["corrections"]]
+    if kl_config["coefficient"] and kl_config["place"] == "loss":
+        terms.append(f"+ {kl_config['coefficient']}·{kl_config['estimator']}(π, π_ref)")
+    if kl_config["to_rollout_coefficient"]:
+        terms.append(f"+ {kl_config['to_rollout_coefficient']}·{kl_config['to_rollout_estimator']}(π, μ)")
+    if passport["entropy"]["coefficient"]:
+        terms.append(f"− {passport['entropy']['coefficient']}·H(π)")
+    line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"
+    if has_critic:
+        line += f" + {passport['value']['coefficient']}·{passport['value']['aggregation']['name']}[{passport['value']['loss']['name']}]"
+    if kl_config["coefficient"] and kl_config["place"] == "reward":
+        line += f", r_t − {kl_config['coefficient']}·{kl_config['estimator']}(π_old, π_ref)"
+    return line

@@ -1,0 +1,240 @@
+"""From a batch to a prepared one, in this order: reward shaping, KL in the reward, advantages, filters, advantage shaping, weights.
+
+Advantages see all trajectories, filtered ones too (a truncated answer still moves its group's mean); advantage shaping and aggregation
+see what is left. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.errors import DataError
+from learner.algorithms import kl
+from learner.algorithms.advantages.returns import cumulative_returns
+from learner.algorithms.batch_rules.filters import Selection
+from learner.algorithms.groups import all_equal, group_rows, sorted_group_rows
+from learner.algorithms.losses.covariance import covariances
+from learner.algorithms.masks import at_least_float32, masked, whiten
+from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, subtract_kl
+from learner.algorithms.registry.variants import Variant
+
+
+def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coefficient: float) -> Prepared:
+    """See `Objective.prepare`."""
+    batch.validate()
+    _refuse_missing(batch, needs=needs, parts=parts)
+    mask_NT = batch.loss_mask_NT
+    supply = _supply(batch)
+    shaped_N = at_least_float32(batch.rewards_N)
+    for step in parts.reward_shaping:
+        shaped_N = step.with_given(supply | {"rewards_N": shaped_N})
+    supply["rewards_N"] = shaped_N
+    supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
+    if parts.config.kl.place == "reward" and kl_coefficient > 0:
+        supply |= _with_kl(
+            supply,
+            estimator=parts.config.kl.estimator,
+            clamp=parts.config.kl.log_ratio_clamp,
+            coefficient=kl_coefficient,
+        )
+
+    advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
+    kept_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply | {"rewards_N": shaped_N})
+    for step in parts.advantage_shaping:
+        advantages_NT = step.with_given(
+            supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}
+        )
+    dtype = at_least_float32(batch.rollout_logprobs_NT).dtype
+    advantages_NT = masked(advantages_NT.to(dtype), loss_mask_BT=mask_NT)
+    if not bool(torch.isfinite(advantages_NT).all()):
+        row = int((~torch.isfinite(advantages_NT)).any(1).nonzero()[0])
+        raise DataError(
+            f"{batch.name(row)}: advantages are not finite; {parts.advantage.plugin.name!r} cannot take these rewards"
+        )
+
+    value_weights_NT = None
+    if parts.config.value is not None and parts.value_aggregation is not None:
+        if returns_NT is None:
+            returns_NT = cumulative_returns(supply["token_rewards_NT"], loss_mask_NT=mask_NT)
+        if parts.config.value.whiten_returns:
+            returns_NT = whiten(returns_NT, loss_mask_BT=mask_NT)
+        value_weights_NT = _weights(parts.value_aggregation, supply, mask_NT & is_kept_N[:, None]).to(dtype)
+    zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
+    covariances_NT = _covariances(parts, supply, advantages_NT, mask_NT & is_kept_N[:, None])
+    return Prepared(
+        loss_mask_NT=mask_NT & is_kept_N[:, None],
+        gradient_mask_NT=gradient_NT,
+        weights_NT=_weights(parts.aggregation, supply, kept_NT).to(dtype),
+        advantages_NT=advantages_NT,
+        rollout_logprobs_NT=supply["rollout_logprobs_NT"],
+        lags_NT=supply["lags_NT"],
+        newest_lag=_least(supply["lags_NT"][mask_NT & is_kept_N[:, None]]),
+        correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, dtype),
+        proximal_logprobs_NT=supply["proximal_logprobs_NT"],
+        reference_logprobs_NT=supply["reference_logprobs_NT"],
+        values_NT=supply["values_NT"],
+        returns_NT=None if returns_NT is None else returns_NT.to(dtype),
+        value_weights_NT=value_weights_NT,
+        covariances_NT=covariances_NT,
+        batch_covariances_M=None if covariances_NT is None else covariances_NT[mask_NT & is_kept_N[:, None]],
+        sampled_mask_NT=mask_NT,
+        rewards_N=batch.rewards_N,
+        shaped_rewards_N=shaped_N,
+        is_kept_N=is_kept_N,
+        zero_variance_N=zero_variance_N,
+        leads_group_N=leads_group_N,
+        completion_lengths_N=batch.completion_lengths_N,
+        truncated_N=batch.truncated_N,
+        kl_coefficient=kl_coefficient,
+    )
+
+
+def _least(lags_M: Tensor) -> int:
+    return int(lags_M.min()) if lags_M.numel() else 0
+
+
+def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts) -> None:
+    of_the_batch = {"reference_logprobs", "proximal_logprobs", "values"} & needs
+    if parts.asks("entropies_NT"):
+        of_the_batch |= {"entropies"}
+    for name in sorted(of_the_batch):
+        if getattr(batch, f"{name}_NT") is None:
+            raise DataError(
+                f"the batch of policy version {batch.current_version} has no {name}, which this algorithm needs"
+            )
+
+
+def _supply(batch: BatchTensors) -> dict[str, Any]:
+    """Per-token tensors are cleaned of what lies outside the mask, once, here."""
+    names = ("rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "values_NT", "entropies_NT")
+    per_token = {name: getattr(batch, name) for name in names}
+    cleaned = {name: None if x is None else masked(x, loss_mask_BT=batch.loss_mask_NT) for name, x in per_token.items()}
+    lags_NT = torch.where(batch.loss_mask_NT, batch.current_version - batch.policy_versions_NT, 0)
+    return cleaned | {
+        "loss_mask_NT": batch.loss_mask_NT,
+        "group_index_N": batch.group_index_N,
+        "completion_lengths_N": batch.completion_lengths_N,
+        "truncated_N": batch.truncated_N,
+        "reward_components_NK": batch.reward_components_NK,
+        "policy_versions_NT": batch.policy_versions_NT,
+        "lags_NT": lags_NT,
+    }
+
+
+def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal["last_token", "every_token"]) -> Tensor:
+    """Rewards per token. Where turns carry their own, what shaping changed of the whole lands as a reward of the whole would."""
+    if batch.token_rewards_NT is None:
+        return place_rewards(shaped_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
+    own_NT = move_to_earner(batch.token_rewards_NT, loss_mask_NT=batch.loss_mask_NT)
+    return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
+
+
+def _with_kl(supply: dict[str, Any], *, estimator: str, clamp: float | None, coefficient: float) -> dict[str, Tensor]:
+    """r_t − β·kl_t per token, and r − β·Σ kl_t per trajectory; under π_old where it is known, else under the rollout policy."""
+    sampled_NT = (
+        supply["rollout_logprobs_NT"] if supply["proximal_logprobs_NT"] is None else supply["proximal_logprobs_NT"]
+    )
+    kl_NT = kl.ESTIMATORS[estimator](
+        sampled_NT,
+        other_logprobs_BT=supply["reference_logprobs_NT"],
+        loss_mask_BT=supply["loss_mask_NT"],
+        log_ratio_clamp=clamp,
+    )
+    kl_NT = kl_NT.to(supply["token_rewards_NT"].dtype)
+    return {
+        "token_rewards_NT": subtract_kl(
+            supply["token_rewards_NT"], kl_NT=kl_NT, coefficient=coefficient, loss_mask_NT=supply["loss_mask_NT"]
+        ),
+        "rewards_N": supply["rewards_N"] - coefficient * kl_NT.sum(1),
+    }
+
+
+def _advantages(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Advantages per token, and the returns that came with them."""
+    if "rewards_G" in advantage.asks:
+        result = _per_group(batch, advantage, supply)
+    else:
+        try:
+            result = advantage.with_given(supply)
+        except ValueError as error:
+            raise DataError(
+                f"advantage {advantage.plugin.name!r} of {len(batch.trajectory_ids)} trajectories: {error}"
+            ) from error
+    advantages, returns_NT = result if isinstance(result, tuple) else (result, None)
+    per_token_NT = advantages if advantages.dim() == 2 else advantages[:, None].expand(batch.loss_mask_NT.shape)
+    return masked(per_token_NT, loss_mask_BT=batch.loss_mask_NT), returns_NT
+
+
+def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> Tensor:
+    rewards_N = supply["rewards_N"]
+    result_N = torch.empty_like(rewards_N)
+    for rows in sorted_group_rows(rewards_N, group_index_N=batch.group_index_N):
+        try:
+            result_N[rows] = advantage.with_given(supply | {"rewards_G": rewards_N[rows]}).to(result_N.dtype)
+        except ValueError as error:
+            members = ", ".join(batch.trajectory_ids[row] for row in rows.tolist())
+            group = batch.group_ids[int(rows[0])]
+            raise DataError(f"group {group} (trajectory {members}): rewards: {error}") from error
+    return result_N
+
+
+def _filtered(
+    batch: BatchTensors, filters: tuple[Variant, ...], supply: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of the denominator, tokens with policy gradient, trajectories kept."""
+    denominator_NT, gradient_NT = batch.loss_mask_NT, batch.loss_mask_NT
+    is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
+    for chosen in filters:
+        if "rewards_G" in chosen.asks:
+            is_kept_N = is_kept_N & _groups_kept(batch, chosen, supply)
+            continue
+        result = chosen.with_given(supply)
+        if isinstance(result, Selection):
+            gradient_NT, denominator_NT = gradient_NT & result.gradient_NT, denominator_NT & result.denominator_NT
+        elif result.dim() == 2:
+            gradient_NT = gradient_NT & result
+        else:
+            is_kept_N = is_kept_N & result
+    return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
+
+
+def _groups_kept(batch: BatchTensors, chosen: Variant, supply: dict[str, Any]) -> Tensor:
+    is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
+    for rows in group_rows(batch.group_index_N):
+        is_kept_N[rows] = bool(chosen.with_given(supply | {"rewards_G": supply["rewards_N"][rows]}))
+    return is_kept_N
+
+
+def _weights(aggregation: Variant, supply: dict[str, Any], denominator_NT: Tensor) -> Tensor:
+    return aggregation.with_given(supply | {"loss_mask_NT": denominator_NT})
+
+
+def _groups(rewards_N: Tensor, group_index_N: Tensor) -> tuple[Tensor, Tensor]:
+    zero_variance_N = torch.zeros_like(group_index_N, dtype=torch.bool)
+    leads_N = torch.zeros_like(group_index_N, dtype=torch.bool)
+    for rows in group_rows(group_index_N):
+        zero_variance_N[rows] = all_equal(rewards_N[rows])
+        leads_N[rows[0]] = True
+    return zero_variance_N, leads_N
+
+
+def _corrections(parts: Parts, supply: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    weights_NT = torch.ones_like(supply["loss_mask_NT"], dtype=dtype)
+    for correction in parts.corrections:
+        if correction.is_of_the_batch:
+            weights_NT = weights_NT * correction.with_given(supply).to(dtype)
+    return weights_NT
+
+
+def _covariances(parts: Parts, supply: dict[str, Any], advantages_NT: Tensor, mask_NT: Tensor) -> Tensor | None:
+    if not parts.asks("covariances_BT"):
+        return None
+    proximal_NT = supply["proximal_logprobs_NT"]
+    return covariances(
+        supply["rollout_logprobs_NT"] if proximal_NT is None else proximal_NT,
+        advantages_NT=advantages_NT,
+        loss_mask_NT=mask_NT,
+    )

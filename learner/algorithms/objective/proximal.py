@@ -1,0 +1,17 @@
+"""What stands for π_old, the policy at the start of the step (`algorithm.proximal`). Shapes: B rows, T tokens."""
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def approximate_proximal(rollout_logprobs_BT: Tensor, *, policy_logprobs_BT: Tensor, lags_BT: Tensor) -> Tensor:
+    """log π_prox without a forward pass: between the policy that sampled and the present one, by version lag.
+
+    Formula: log μ + (1 − 1/lag)·(log π − log μ); a lag of 0 or 1 gives log μ, which is π_old itself then
+    Source: arXiv:2512.06547
+    Degenerate: tokens of the same trajectory may have different lags
+    Peers: AReaL
+    """
+    alpha_BT = 1 - 1 / lags_BT.clamp(min=1).to(rollout_logprobs_BT.dtype)
+    return rollout_logprobs_BT + alpha_BT * (policy_logprobs_BT.detach() - rollout_logprobs_BT)

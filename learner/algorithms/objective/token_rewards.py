@@ -1,0 +1,46 @@
+"""Rewards per token: placed, moved to the token that earned them, less the KL. Shapes: N trajectories, T tokens."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.masks import masked
+
+
+def place_rewards(
+    rewards_N: Tensor, *, loss_mask_NT: Tensor, placement: Literal["last_token", "every_token"] = "last_token"
+) -> Tensor:
+    """Rewards per token from one per trajectory: on the last unmasked token, or (`every_token`) on each.
+
+    A trajectory with nothing unmasked gets none; LightRFT and OpenRLHF put it in the last column, outside the mask. On every token
+    (torchrl KLRewardTransform, TapeAgents) a row sums to length · r.
+    """
+    rewards_N = rewards_N if rewards_N.is_floating_point() else rewards_N.float()
+    if placement == "every_token":
+        return masked(rewards_N[:, None].expand(loss_mask_NT.shape), loss_mask_BT=loss_mask_NT)
+    position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
+    last_N = (
+        torch.where(loss_mask_NT, position_T, -1).amax(1)
+        if loss_mask_NT.shape[1]
+        else position_T.new_full((len(rewards_N),), -1)
+    )
+    return torch.where(position_T == last_N[:, None], rewards_N[:, None], torch.zeros_like(rewards_N[:, None]))
+
+
+def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    """Rewards on masked tokens (an environment's answer) go to the last unmasked token before them: the action that earned them.
+
+    Several that meet on a token add up, so a row keeps its sum. What lies before the first unmasked token has no earner and is lost:
+    `BatchTensors.validate` refuses it.
+    """
+    position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
+    earner_NT = torch.where(loss_mask_NT, position_T, -1)
+    earner_NT = earner_NT.cummax(1).values if earner_NT.numel() else earner_NT
+    earned_NT = masked(token_rewards_NT, loss_mask_BT=earner_NT >= 0)
+    return torch.zeros_like(earned_NT).scatter_add(1, earner_NT.clamp(min=0), earned_NT)
+
+
+def subtract_kl(token_rewards_NT: Tensor, *, kl_NT: Tensor, coefficient: float, loss_mask_NT: Tensor) -> Tensor:
+    """r_t − β·kl_t where unmasked, 0 elsewhere (torchrl KLRewardTransform, LightRFT and OpenRLHF `compute_reward`, torchtune)."""
+    return masked(token_rewards_NT - coefficient * kl_NT, loss_mask_BT=loss_mask_NT)

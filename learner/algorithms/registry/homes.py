@@ -1,0 +1,42 @@
+"""Where the variants of each field of the algorithm section live, and the tensors that they may ask for by name."""
+
+from cluster.contracts.plugins import Home
+
+OF_THE_BATCH = frozenset(
+    {
+        "rewards_N", "group_index_N", "completion_lengths_N", "truncated_N", "reward_components_NK", "loss_mask_NT", "token_rewards_NT",
+        "values_NT", "entropies_NT", "rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "policy_versions_NT",
+        "lags_NT", "advantages_NT",
+    }
+)  # fmt: skip
+"""Supplied before micro-batching, for the whole batch of the step."""
+
+OF_THE_ROWS = frozenset(
+    {
+        "policy_logprobs_BT", "proximal_logprobs_BT", "rollout_logprobs_BT", "reference_logprobs_BT", "advantages_BT", "loss_mask_BT",
+        "lags_BT", "entropies_BT", "values_BT", "old_values_BT", "returns_BT", "covariances_BT", "batch_covariances_M",
+    }
+)  # fmt: skip
+"""Supplied for the rows of a micro-batch, with the present policy."""
+
+SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | {"rewards_G"}
+
+
+def _home(package: str, *works_on: str) -> Home:
+    return Home(package=f"learner.algorithms.{package}", offers=SUPPLIED, works_on=frozenset(works_on))
+
+
+_AGGREGATION = _home("batch_rules.aggregation", "loss_mask_NT")
+
+HOMES: dict[str, Home] = {
+    "advantage": _home("advantages", "rewards_G", "rewards_N", "reward_components_NK", "token_rewards_NT"),
+    "policy_loss": _home("losses", "policy_logprobs_BT"),
+    "aggregation": _AGGREGATION,
+    "value.loss": _home("losses", "values_BT"),
+    "value.aggregation": _AGGREGATION,
+    "reward_shaping": _home("batch_rules.shaping", "rewards_N"),
+    "advantage_shaping": _home("batch_rules.shaping", "advantages_NT"),
+    "filters": _home("batch_rules.filters", "rewards_G", *OF_THE_BATCH),
+    "corrections": _home("corrections", "proximal_logprobs_BT", "policy_logprobs_BT", "lags_BT", *OF_THE_BATCH),
+}
+"""By the field that names them."""

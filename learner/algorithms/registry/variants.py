@@ -1,0 +1,79 @@
+"""A variant that config chose: it gets the tensors that it asks for by parameter name; config sets its other parameters."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin, resolve
+from learner.algorithms.registry.homes import HOMES, SUPPLIED
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A function that config chose, with its parameters bound."""
+
+    field: str
+    plugin: Plugin
+    call: Callable[..., Any]
+    asks: tuple[str, ...]
+    """Names of the tensors it wants."""
+    requires: tuple[str, ...]
+    """Those of them without a default."""
+
+    @classmethod
+    def from_plugin(cls, plugin: Plugin, *, field: str) -> "Variant":
+        bound = resolve(plugin, home=HOMES[field.partition("[")[0]], field=field)
+        wanted = {name: p for name, p in inspect.signature(bound).parameters.items() if name in SUPPLIED}
+        requires = tuple(name for name, p in wanted.items() if p.default is inspect.Parameter.empty)
+        return cls(field, plugin, bound, tuple(wanted), requires)
+
+    def with_given(self, supply: Mapping[str, Any]) -> Any:
+        """Calls it with what it asks for. Raises ConfigError naming a tensor that the run does not have."""
+        missing = [name for name in self.requires if supply.get(name) is None]
+        if missing:
+            raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
+        return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None})
+
+    @property
+    def is_of_the_batch(self) -> bool:
+        """It asks for whole-batch tensors, so it runs before micro-batching."""
+        return any(name.endswith(("_NT", "_N")) for name in self.asks)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.call.func if isinstance(self.call, functools.partial) else self.call
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Every parameter that is not a tensor, defaults included: what the passport writes down."""
+        signature = inspect.signature(self.call)
+        return {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if name not in SUPPLIED and parameter.default is not inspect.Parameter.empty
+        }
+
+    def describe(self) -> dict[str, Any]:
+        sections = docstring_sections(self.function)
+        return {
+            "name": self.plugin.name,
+            "function": f"{self.function.__module__}:{self.function.__qualname__}",
+            "formula": sections.get("Formula", sections["summary"]),
+            "source": sections.get("Source", ""),
+            "parameters": self.parameters,
+        }
+
+
+def docstring_sections(function: Callable[..., Any]) -> dict[str, str]:
+    """`summary`, and the text after `Formula:`, `Source:`, `Degenerate:` and `Peers:`."""
+    sections: dict[str, str] = {"summary": ""}
+    current = "summary"
+    for line in (inspect.getdoc(function) or "").splitlines():
+        head, colon, rest = line.partition(":")
+        if colon and head in ("Formula", "Source", "Degenerate", "Peers"):
+            current, line = head, rest
+        sections[current] = f"{sections.get(current, '')} {line.strip()}".strip()
+    return sections

@@ -1,0 +1,84 @@
+"""What peers compute and a run does not: composed with our parts by the adapters, so that their golden cases stay covered.
+
+Shapes: B rows (N of the batch), T tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.corrections.importance import Level
+from learner.algorithms.groups import group_rows
+from learner.algorithms.masks import log_ratio, masked, masked_mean
+
+
+def remax(returns_NT: Tensor, *, greedy_rewards_N: Tensor, loss_mask_NT: Tensor) -> Tensor:
+    """Returns minus the reward of the greedy completion of the same prompt.
+
+    Source: ReMax, arXiv:2310.10505. Peers: verl `remax`.
+    """
+    return masked(returns_NT - greedy_rewards_N[:, None], loss_mask_BT=loss_mask_NT)
+
+
+def optimal_token_baseline(
+    returns_NT: Tensor,
+    *,
+    logprobs_NT: Tensor,
+    sum_squared_probs_NT: Tensor,
+    loss_mask_NT: Tensor,
+    group_index_N: Tensor,
+) -> Tensor:
+    """Per token, the baseline of least variance: returns weighted by the squared norm of the gradient so far.
+
+    b_t = Σ_G W_t R_t / Σ_G W_t with W_t = Σ_{s≤t} (1 − 2π_s + Σ_v π_s(v)²); A_t = R_t − b_t. Peers: verl `optimal_token_baseline`.
+    Where one trajectory is left it gives its return.
+    """
+    weights_NT = masked(1 - 2 * logprobs_NT.exp() + sum_squared_probs_NT, loss_mask_BT=loss_mask_NT).cumsum(1)
+    weights_NT, returns_NT = (
+        masked(weights_NT, loss_mask_BT=loss_mask_NT),
+        masked(returns_NT, loss_mask_BT=loss_mask_NT),
+    )
+    result_NT = torch.zeros_like(returns_NT)
+    for rows in group_rows(group_index_N):
+        baseline_T = (weights_NT[rows] * returns_NT[rows]).sum(0) / (weights_NT[rows].sum(0) + 1e-8)
+        # One trajectory left has no other to be compared with: its return stands.
+        has_company_T = loss_mask_NT[rows].sum(0) > 1
+        result_NT[rows] = returns_NT[rows] - torch.where(has_company_T, baseline_T, 0)
+    return masked(result_NT, loss_mask_BT=loss_mask_NT)
+
+
+def normalise_weights(
+    weights_BT: Tensor, *, loss_mask_BT: Tensor, level: Level = "token", epsilon: float = 0.0
+) -> Tensor:
+    """Weights divided by their mean over the batch's tokens, or (one weight per trajectory) over its trajectories.
+
+    `epsilon` is added to token counts.
+    Peers: verl `rollout_is_batch_normalize` (1e-8).
+    """
+    if level == "token":
+        mean = masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, epsilon=epsilon)
+    else:
+        has_tokens_B = loss_mask_BT.any(1)
+        mean = masked_mean(
+            masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=epsilon), loss_mask_BT=has_tokens_B
+        )
+    return masked(weights_BT / mean, loss_mask_BT=loss_mask_BT)
+
+
+def absolute(
+    policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
+) -> Tensor:
+    """|log π − log π_ref| (verl `abs`)."""
+    ratio_BT = log_ratio(
+        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
+    )
+    return ratio_BT.abs()
+
+
+def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
+    """The value of one estimator with the gradient of another (verl `k3+`, OpenRLHF `unbiased_gradient`: k2's gradient)."""
+    return value_BT.detach() + (gradient_BT - gradient_BT.detach())
+
+
+def none(losses_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    """The losses per token, 0 where masked (torchrl `reduction="none"`)."""
+    return torch.where(loss_mask_NT, losses_NT, torch.zeros_like(losses_NT))
