@@ -78,7 +78,7 @@ def _rows(
     yield "model", config.model.path
     yield "steps", f"{done} of {config.num_steps}"
     owner = directory.owner()
-    yield "driver", f"process {owner['pid']} on {owner['host']}" if owner else "none: the run is over, or was stopped"
+    yield "driver", f"process {owner.pid} on {owner.host}" if owner else "none: the run is over, or was stopped"
     if steps:
         latest: dict[str, float] = {}
         for numbers in steps.values():

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.contracts.errors import CheckpointError
-from cluster.record.run_directory import sync_folder
+from cluster.record.storage import sync_folder
 
 MANIFEST = "manifest.json"
 MODEL = "model"

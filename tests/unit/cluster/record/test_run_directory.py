@@ -103,6 +103,61 @@ def test_a_second_driver_is_refused_while_the_first_lives(directory):
         RunDirectory(directory.url).claim(CONFIG)
 
 
+def test_a_busy_directory_is_refused_by_a_check_already_whatever_else_is_wrong(directory):
+    directory.claim(CONFIG)
+    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on "):
+        RunDirectory(directory.url).check(OTHER)
+
+
+def test_a_dead_driver_of_another_machine_does_not_stop_a_check(directory):
+    directory.claim(CONFIG)
+    directory.release()
+    owner = {"host": "elsewhere", "pid": 1, "started": 0.0, "time": time.time()}
+    directory.write_json("driver.lock", owner)
+    directory.check(CONFIG)
+    directory.claim(CONFIG)
+
+
+def test_nobody_else_on_the_machine_reads_a_run(directory):
+    directory.claim(CONFIG)
+    assert os.stat(directory.path()).st_mode & 0o777 == 0o700
+
+
+def test_a_claim_that_is_refused_leaves_the_directory_free(directory):
+    directory.claim(CONFIG)
+    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.release()
+    other = RunDirectory(directory.url)
+    with pytest.raises(ConfigError, match="belongs to another configuration"):
+        other.claim(OTHER)
+    assert directory.owner() is None
+    directory.claim(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free space, then start the same command again"),
+        (errno.EACCES, "fix its permissions, then start the same command again"),
+        (errno.EIO, "mend that, then start the same command again"),
+    ],
+)
+def test_a_disk_error_says_what_helps(directory, monkeypatch, number, advice):
+    def failing(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(StorageError, match=rf"run\.yaml: {os.strerror(number)}; {advice}$"):
+        directory.write_file(RUN_YAML, b"")
+
+
+def test_a_missing_file_is_missing_and_the_disk_is_not_full(files):
+    with pytest.raises(StorageError, match=r"a\.arrow: .*it is missing: check the path") as missing:
+        files.read_file("trajectories/a.arrow")
+    assert "free space" not in str(missing.value)
+
+
 def test_a_dead_drivers_claim_is_taken_over(directory):
     script = (
         "import os; from cluster.record.run_directory import RunDirectory; "
@@ -179,7 +234,7 @@ def test_looking_at_files_names_the_one_that_the_disk_refuses(tmp_path):
     (tmp_path / "driver.lock").mkdir()
     directory = RunDirectory(str(tmp_path))
     for look, path in ((directory.owner, "driver.lock"), (lambda: directory.names("x" * 300), "x" * 300)):
-        with pytest.raises(StorageError, match=rf"{path}: .*free space or fix its permissions"):
+        with pytest.raises(StorageError, match=rf"{path}: .*mend that, then start the same command again"):
             look()
 
 

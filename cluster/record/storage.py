@@ -1,0 +1,230 @@
+"""Files below one folder, on a disk or in s3://, gs:// or az://: whole files atomically, lines durably. No pickle."""
+
+import contextlib
+import errno
+import json
+import os
+import posixpath
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from cluster.contracts.errors import StorageError
+
+_REMOTE_FLUSH_S = 20.0
+"""Object stores cannot append: lines that need not be durable at once are written together, at most this late."""
+_ADVICE = {
+    errno.ENOENT: "it is missing: check the path, or bring it back from a copy",
+    errno.ENOSPC: "free space, then start the same command again",
+    errno.EDQUOT: "free space or raise the quota, then start the same command again",
+    errno.EACCES: "fix its permissions, then start the same command again",
+    errno.EPERM: "fix its permissions, then start the same command again",
+    errno.EROFS: "its file system takes no writes: mount it otherwise, or name another place",
+}
+_OTHER_ADVICE = "mend that, then start the same command again"
+
+
+class Storage:
+    """Files by their name below the folder ("metrics.jsonl", "ledger/ledger.jsonl"). Several threads may use it, one for each name."""
+
+    def __init__(self, url: str, *, filesystem: pafs.FileSystem | None = None) -> None:
+        """Touches nothing. `filesystem` is for tests and stores that a URL does not describe; `url` is then a path in it.
+
+        Raises pyarrow's ArrowInvalid for a URL of an unknown kind.
+        """
+        self.url = url
+        self._files, self._root = (filesystem, url) if filesystem else filesystem_of(url)
+        self.is_local = isinstance(self._files, pafs.LocalFileSystem)
+        self._remote_lines: dict[str, _RemoteLines] = {}
+        self._lock = threading.Lock()
+
+    def path(self, name: str = "") -> str:
+        """Where `name` lies: an absolute path, or a URL for an object store."""
+        return self._at(name) if self.is_local else posixpath.join(self.url, name)
+
+    # Whole files
+
+    def remove(self, name: str) -> None:
+        """Deletes a file, if it is there."""
+        with naming(self.path(name)), contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._at(name))
+
+    def exists(self, name: str) -> bool:
+        with naming(self.path(name)):
+            return self._files.get_file_info(self._at(name)).type != pafs.FileType.NotFound
+
+    def names(self, folder: str = "") -> list[str]:
+        """Names in `folder`, sorted; empty when it is not there."""
+        selector = pafs.FileSelector(self._at(folder), allow_not_found=True)
+        with naming(self.path(folder)):
+            return sorted(info.base_name for info in self._files.get_file_info(selector))
+
+    def read_file(self, name: str) -> pa.Buffer:
+        with naming(self.path(name)), self._files.open_input_file(self._at(name)) as file:
+            return file.read_buffer()
+
+    def read_text(self, name: str) -> str:
+        return self.read_file(name).to_pybytes().decode()
+
+    def write_file(self, name: str, content: "pa.Buffer | bytes") -> None:
+        """All of it or nothing, on the disk when this returns. Raises StorageError (disk full, no permission)."""
+        target = self._at(name)
+        with naming(self.path(name)):
+            self._files.create_dir(posixpath.dirname(target), recursive=True)
+            if not self.is_local:
+                with self._files.open_output_stream(target) as stream:
+                    stream.write(content)
+                return
+            aside = f"{target}.tmp-{os.getpid()}"
+            try:
+                with open(aside, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(aside, target)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside)
+            sync_folder(os.path.dirname(target))
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write_file(name, (json.dumps(content, indent=2) + "\n").encode())
+
+    # Lines
+
+    def append_line(self, name: str, line: str) -> None:
+        """Returns once the line is on the disk (the ledger's promise)."""
+        self._append(name, line, is_durable=True)
+
+    def append_json(self, name: str, record: Mapping[str, Any]) -> None:
+        """One JSON line, readable at once on a local disk; an object store shows it within `_REMOTE_FLUSH_S`."""
+        self._append(name, json.dumps(record), is_durable=False)
+
+    def read_lines(self, name: str) -> list[str]:
+        """All lines, a torn last one included; empty when there is none."""
+        if name in self._remote_lines:
+            return list(self._remote_lines[name].lines)
+        return self.read_text(name).splitlines() if self.exists(name) else []
+
+    def read_json_lines(self, name: str) -> list[dict[str, Any]]:
+        """Each whole line's object. The last line of a living or killed run may be torn, and is left out."""
+        lines = self.read_lines(name)
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number < len(lines):
+                    raise StorageError(f"{self.path(name)} line {number} is not JSON: {error}") from error
+        return records
+
+    def replace_lines(self, name: str, lines: Sequence[str]) -> None:
+        with self._lock:
+            self._remote_lines.pop(name, None)
+        self.write_file(name, _joined(lines))
+
+    def remove_torn_line(self, name: str) -> None:
+        """Takes the last line out where a crash left it without an end."""
+        if self.exists(name) and (text := self.read_text(name)) and not text.endswith("\n"):
+            self.replace_lines(name, text.splitlines()[:-1])
+
+    def flush(self) -> None:
+        """Writes lines that an object store has not got yet."""
+        with self._lock:
+            waiting = [(name, lines) for name, lines in self._remote_lines.items() if lines.is_dirty]
+        for name, lines in waiting:
+            self._write_remote(name, lines)
+
+    def _append(self, name: str, line: str, *, is_durable: bool) -> None:
+        if not self.is_local:
+            self._append_remote(name, line, is_durable=is_durable)
+            return
+        path = self._at(name)
+        with naming(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
+            with open(path, "ab+", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                is_torn = before > 0 and os.pread(file.fileno(), 1, before - 1) != b"\n"
+                content = f"{chr(10) * is_torn}{line}\n".encode()
+                if file.write(content) != len(content):  # an almost full disk takes a part without an error
+                    file.truncate(before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if is_durable:
+                    os.fsync(file.fileno())
+
+    def _append_remote(self, name: str, line: str, *, is_durable: bool) -> None:
+        if name not in self._remote_lines:
+            before = self.read_lines(name)
+            with self._lock:
+                self._remote_lines[name] = _RemoteLines(before)
+        lines = self._remote_lines[name]
+        lines.add(line)
+        if is_durable or lines.age_s() >= _REMOTE_FLUSH_S:
+            self._write_remote(name, lines)
+
+    def _write_remote(self, name: str, lines: "_RemoteLines") -> None:
+        self.write_file(name, _joined(lines.lines))
+        lines.written()
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self._root, name) if name else self._root
+
+
+class _RemoteLines:
+    """A file of lines in an object store, which can only be written whole."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self.is_dirty = False
+        self._written_at = time.monotonic()
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self.is_dirty = True
+
+    def age_s(self) -> float:
+        return time.monotonic() - self._written_at
+
+    def written(self) -> None:
+        self.is_dirty = False
+        self._written_at = time.monotonic()
+
+
+def filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
+    """The file system that `url` or a local path lies in, and its path there. Raises ArrowInvalid for a URL that pyarrow does not know."""
+    if "://" not in url:
+        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
+    return pafs.FileSystem.from_uri(url)
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes names that were created, replaced or removed in a local folder outlast a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def reason(error: OSError) -> str:
+    """The system's words; pyarrow's errors bring their own."""
+    return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Says which file a disk error is about, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
+        raise StorageError(f"{path}: {reason(error)}; {advice}") from error
+
+
+def _joined(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
