@@ -150,7 +150,7 @@ def _golden() -> str:
         "## Agreement with the real systems",
         "",
         "Variants of golden vectors, made by running the peers, per function of theirs; values, and gradients where they were recorded.",
-        "`python -m tests.golden DIR --record` renews the numbers.",
+        "`python -m tests.golden --record` renews the numbers; the vectors lie in `tests/golden/vectors`.",
         "",
         "| peer | function | pass | unsupported, with the reason | outputs not compared in those that pass | the peer raised |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""`python -m tests.golden DIR` runs every golden case below DIR; a line per case, a summary, and exit code 1 if any differs."""
+"""`python -m tests.golden [DIR]` runs every golden case below DIR; a line per case, a summary, and exit code 1 if any differs."""
 
 import argparse
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from tests.golden import results
-from tests.golden.cases import find_cases, run_case
+from tests.golden.cases import VECTORS, find_cases, run_case
 from tests.golden.peers import ADAPTERS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?", default=VECTORS, help="else the vectors beside this file")
     parser.add_argument("--quiet", action="store_true", help="print only what is not ok, and the summary")
     parser.add_argument("--record", action="store_true", help="write results.json, which docs/algorithms.md is made of")
     arguments = parser.parse_args()

@@ -18,6 +18,8 @@ from learner.algorithms.masks import half_precision_kept
 from tests.golden.comparison import difference, sensitivity
 from tests.golden.settings import Settings, settings_of
 
+VECTORS = Path(__file__).with_name("vectors")
+
 
 class Unsupported(Exception):
     """We do not offer what this variant records; the message says why."""
