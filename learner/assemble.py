@@ -1,4 +1,4 @@
-"""Arrow groups to what the learner computes with: token rows for the model, padded tensors for the objective. The learner calls it.
+"""Arrow groups to what the learner computes with: token rows for the model, padded tensors for the objective.
 
 The rule: a trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and is in no
 denominator and no baseline; the others of its group train as the group that they are. All failed is an error, not an empty step.
@@ -8,6 +8,7 @@ Shapes: N trajectories that train, W longest completion, K reward components.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from cluster.contracts.errors import DataError
 from cluster.contracts.schema import validate
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
-from learner.packing import TokenRow
+from learner.model.packing import TokenRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,12 @@ class Batch:
     num_failed: int
     """Trajectories left out because their reward failed."""
     num_aborted: int
+
+    def write_rows(self, rows: Sequence[int], path: Path) -> None:
+        """These trajectories as an Arrow file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.trajectories.schema) as writer:
+            writer.write_batch(self.trajectories.take(pa.array(rows, type=pa.int64())))
 
 
 def assemble(groups: Sequence[pa.RecordBatch], *, current_version: int, vocabulary_size: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Several learner ranks as one: where they meet, how the model is sharded over them (FSDP2), and what they exchange.
+"""Several learner ranks as one: their devices, where they meet, how the model is sharded over them (FSDP2), what they exchange.
 
 Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; what is exchanged are tensors, never objects.
 With one rank everything here is the identity, and no process group exists.
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import ConfigError
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
@@ -27,6 +28,18 @@ MAX_UNREDUCED_BYTES = 2 * 1024**3
 _M_MMAP_THRESHOLD = -3
 """glibc's number for the size from which a block has a mapping of its own; setting it keeps it from growing."""
 _LARGE_BLOCK_BYTES = 1024**2
+
+
+def choose_device(config: LearnerConfig) -> torch.device:
+    """Raises ConfigError when GPUs are asked for and there is none."""
+    if config.gpus_per_rank == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"learner.gpus_per_rank={config.gpus_per_rank}, but torch sees no GPU here; "
+            "set it to 0, or place the learner on a GPU node"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +54,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "RankGroup":
-        """Blocks until all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
+        """Returns once all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
         if size == 1:
             return cls(rank=0, size=1, device=device, mesh=None)
         if not rendezvous:
@@ -110,7 +123,7 @@ def leave() -> None:
 
 
 def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: RankGroup, compute_dtype: torch.dtype) -> None:
-    """Cuts a module around a causal model over the group: each decoder layer, then the rest. Its parameters need no memory yet.
+    """Shards a module around a causal model over the group: each decoder layer, then the rest. Its parameters need no memory yet.
 
     Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
@@ -124,7 +137,7 @@ def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: RankGroup, co
 
 
 def own_rows(parameter: DTensor) -> slice:
-    """The rows of the whole that this rank holds: FSDP2 cuts the first dimension as `torch.chunk` does."""
+    """The rows of the whole that this rank holds: FSDP2 splits the first dimension as `torch.chunk` does."""
     num_rows, mesh = parameter.shape[0], parameter.device_mesh
     start = min(-(-num_rows // mesh.size()) * mesh.get_local_rank(), num_rows)
     return slice(start, start + parameter.to_local().shape[0])
@@ -139,6 +152,11 @@ def fill(parameter: Tensor, value: Tensor) -> None:
         parameter.to_local().copy_(part.to_local())
     else:
         parameter.copy_(value)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The passes of one step: a batch cut into this rank's micro-batches, looked at, and turned into gradients. The learner calls them.
+"""The passes of one step: a batch is split into this rank's micro-batches, looked at, and turned into gradients.
 
 Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
 """
@@ -16,7 +16,7 @@ from learner.assemble import Batch
 from learner.distributed import RankGroup, reduce_once
 from learner.model.critic import Networks
 from learner.model.lora import without_adapters
-from learner.packing import MicroBatch, lay_out, plan, tokens_per_pass
+from learner.model.packing import MicroBatch, lay_out, plan, tokens_per_pass
 from learner.progress import Phases
 
 

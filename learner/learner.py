@@ -1,7 +1,7 @@
 """The learner: one rank, a plain class (`cluster.contracts.protocols.Learner`). Trajectories in, weights out.
 
 `update` reads like the step it makes: assemble, look once where the objective needs it, prepare, one backward per micro-batch, one
-optimizer step. Micro-batches only cut the work: every number that depends on the whole batch is fixed before the first of them.
+optimizer step. Micro-batches only split the work: every number that depends on the whole batch is fixed before the first of them.
 
 A step whose loss or gradient is not finite changes no weights, but counts: versions, schedule and ledger move on.
 """
@@ -25,14 +25,17 @@ from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch, assemble
+from learner.checkpoint.files import checkpoints
+from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
-from learner.distributed import RankGroup, leave
+from learner.distributed import RankGroup, choose_device, leave
 from learner.forward_backward import Passes
-from learner.model.building import build, check_memory, choose_device
+from learner.memory import check_rank
+from learner.model.building import build
 from learner.model.lora import adapter_of
+from learner.model.packing import MicroBatch
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
-from learner.packing import MicroBatch
 from learner.progress import Laps, Phases
 from learner.publishing import canary_of, exported, exported_adapter
 
@@ -58,7 +61,7 @@ class Learner:
             # cuBLAS is deterministic with a workspace of its own only, and torch refuses to multiply without; before it is first used.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        device = choose_device(config)
+        device = choose_device(config.learner)
         self._group = RankGroup.join(
             rank=rank,
             size=config.learner.num_ranks,
@@ -68,11 +71,25 @@ class Learner:
         )
         self.objective = Objective.from_config(config.algorithm)
         self._compute_dtype: torch.dtype = getattr(torch, config.model.dtype)
-        check_memory(config, device=device)
-        self.networks, self._loading = build(config, group=self._group, compute_dtype=self._compute_dtype)
+        value = config.algorithm.value
+        check_rank(
+            config.model,
+            learner=config.learner,
+            checkpoint=config.checkpoint,
+            has_own_critic=value is not None and value.backbone == "own",
+            device=device,
+        )
+        self.networks, self._loading = build(
+            config.model,
+            learner=config.learner,
+            value=value,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+            group=self._group,
+            compute_dtype=self._compute_dtype,
+        )
         self.policy = self.networks.policy
         self.vocabulary_size = output_layer(self.policy.causal_lm).weight.shape[0]
-        value = config.algorithm.value
         self.optimizer = Optimizer(
             self.networks.named_parameters(),
             config=config.optimizer,
@@ -83,7 +100,13 @@ class Learner:
         self._passes = Passes(
             self.networks, objective=self.objective, group=self._group, config=config.learner, phases=self._phases
         )
-        self._saver = Saver(self)
+        self._saver = Saver(
+            self.optimizer,
+            objective=self.objective,
+            model=ModelFolder(self.policy.causal_lm, model=config.model, lora=config.learner.lora),
+            group=self._group,
+            config=config.checkpoint,
+        )
         self._phases.enter("waiting")
 
     # One step
@@ -161,9 +184,7 @@ class Learner:
         rows = sorted(row for micro_batch in micro_batches for row in micro_batch.rows)
         path = self._quarantine / f"version-{self.version:06d}-rank-{self._group.rank}.arrow"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.trajectories.schema) as writer:
-                writer.write_batch(batch.trajectories.take(pa.array(rows, type=pa.int64())))
+            batch.write_rows(rows, path)
         except OSError as error:
             # They are for inspection: a full disk does not end a run that goes on without them.
             return f"its trajectories were not saved ({error})"
@@ -241,22 +262,34 @@ class Learner:
     # Checkpoints
 
     def save(self, directory: str, extra: Mapping[str, Any]) -> None:
-        """A checkpoint; see `learner.checkpoint.saving`."""
+        """A checkpoint. Before the last step it may be written while training goes on: `finish_saving` waits for it.
+
+        Raises CheckpointError when this save, or the one before it, failed.
+        """
         self._phases.enter("saving")
-        self._saver.save(_local_path(directory), extra)
+        is_last = self.version >= self._config.num_steps
+        save = self._saver.save_beside if self._config.checkpoint.asynchronous and not is_last else self._saver.save
+        save(_local_path(directory), policy_version=self.version, extra=extra)
+        self._phases.enter("waiting")
+
+    def finish_saving(self) -> None:
+        """The last checkpoint is on the disk when this returns. Raises CheckpointError when it could not be written."""
+        self._phases.enter("saving")
+        self._saver.finish()
         self._phases.enter("waiting")
 
     def restore(self, directory: str) -> Mapping[str, Any]:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._phases.enter("restoring")
-        extra = self._saver.restore(_local_path(directory))
+        manifest = self._saver.restore(_local_path(directory))
+        self.version = manifest.policy_version
         self._phases.enter("waiting")
-        return extra
+        return manifest.extra
 
     def restore_latest(self, root: str) -> Mapping[str, Any] | None:
         """The newest checkpoint below `root`, or None and nothing done when there is none."""
-        newest = None if "://" in root else self._saver.newest(Path(root))
-        return None if newest is None else self.restore(str(newest))
+        found = [] if "://" in root else checkpoints(Path(root))
+        return self.restore(str(found[-1])) if found else None
 
     def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""
@@ -269,22 +302,10 @@ class Learner:
 
         Without it the group's threads outlive the interpreter, which now and then aborts them natively.
         """
-        self._saver.wait()
+        self._saver.close()
         del self.networks, self.policy, self.optimizer, self._passes, self._saver, self._group
         leave()
         gc.collect()
-
-    @property
-    def config(self) -> RunConfig:
-        return self._config
-
-    @property
-    def group(self) -> RankGroup:
-        return self._group
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return self._compute_dtype
 
     def describe(self) -> dict[str, str]:
         """Choices that were made while loading, for the log."""

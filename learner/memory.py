@@ -1,4 +1,4 @@
-"""How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded. Preflight and the learner ask.
+"""How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
 
 An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations by formula.
 """
@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
-from learner.packing import tokens_per_pass
+from learner.model.packing import tokens_per_pass
+from learner.model.policy import read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +31,38 @@ class MemoryEstimate:
     head_bytes: int
     """Logits that exist at one time, and hidden states beside them."""
     saving_bytes: int
-    """The copy that a checkpoint written beside the training is written from. 0 beside a GPU: it lies in the host's memory."""
+    """The copy of a checkpoint that is written while training goes on. 0 with a GPU: the copy lies in the host's memory."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """While a step is computed. A save that finds no room for its copy makes none, and training waits for it."""
+        state = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return state + self.activations_bytes + self.head_bytes
 
     @property
     def total_bytes(self) -> int:
         """At the peak: while a step is computed and a checkpoint is written."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.head_bytes
-            + self.saving_bytes
-        )
+        return self.needed_bytes + self.saving_bytes
 
 
-def count_parameters(config: PretrainedConfig) -> int:
+def check_rank(
+    model: ModelConfig,
+    *,
+    learner: LearnerConfig,
+    checkpoint: CheckpointConfig,
+    has_own_critic: bool,
+    device: torch.device,
+) -> None:
+    """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
+    config = read_config(model)
+    estimated = estimate(config, model=model, learner=learner, checkpoint=checkpoint, has_own_critic=has_own_critic)
+    check_fits(estimated, free_bytes=free_bytes(device), model=model)
+
+
+def count_parameters(config: PretrainedConfig, *, trust_remote_code: bool) -> int:
     """By building the model without memory."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     model.tie_weights()
     return sum(p.numel() for p in model.parameters())
 
@@ -63,7 +77,7 @@ def estimate(
 ) -> MemoryEstimate:
     """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts."""
     text = config.get_text_config()
-    num_parameters = count_parameters(config)
+    num_parameters = count_parameters(config, trust_remote_code=model.trust_remote_code)
     num_models = 2 if has_own_critic else 1
     per_rank = num_parameters * num_models // learner.num_ranks
     item = 2 if model.dtype == "bfloat16" else 4
@@ -94,15 +108,15 @@ def estimate(
 
 def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig) -> None:
     """Raises ConfigError when more is needed than is free."""
-    if estimated.total_bytes <= free_bytes:
+    if estimated.needed_bytes <= free_bytes:
         return
-    need, free = _gib(estimated.total_bytes), _gib(free_bytes)
+    need, free = _gib(estimated.needed_bytes), _gib(free_bytes)
     raise ConfigError(
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
         f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, activations "
-        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}, copy for checkpoints {_gib(estimated.saving_bytes)}), {free} GiB "
-        "are free; lower learner.max_tokens_per_micro_batch, set learner.activation_checkpointing, learner.lora or "
-        "checkpoint.asynchronous=false, raise learner.num_ranks, or take a smaller model"
+        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}), {free} GiB are free; lower "
+        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks, "
+        "or take a smaller model"
     )
 
 

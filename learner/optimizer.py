@@ -1,4 +1,4 @@
-"""AdamW with schedule and clipping over float32 master weights. The learner steps it once per batch.
+"""AdamW with schedule and clipping over float32 master weights.
 
 Where the model computes in bfloat16 on one rank, each parameter has a float32 master: gradients of micro-batches are summed on it in
 float32, the step is taken on it, and the result is rounded into the model. Where the model is float32 (or sharded, whose shards are
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from cluster.contracts.config import OptimizerConfig
 from cluster.contracts.errors import CheckpointError
+from learner.distributed import local
 
 
 def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak: float | None = None) -> float:
@@ -89,7 +90,7 @@ class Optimizer:
         if limit is not None and float(gradient_norm) > limit:
             gradients = [master.grad for master in self._masters.values() if master.grad is not None]
             for gradient in gradients:
-                _local(gradient).mul_(limit / (float(gradient_norm) + 1e-6))
+                local(gradient).mul_(limit / (float(gradient_norm) + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = learning_rate_at(index, config=self._config, num_steps=self._num_steps, peak=group["peak"])
         self._adam.step()
@@ -143,14 +144,10 @@ def _master(parameter: nn.Parameter, *, compute_dtype: torch.dtype) -> nn.Parame
 
     def add(computed: Tensor) -> None:
         if computed.grad is not None:
-            # Sums of micro-batches in bfloat16 would depend on how the batch was cut.
+            # Sums of micro-batches in bfloat16 would depend on how the batch was split.
             gradient = computed.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             computed.grad = None
 
     parameter.register_post_accumulate_grad_hook(add)
     return master
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

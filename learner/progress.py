@@ -1,4 +1,4 @@
-"""Where the learner is, for whoever waits for it, and how long the parts of a step took. Every loop over micro-batches reports here."""
+"""What a rank is doing, and how long the parts of a step took."""
 
 import os
 import time

@@ -30,9 +30,12 @@ def reward_service(*, config: RunConfig, num_threads: int) -> Any:
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
-    from learner.model.policy import ReferenceModel
+    from learner.model.reference import ReferenceModel
 
-    return ReferenceScorer(model=ReferenceModel(config), name="reference")
+    model = ReferenceModel(
+        config.model, reference=config.reference, learner=config.learner, temperature=config.sampling.temperature
+    )
+    return ReferenceScorer(model=model, name="reference")
 
 
 def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str, rendezvous: str) -> Any:

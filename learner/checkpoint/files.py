@@ -1,17 +1,20 @@
-"""Checkpoints on disk: written aside, synced, renamed; safetensors and JSON, never pickle. The learner saves and restores.
+"""Checkpoints on disk: written aside, synced, renamed into place. Tensors are safetensors, the rest JSON, never pickle.
 
-    step-000010/manifest.json             digests of all files, and everything that is no tensor; what has none is no checkpoint
-    step-000010/model/                    a Hugging Face folder, for `from_pretrained`, `vllm serve` and people
-    step-000010/state-00000-of-00001.safetensors    one per rank: float32 weights, moments, random number generators
+    step-000010/manifest.json    the learner's small state, and size and digest of every other file
+    step-000010/model/           the weights as a Hugging Face folder, for `from_pretrained` and `vllm serve`
+    step-000010/adapter/         with LoRA: the adapter alone, as a peft folder
+    step-000010/state-00000-of-00001.safetensors    one per rank: float32 weights, moments, random number generator
 
-A process that is killed while it saves leaves a folder whose name begins with a dot; the next save removes it.
+A folder without a manifest is not a checkpoint. A save that is killed leaves a folder whose name begins with a dot; the next save of
+that step replaces it.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,7 @@ from cluster.record.storage import sync_folder
 
 MANIFEST = "manifest.json"
 MODEL = "model"
-MAX_FILE_BYTES = 4 * 1024**3
-"""Weights of a model folder are split into files of at most this size (one tensor at least)."""
+ADAPTER = "adapter"
 
 
 class FileEntry(BaseModel):
@@ -55,6 +57,7 @@ class Manifest(BaseModel):
     extra: dict[str, Any]
     """The caller's, given back by restore."""
     files: dict[str, FileEntry]
+    """Every other file of the checkpoint by its path."""
 
 
 def state_name(rank: int, num_ranks: int) -> str:
@@ -68,30 +71,36 @@ def parameters_digest(shapes: Mapping[str, Iterable[int]]) -> str:
     ).hexdigest()
 
 
+# Writing
+
+
+@contextlib.contextmanager
+def saving(directory: Path) -> Iterator[None]:
+    """Disk errors inside become the CheckpointError of a save that failed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
+
+
 def aside_of(directory: Path) -> Path:
-    """The folder beside a checkpoint's own that it is written into."""
+    """The folder that a checkpoint is written into: beside its own, and hidden."""
     return directory.with_name(f".{directory.name}.saving")
 
 
 def begin(directory: Path) -> Path:
-    """An empty folder beside `directory` to write into. Raises CheckpointError when it cannot be made."""
+    """An empty folder beside `directory` to write into."""
     aside = aside_of(directory)
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    except OSError as error:
-        raise _failed(directory, error) from error
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     return aside
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, directory: Path) -> FileEntry:
-    """One safetensors file, on the disk when this returns. `directory` is the checkpoint that errors name."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-        return seal(path)
-    except (OSError, SafetensorError) as error:
-        raise _failed(directory, error) from error
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """One safetensors file, on the disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return seal(path)
 
 
 def seal(path: Path) -> FileEntry:
@@ -102,67 +111,43 @@ def seal(path: Path) -> FileEntry:
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
-    """Makes the folder a checkpoint under its final name, replacing one of that name. Raises CheckpointError (disk full)."""
-    try:
-        text = manifest.model_dump_json(indent=1)
-        with open(aside / MANIFEST, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folders(aside)
-        replaced = directory.with_name(f".{directory.name}.removing")
-        # Renamed first: a kill in the middle of removing must not leave a torn checkpoint under its name.
-        if directory.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            os.rename(directory, replaced)
-        os.rename(aside, directory)
-        sync_folder(directory.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise _failed(directory, error) from error
+    """Makes the folder a checkpoint under its final name, replacing one of that name."""
+    with open(aside / MANIFEST, "w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    for folder, _, _ in os.walk(aside):
+        sync_folder(folder)
+    replaced = _hide(directory) if directory.exists() else None
+    os.rename(aside, directory)
+    sync_folder(directory.parent)
+    if replaced is not None:
+        discard(replaced)
 
 
-def discard(aside: Path) -> None:
-    """Removes what a failed save has written, so that a full disk gets its space back."""
-    shutil.rmtree(aside, ignore_errors=True)
+def discard(folder: Path) -> None:
+    """Removes a folder that is not, or no longer, a checkpoint."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_model(folder: Path, named: Iterable[tuple[str, Tensor]], *, directory: Path) -> dict[str, FileEntry]:
-    """Weights of a Hugging Face folder, in bounded memory; entries by path below `folder`. `named` may be a generator that gathers."""
-    parts: list[dict[str, Tensor]] = [{}]
-    places: dict[str, int] = {}
-    entries: dict[str, FileEntry] = {}
-    used = total = 0
+def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
+    """Removes all but the newest, and the one with the best metric."""
+    found = checkpoints(root)
+    kept = set(found[-keep_last:])
+    if keep_best:
+        rated = [(metric, path) for path in found if (metric := _metric(path)) is not None]
+        kept |= {path for _, path in sorted(rated)[-1:]}
+    for path in found:
+        if path not in kept:
+            discard(_hide(path))
 
-    def flush() -> None:
-        name = f"part-{len(parts):05d}.safetensors"
-        entries[name] = write_tensors(folder / name, parts[-1], directory=directory)
-        parts[-1] = {}
 
-    for name, tensor in named:
-        size = tensor.numel() * tensor.element_size()
-        if used and used + size > MAX_FILE_BYTES:
-            flush()
-            parts.append({})
-            used = 0
-        parts[-1][name] = tensor
-        places[name] = len(parts)
-        used, total = used + size, total + size
-    flush()
-    names = {i: f"model-{i:05d}-of-{len(parts):05d}.safetensors" for i in range(1, len(parts) + 1)}
-    if len(parts) == 1:
-        names = {1: "model.safetensors"}
-    for index, name in names.items():
-        os.rename(folder / f"part-{index:05d}.safetensors", folder / name)
-        entries[name] = entries.pop(f"part-{index:05d}.safetensors")
-    if len(parts) > 1:
-        index_path = folder / "model.safetensors.index.json"
-        weight_map = {name: names[place] for name, place in places.items()}
-        index_path.write_text(
-            json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}), encoding="utf-8"
-        )
-        entries[index_path.name] = seal(index_path)
-    return entries
+# Reading
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """All below `root`, oldest first."""
+    return sorted(path for path in root.glob("step-*") if path.is_dir()) if root.is_dir() else []
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -223,27 +208,6 @@ class States:
         return self._files[rank].get_tensor(name) if rank < len(self._files) else None
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """All below `root`, oldest first."""
-    return sorted(path for path in root.glob("step-*") if path.is_dir()) if root.is_dir() else []
-
-
-def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
-    """Removes all but the newest, and the one with the best metric."""
-    found = checkpoints(root)
-    kept = set(found[-keep_last:])
-    if keep_best:
-        rated = [(m, path) for path in found if (m := read_manifest(path).metric) is not None]
-        if rated:
-            kept.add(max(rated)[1])
-    for path in found:
-        if path not in kept:
-            # Renamed first: a half-removed folder must not look like a torn checkpoint.
-            doomed = path.with_name(f".{path.name}.removing")
-            os.rename(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-
-
 def _offer(directory: Path) -> str:
     """How to go on without this one."""
     before = [
@@ -254,15 +218,21 @@ def _offer(directory: Path) -> str:
     return "; there is none before it: move it away to start anew"
 
 
-def _failed(directory: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands")
+def _metric(directory: Path) -> float | None:
+    try:
+        return read_manifest(directory).metric
+    except CheckpointError:  # another checkpoint's damage does not fail the save that prunes
+        return None
+
+
+def _hide(directory: Path) -> Path:
+    """Renames a checkpoint before it is removed: a kill half-way must not leave a torn one under its name."""
+    hidden = directory.with_name(f".{directory.name}.removing")
+    discard(hidden)
+    os.rename(directory, hidden)
+    return hidden
 
 
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folders(root: Path) -> None:
-    for folder, _, _ in os.walk(root):
-        sync_folder(folder)

@@ -1,292 +1,250 @@
-"""The learner's checkpoints: what goes in, when it is written, how it comes back. `learner.checkpoint.files` knows the files.
+"""A rank's checkpoints: what goes in, how all ranks write one together, how it comes back to any number of ranks.
 
-One rank copies its state and writes beside the training (`checkpoint.asynchronous`), except after the last step; several ranks write
-their own parts at the same time, and wait for each other.
+`save_beside` copies the state and writes while training goes on. It needs memory for the copy, and one rank: several ranks, whose writing
+is a collective operation, save at once.
 """
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer
 
+from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import CheckpointError
-from cluster.weights.adapter import write_adapter
-from learner.checkpoint import files as checkpoint
-from learner.checkpoint.files import FileEntry, Manifest
-from learner.distributed import fill
-from learner.model.lora import adapter_of
-from learner.publishing import exported, exported_adapter
-
-if TYPE_CHECKING:
-    from learner.learner import Learner
+from learner.checkpoint import files
+from learner.checkpoint.files import ADAPTER, MODEL, FileEntry, Manifest
+from learner.checkpoint.model_folder import ModelFolder
+from learner.distributed import RankGroup, fill, local
+from learner.memory import free_bytes
+from learner.optimizer import Optimizer
 
 _WEIGHT = "weight/"
 _MOMENT = "moment/"
-_RNG = "rng/"
-ADAPTER = "adapter"
-"""The adapter alone, as a peft folder, beside the model that has it merged in."""
+_RNG = "rng/cpu"
+
+T = TypeVar("T")
+
+
+class SmallState(Protocol):
+    """What changes while a run learns and is not a tensor."""
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Snapshot:
+    """One rank's part of a checkpoint, not yet written."""
+
+    directory: Path
+    manifest: Manifest
+    """Without files."""
+    state: dict[str, Tensor]
+    weights: Iterable[tuple[str, Tensor]]
+    adapter: Iterable[tuple[str, Tensor]]
 
 
 class Saver:
     """Saves and restores one rank."""
 
-    def __init__(self, learner: "Learner") -> None:
-        self._learner = learner
-        self._writing: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        objective: SmallState,
+        model: ModelFolder,
+        group: RankGroup,
+        config: CheckpointConfig,
+    ) -> None:
+        self._optimizer, self._objective, self._model = optimizer, objective, model
+        self._group, self._config = group, config
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
 
-    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
-        """Raises CheckpointError when this save, or the one before it that was written beside the training, failed."""
-        earlier = self.wait()
-        config = self._learner.config
-        asynchronous = config.checkpoint.asynchronous and self._learner.group.size == 1
-        if not asynchronous or self._learner.version >= config.num_steps:
-            self._write(directory, self._manifest(extra), self._state(), self._model(), self._adapter())
-        else:
-            # To the CPU at once: a second copy on the device may not fit.
-            state = {name: _local(tensor).detach().to("cpu", copy=True) for name, tensor in self._state().items()}
-            model, adapter = (
-                [(name, tensor.clone()) for name, tensor in kind] for kind in (self._model(), self._adapter())
+    def save(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+        """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not."""
+        try:
+            self.finish()
+        finally:
+            self._write(self._snapshot(directory, policy_version=policy_version, extra=extra))
+
+    def save_beside(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
+        if self._group.size > 1 or not self._has_room_for_a_copy():
+            return self.save(directory, policy_version=policy_version, extra=extra)
+        try:
+            self.finish()
+        finally:
+            snapshot = self._snapshot(directory, policy_version=policy_version, extra=extra)
+            copy = _Snapshot(
+                directory=directory,
+                manifest=snapshot.manifest,
+                # To the CPU at once: a second copy on the device may not fit.
+                state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
+                weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
+                adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
             )
-            arguments = (directory, self._manifest(extra), state, model, adapter)
-            self._writing = threading.Thread(target=self._write_beside, args=arguments, name="checkpoint")
-            self._writing.start()
-        if earlier is not None:
-            raise earlier
+            self._writing = self._thread.submit(self._write, copy)
 
-    def restore(self, directory: Path) -> dict[str, Any]:
-        """The learner as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
-        self.wait()
-        learner = self._learner
-        manifest = checkpoint.verify(directory, expected_parameters=self._parameters_digest())
-        states = checkpoint.read_states(directory, manifest)
-        names = states.names()
-        masters = learner.optimizer.masters()
-        for name in names:
-            if name.startswith(_WEIGHT):
-                fill(masters[name.removeprefix(_WEIGHT)], states.tensor(name).to(learner.group.device))
-        learner.optimizer.copy_masters()
+    def finish(self) -> None:
+        """Waits for a checkpoint that is being written. Raises what went wrong with it, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written, and ends the thread that writes."""
+        self._thread.shutdown()
+
+    def restore(self, directory: Path) -> Manifest:
+        """The rank as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
+        self.finish()
+        manifest = files.verify(directory, expected_parameters=self._parameters_digest())
+        states = files.read_states(directory, manifest)
+        masters = self._optimizer.masters()
         moments: dict[str, Tensor] = {}
-        for name in names:
-            if name.startswith(_MOMENT):
+        for name in states.names():
+            if name.startswith(_WEIGHT):
+                fill(masters[name.removeprefix(_WEIGHT)], states.tensor(name).to(self._group.device))
+            elif name.startswith(_MOMENT):
                 key = name.removeprefix(_MOMENT)
-                moments[key] = _like(masters[key.partition("/")[2]], states.tensor(name))
-        learner.optimizer.load_state(moments)
-        generator = states.of_rank(f"{_RNG}cpu", learner.group.rank)
+                moments[key] = _placed_like(masters[key.partition("/")[2]], states.tensor(name))
+        self._optimizer.copy_masters()
+        self._optimizer.load_state(moments)
+        generator = states.of_rank(_RNG, self._group.rank)
         if generator is not None:
             torch.set_rng_state(generator)
-        learner.version = manifest.policy_version
-        learner.objective.load_state_dict(manifest.learner["objective"])
-        return manifest.extra
-
-    def newest(self, root: Path) -> Path | None:
-        self.wait()
-        found = checkpoint.checkpoints(root)
-        return found[-1] if found else None
+        self._objective.load_state_dict(manifest.learner["objective"])
+        return manifest
 
     def export(self, directory: Path) -> None:
-        """Raises CheckpointError when the disk is full."""
-        earlier = self.wait()
-        model = self._model()
+        """The weights as a Hugging Face folder. Raises CheckpointError when the folder exists, or cannot be written."""
+        weights = self._model.weights()
         try:
-            if self._learner.group.rank == 0:
-                self._write_export(directory, model)
+            if self._group.rank == 0:
+                if directory.exists():
+                    raise CheckpointError(f"{directory} exists; export into another folder")
+                with files.saving(directory):
+                    self._model.write(files.begin(directory), weights)
+                    files.aside_of(directory).rename(directory)
         finally:
-            _exhaust(model)
-        if earlier is not None:
-            raise earlier
+            _iterate(weights)
+            if self._group.rank == 0:
+                files.discard(files.aside_of(directory))
 
-    def _write_export(self, directory: Path, model: Iterable[tuple[str, Tensor]]) -> None:
-        aside = checkpoint.begin(directory)
+    def _write(self, snapshot: _Snapshot) -> None:
+        """Every rank writes its state, rank 0 also the model and, once all have written, the manifest."""
+        directory, is_first = snapshot.directory, self._group.rank == 0
+        aside = files.aside_of(directory)
         try:
-            self._write_model(aside, model, directory=directory)
-            if directory.exists():
-                raise CheckpointError(f"{directory} exists; export into another folder")
-            aside.rename(directory)
+            self._together(directory, lambda: files.begin(directory) if is_first else None)
+            written = self._together(directory, lambda: self._write_own(snapshot, aside))
+            written |= self._state_entries(written[self._state_name()])
+            if is_first:
+                with files.saving(directory):
+                    files.commit(aside, directory, snapshot.manifest.model_copy(update={"files": written}))
+                    files.prune(directory.parent, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
         finally:
-            checkpoint.discard(aside)
+            if is_first:
+                files.discard(aside)
 
-    def wait(self) -> CheckpointError | None:
-        """Waits for a save under way. Its error, if it had one, once."""
-        if self._writing is not None:
-            self._writing.join()
-        self._writing = None
-        error, self._error = self._error, None
-        return error
+    def _together(self, directory: Path, work: Callable[[], T]) -> T:
+        """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not.
 
-    def _write_beside(self, *arguments: Any) -> None:
-        try:
-            self._write(*arguments)
-        except CheckpointError as error:
-            self._error = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, a thread's end must not pass for a save
-            self._error = CheckpointError(f"checkpoint {arguments[0]} was not saved: {type(error).__name__}: {error}")
-
-    def _write(
-        self,
-        directory: Path,
-        manifest: Manifest,
-        state: dict[str, Tensor],
-        model: Iterable[tuple[str, Tensor]],
-        adapter: Iterable[tuple[str, Tensor]],
-    ) -> None:
-        """Everything of this rank; rank 0 also the model, its adapter apart, and, once all ranks are done, the manifest.
-
-        All ranks go through `model` and `adapter`, which gather as they go.
+        A rank that fails must not leave the others waiting for it in the next collective operation.
         """
-        group, config = self._learner.group, self._learner.config.checkpoint
-        aside = checkpoint.aside_of(directory)
-        error: CheckpointError | None = None
-        files: dict[str, FileEntry] = {}
-        name = checkpoint.state_name(group.rank, group.size)
         try:
-            if group.rank == 0:
-                checkpoint.begin(directory)
-        except CheckpointError as failed:
-            # The others wait: what fails is said once all have met.
-            error = failed
-        self._meet()
-        try:
-            if error is not None:
-                raise error
-            local = {key: _local(tensor).cpu() for key, tensor in state.items()}
-            files[name] = checkpoint.write_tensors(aside / name, local, directory=directory)
-            if group.rank == 0:
-                written = self._write_model(aside / checkpoint.MODEL, model, directory=directory)
-                files |= {f"{checkpoint.MODEL}/{path}": entry for path, entry in written.items()}
-                files |= self._write_adapter(aside, adapter, directory=directory)
-        except CheckpointError as failed:
-            error = failed
-        _exhaust(model)
-        _exhaust(adapter)
-        entries = self._entries_of_ranks(None if error else files[name])
-        try:
-            if error is not None:
-                raise error
-            if any(entry is None for entry in entries):
-                raise CheckpointError(
-                    f"checkpoint {directory} was not saved: another rank could not write its part; the last good one stands"
-                )
-            if group.rank == 0:
-                files |= {
-                    checkpoint.state_name(rank, group.size): entry
-                    for rank, entry in enumerate(entries)
-                    if entry is not None
-                }
-                checkpoint.commit(aside, directory, manifest.model_copy(update={"files": files}))
-                checkpoint.prune(directory.parent, keep_last=config.keep_last, keep_best=config.keep_best)
-        finally:
-            self._meet()
-            if group.rank == 0:
-                checkpoint.discard(aside)
-
-    def _write_model(
-        self, folder: Path, model: Iterable[tuple[str, Tensor]], *, directory: Path
-    ) -> dict[str, FileEntry]:
-        entries = checkpoint.write_model(folder, model, directory=directory)
-        causal_lm, config = self._learner.policy.causal_lm, self._learner.config.model
-        hf_config = type(causal_lm.config).from_dict(causal_lm.config.to_dict())
-        hf_config.dtype = config.dtype
-        try:
-            hf_config.architectures = [type(causal_lm).__name__]
-            hf_config.save_pretrained(folder)
-            if causal_lm.generation_config is not None:
-                causal_lm.generation_config.save_pretrained(folder)
-            tokenizer = AutoTokenizer.from_pretrained(
-                config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
+            with files.saving(directory):
+                done = work()
+        except CheckpointError:
+            self._num_failed(1)
+            raise
+        if self._num_failed(0):
+            raise CheckpointError(
+                f"checkpoint {directory} was not saved: another rank could not write its part; the last good one stands"
             )
-            tokenizer.save_pretrained(folder)
-            for path in sorted(folder.rglob("*")):
-                if path.is_file() and path.relative_to(folder).as_posix() not in entries:
-                    entries[path.relative_to(folder).as_posix()] = checkpoint.seal(path)
-        except OSError as error:
-            raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
-        return entries
+        return done
 
-    def _write_adapter(
-        self, aside: Path, adapter: Iterable[tuple[str, Tensor]], *, directory: Path
-    ) -> dict[str, FileEntry]:
-        """A peft folder beside the merged model; nothing without LoRA."""
-        config = self._learner.config
-        if config.learner.lora is None:
-            return {}
-        folder = aside / ADAPTER
-        described = adapter_of(self._learner.policy.causal_lm, lora=config.learner.lora)
+    def _num_failed(self, own: int) -> int:
+        return int(self._group.sum(torch.tensor(own, device=self._group.device)))
+
+    def _write_own(self, snapshot: _Snapshot, aside: Path) -> dict[str, FileEntry]:
+        """What this rank writes, by path in the checkpoint."""
         try:
-            write_adapter(folder, adapter, adapter=described, base_model=config.model.path)
-            return {f"{ADAPTER}/{path.name}": checkpoint.seal(path) for path in sorted(folder.iterdir())}
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
+            name = self._state_name()
+            state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
+            written = {name: files.write_tensors(aside / name, state)}
+            if self._group.rank == 0:
+                model = self._model.write(aside / MODEL, snapshot.weights)
+                adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter)
+                written |= {f"{MODEL}/{path}": entry for path, entry in model.items()}
+                written |= {f"{ADAPTER}/{path}": entry for path, entry in adapter.items()}
+            return written
+        finally:
+            # Gathering takes all ranks: also those that write no weights, and one whose writing failed, go through them.
+            _iterate(snapshot.weights)
+            _iterate(snapshot.adapter)
 
-    def _state(self) -> dict[str, Tensor]:
-        optimizer = self._learner.optimizer
-        state: dict[str, Tensor] = {f"{_WEIGHT}{name}": master.detach() for name, master in optimizer.masters().items()}
-        state |= {f"{_MOMENT}{name}": value for name, value in optimizer.state().items()}
-        return state | {f"{_RNG}cpu": torch.get_rng_state()}
-
-    def _model(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights, gathered one at a time as they are asked for: all ranks must go through them."""
-        named = exported(self._learner.policy.causal_lm, dtype=self._learner.compute_dtype)
-        return ((name, tensor.cpu()) for name, tensor in named)
-
-    def _adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole adapter matrices, as `_model`; none without LoRA."""
-        named = exported_adapter(self._learner.policy.causal_lm, dtype=self._learner.compute_dtype)
-        return ((name, tensor.cpu()) for name, tensor in named)
-
-    def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
-        learner = self._learner
-        return Manifest(
-            policy_version=learner.version,
-            num_ranks=learner.group.size,
+    def _snapshot(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> _Snapshot:
+        manifest = Manifest(
+            policy_version=policy_version,
+            num_ranks=self._group.size,
             parameters_digest=self._parameters_digest(),
             metric=extra.get("metric"),
-            learner={"objective": learner.objective.state_dict()},
+            learner={"objective": self._objective.state_dict()},
             extra=dict(extra),
             files={},
         )
-
-    def _parameters_digest(self) -> str:
-        return checkpoint.parameters_digest(
-            {name: master.shape for name, master in self._learner.optimizer.masters().items()}
+        return _Snapshot(
+            directory=directory,
+            manifest=manifest,
+            state=self._state(),
+            weights=self._model.weights(),
+            adapter=self._model.adapter(),
         )
 
-    def _meet(self) -> None:
-        self._learner.group.sum(torch.zeros(1, device=self._learner.group.device))
+    def _state(self) -> dict[str, Tensor]:
+        """This rank's shards, not copied."""
+        weights = {f"{_WEIGHT}{name}": master.detach() for name, master in self._optimizer.masters().items()}
+        moments = {f"{_MOMENT}{name}": value for name, value in self._optimizer.state().items()}
+        tensors = weights | moments | {_RNG: torch.get_rng_state()}
+        return {name: local(tensor) for name, tensor in tensors.items()}
 
-    def _entries_of_ranks(self, own: FileEntry | None) -> list[FileEntry | None]:
-        """Every rank's state file, None where it could not be written. Travels as 40 bytes."""
-        packed = torch.zeros(5, dtype=torch.int64)
-        if own is not None:
-            digest = torch.frombuffer(bytearray.fromhex(own.sha256), dtype=torch.uint8).view(torch.int64)
-            packed = torch.cat([torch.tensor([own.size_bytes]), digest])
-        entries: list[FileEntry | None] = []
-        for part in self._learner.group.stack(packed.to(self._learner.group.device)):
-            numbers = part.cpu()
-            size = int(numbers[0])
-            sha256 = numbers[1:].contiguous().view(torch.uint8).numpy().tobytes().hex()
-            entries.append(FileEntry(size_bytes=size, sha256=sha256) if size else None)
+    def _has_room_for_a_copy(self) -> bool:
+        size_bytes = sum(tensor.nbytes for tensor in self._state().values()) + self._model.size_bytes()
+        return size_bytes < free_bytes(torch.device("cpu"))
+
+    def _parameters_digest(self) -> str:
+        return files.parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
+
+    def _state_name(self) -> str:
+        return files.state_name(self._group.rank, self._group.size)
+
+    def _state_entries(self, own: FileEntry) -> dict[str, FileEntry]:
+        """The state files of all ranks. An entry travels as five integers: its size, and its digest's four quarters."""
+        digest = torch.frombuffer(bytearray.fromhex(own.sha256), dtype=torch.uint8).view(torch.int64)
+        packed = torch.cat([torch.tensor([own.size_bytes]), digest]).to(self._group.device)
+        entries: dict[str, FileEntry] = {}
+        for rank, part in enumerate(self._group.stack(packed)):
+            size, quarters = int(part[0]), part[1:].cpu().contiguous()
+            sha256 = quarters.view(torch.uint8).numpy().tobytes().hex()
+            entries[files.state_name(rank, self._group.size)] = FileEntry(size_bytes=size, sha256=sha256)
         return entries
 
 
-def _exhaust(gathered: Iterable[Any]) -> None:
-    """What rank 0 did not take, or could not, the others still gather with it."""
-    for _ in gathered:
-        pass
+def _iterate(gathered: Iterable[Any]) -> None:
+    deque(gathered, maxlen=0)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(master: Tensor, value: Tensor) -> Tensor:
-    """A whole value in the master's placement; scalars (step counts) whole, on its device."""
+def _placed_like(master: Tensor, value: Tensor) -> Tensor:
+    """A whole value sharded as the master is; a scalar (a step count) whole, on the master's device."""
     if value.ndim == 0 or not isinstance(master, DTensor):
         return value.to(master.device)
     placed = torch.zeros_like(master)

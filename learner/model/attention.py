@@ -2,7 +2,7 @@
 
 Registered with transformers under the name `treadwheel_packed`. A packed row is `[1, T]` tokens; `Segments` say which of them belong
 together. Queries and keys are gathered into a few buckets of like length, attended there, and put back: linear layers see no padding,
-attention sees little. `learner.packing` builds segments, `learner.model.policy` proves for each model that packing changes nothing.
+attention sees little. `learner.model.packing` builds segments, `learner.model.policy` proves for each model that packing changes nothing.
 
 Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
 than a segment, need a mask: on a GPU that is torch's memory-efficient kernel instead of flash attention, slower per token and saved by

@@ -1,4 +1,4 @@
-"""Values: a critic with its own backbone or a head on the policy's hidden states, beside the policy as one module. The learner calls it.
+"""Values: a critic with its own backbone or a head on the policy's hidden states, beside the policy as one module.
 
 The value of a token is predicted from the hidden state before it, as its log-prob is. Shapes: C completion positions, H hidden size.
 """
@@ -9,8 +9,8 @@ from typing import Literal, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from learner.model.packing import MicroBatch
 from learner.model.policy import PolicyModel, TokenOutputs, hidden_states
-from learner.packing import MicroBatch
 
 
 class Critic(nn.Module):

@@ -1,8 +1,8 @@
-"""A model into the shards of several ranks, so that no host holds it twice: no rank ever has more than its shards and part of a tensor.
+"""A model into the shards of several ranks. No rank holds more than its shards and part of one tensor at a time.
 
-`skeleton` builds the model without memory for its weights; once it is sharded, `load_shards` has each rank read its own rows from the
-safetensors files. A model that is stored in another form than it is computed in (fused experts, quantized weights, files that are no
-safetensors) cannot be read by rows: rank 0 alone loads it whole, and sends it on tensor by tensor.
+`skeleton` builds the model without memory for its weights. Once it is sharded, `load_shards` lets each rank read its own rows from the
+safetensors files. Rows of a model that is stored in another form than it is computed in (fused experts, quantized weights, other files
+than safetensors) cannot be read alone: rank 0 loads that model whole and sends it tensor by tensor.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -52,7 +53,8 @@ class StoredTensor:
 def skeleton(model: ModelConfig) -> PreTrainedModel:
     """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
     try:
-        with _parameters_without_memory():
+        # Buffers are real: many, such as rotary frequencies, are in no file.
+        with init_empty_weights(include_buffers=False):
             causal_lm: PreTrainedModel = AutoModelForCausalLM.from_config(
                 read_config(model),
                 dtype=torch.float32,
@@ -61,6 +63,8 @@ def skeleton(model: ModelConfig) -> PreTrainedModel:
             )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path={model.path!r} does not load: {headline(error)}") from error
+    # Each registration above made a parameter of its own.
+    causal_lm.tie_weights()
     without_dropout(causal_lm)
     # A folder may lack generation defaults; those of the model's configuration stay then.
     with contextlib.suppress(OSError):
@@ -200,21 +204,3 @@ def _tied(module: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         found.setdefault(parameter, []).append(name)
     return [(names, parameter) for parameter, names in found.items()]
-
-
-@contextlib.contextmanager
-def _parameters_without_memory() -> Iterator[None]:
-    """Unlike torch's meta device it leaves buffers real: many, such as rotary frequencies, are in no file."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        # Once is enough: a tied parameter is registered again, and must stay the same object.
-        if param is not None and param.device.type != "meta":
-            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-        register(self, name, param)
-
-    nn.Module.register_parameter = register_on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register

@@ -1,4 +1,4 @@
-"""LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing. The learner calls it."""
+"""LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing."""
 
 import contextlib
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
 
 
 def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
-    """What the adapter's tensors are, for whoever loads them."""
+    """What the adapter's tensors are: an engine needs it to load them."""
     targets = {name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
     return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
 

@@ -1,4 +1,4 @@
-"""The policy as the learner sees it: a transformers causal model whose logits never exist. Learner and reference scorer load it here.
+"""The policy as the learner sees it: a transformers causal model whose logits never exist.
 
 `PolicyModel(micro_batch)` gives log-probs of the sampled tokens at the run's temperature. When it is loaded, a handful of tokens
 proves that its head and its packing compute what the model's own forward computes; what cannot be proven is not used.
@@ -6,7 +6,6 @@ proves that its head and its packing compute what the model's own forward comput
 Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +17,11 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
 from learner.model.attention import PACKED
 from learner.model.head import Head, selected_logprobs
-from learner.packing import Layout, MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
+from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
@@ -60,37 +59,6 @@ class PolicyModel(nn.Module):
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
         """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
         return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
-
-
-class ReferenceModel:
-    """A frozen policy that scores tokens (`cluster.contracts.protocols.LogprobModel`); deploy/ hands it to the reference scorer."""
-
-    def __init__(self, config: RunConfig) -> None:
-        """Loads `reference.path`, or else the model that the run starts from. Raises ConfigError when it does not load."""
-        reference = config.reference
-        model = config.model if reference.path is None else config.model.model_copy(update={"path": reference.path})
-        torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
-        device = torch.device("cuda" if reference.gpus else "cpu")
-        self._policy = prove(
-            load(model, dtype=getattr(torch, model.dtype), device=device),
-            model=model,
-            packing=config.learner.packing,
-            temperature=config.sampling.temperature,
-            head_chunk_tokens=config.learner.head_chunk_tokens,
-        ).eval()
-        self._policy.requires_grad_(False)
-        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
-        self._device = device
-
-    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Per completion token, natural log, at the run's temperature; in the order given."""
-        rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
-        return [
-            x.tolist()
-            for x in score(
-                self._policy, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device
-            )
-        ]
 
 
 @torch.no_grad()
@@ -242,7 +210,7 @@ def choose_layout(
     name = type(causal_lm).__name__
     if packing == "packed":
         raise ConfigError(
-            f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
+            f"learner.model.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
         )
     raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here (off by {error:.3g} nats)")
 

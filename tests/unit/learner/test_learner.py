@@ -1,5 +1,6 @@
 """The learner as its callers see it, with a tiny model."""
 
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
 from cluster.weights.manifest import WeightManifest, unpack
+from learner import memory
+from learner.checkpoint import saving
 from learner.checkpoint.files import checkpoints, verify
 from learner.learner import Learner
-from learner.model import building
-from learner.model.policy import ReferenceModel
+from learner.model.reference import ReferenceModel
 from tests.models import make_tiny_model
 from tests.unit.learner.disk import largest_file
 from tests.unit.learner.trajectories import make_config, make_group
@@ -27,6 +30,11 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
     return [make_group(i, seed=learner.version, version=learner.version, **columns) for i in range(4)]
+
+
+def _reference(config: RunConfig) -> ReferenceModel:
+    temperature = config.sampling.temperature
+    return ReferenceModel(config.model, reference=config.reference, learner=config.learner, temperature=temperature)
 
 
 def _weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -62,7 +70,7 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
 def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path):
     config = make_config(model_path, sampling={"temperature": 0.7})
     learner, group = Learner(config), make_group(0)
-    scored = ReferenceModel(config).logprobs(
+    scored = _reference(config).logprobs(
         group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist()
     )
     metrics = learner.update(make_group(0, rollout_logprobs=scored)).metrics
@@ -116,7 +124,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     learner.save(str(tmp_path / "step-000002"), {"policy_version": 2, "metric": 0.5})
     expected = [step(learner) for _ in range(2)]
     resumed = Learner(config)
-    learner._saver.wait()
+    learner.finish_saving()
     assert resumed.restore_latest(str(tmp_path)) == {"policy_version": 2, "metric": 0.5}
     assert resumed.version == 2
     assert [step(resumed) for _ in range(2)] == expected
@@ -245,16 +253,16 @@ def test_lora_on_anything_but_a_linear_layer_is_refused(model_path: Path):
 def test_a_full_disk_loses_one_save_and_no_training(model_path: Path, tmp_path: Path, asynchronous: bool):
     learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
     learner.save(str(tmp_path / "step-000000"), {})
-    learner._saver.wait()
+    learner.finish_saving()
     learner.update(*_groups(learner))
     with pytest.raises(CheckpointError, match=r"step-000001 was not saved: .*the last good one stands"):
         with largest_file(1000):
             learner.save(str(tmp_path / "step-000001"), {})
-            if learner._saver._writing is not None:
-                learner._saver._writing.join()
+            if asynchronous:  # the disk is full until it is written
+                wait([learner._saver._writing])
         # What failed beside the training is said by the next save, which is made all the same.
         learner.save(str(tmp_path / "step-000002"), {})
-    learner._saver.wait()
+    learner.finish_saving()
     assert learner.update(*_groups(learner)).policy_version == 2
     found = checkpoints(tmp_path)
     assert [path.name for path in found] == ["step-000000", *(["step-000002"] if asynchronous else [])]
@@ -263,8 +271,20 @@ def test_a_full_disk_loses_one_save_and_no_training(model_path: Path, tmp_path: 
         verify(path)
 
 
+def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = Learner(make_config(model_path))
+    num_parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
+    learner.update(*_groups(learner))
+    monkeypatch.setattr(saving, "free_bytes", lambda device: 16 * num_parameters)  # masters, moments and the model
+    learner.save(str(tmp_path / "step-000001"), {})
+    assert learner._saver._writing is None
+    verify(tmp_path / "step-000001")
+
+
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(building, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"needs about .* GiB"):
         Learner(make_config(model_path))
 
@@ -277,7 +297,7 @@ def test_a_missing_model_is_named():
 def test_the_reference_scores_as_transformers_does(model_path: Path):
     config = make_config(model_path, sampling={"temperature": 0.5})
     prompts, completions = [[5, 6, 7], [5, 6, 7], [9]], [[10, 11], [12], [13, 14, 15]]
-    scored = ReferenceModel(config).logprobs(prompts, completions)
+    scored = _reference(config).logprobs(prompts, completions)
     causal_lm = AutoModelForCausalLM.from_pretrained(model_path)
     for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
         ids = torch.tensor(prompt + completion)

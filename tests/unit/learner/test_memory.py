@@ -76,8 +76,7 @@ def test_what_does_not_fit_is_refused_with_every_part():
         saving_bytes=6 * gib,
     )
     model = ModelConfig(path="large")
-    check_fits(estimated, free_bytes=21 * gib, model=model)
-    with pytest.raises(
-        ConfigError, match=r"'large' needs about 21.0 GiB.*activations 9.0, copy for checkpoints 6.0\), 20.0"
-    ):
-        check_fits(estimated, free_bytes=20 * gib, model=model)
+    # The copy of a checkpoint is not needed: a save without room for it writes at once.
+    check_fits(estimated, free_bytes=15 * gib, model=model)
+    with pytest.raises(ConfigError, match=r"'large' needs about 15.0 GiB.*activations 9.0\), 14.0 GiB are free"):
+        check_fits(estimated, free_bytes=14 * gib, model=model)

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from cluster.contracts.errors import CheckpointError
 from learner.checkpoint import files as checkpoint
@@ -13,9 +12,9 @@ from learner.checkpoint.files import (
     checkpoints,
     commit,
     prune,
+    saving,
     state_name,
     verify,
-    write_model,
     write_tensors,
 )
 from tests.unit.learner.disk import largest_file
@@ -23,9 +22,7 @@ from tests.unit.learner.disk import largest_file
 
 def _save(directory: Path, *, metric: float | None = None, parameters: str = "p") -> Path:
     aside = begin(directory)
-    files = {
-        state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)}, directory=directory)
-    }
+    files = {state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
     manifest = Manifest(
         policy_version=1,
         num_ranks=1,
@@ -91,8 +88,9 @@ def test_a_full_disk_is_named_and_leaves_the_last_one(tmp_path: Path):
     with (
         largest_file(1000),
         pytest.raises(CheckpointError, match=r"step-000002 was not saved: .*the last good one stands"),
+        saving(tmp_path / "step-000002"),
     ):
-        write_tensors(aside / "state", {"w": torch.zeros(2**16)}, directory=tmp_path / "step-000002")
+        write_tensors(aside / "state", {"w": torch.zeros(2**16)})
     checkpoint.discard(aside)
     verify(checkpoints(tmp_path)[-1])
 
@@ -108,20 +106,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
 
 def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
     for rank, part in enumerate([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]):
-        write_tensors(
-            tmp_path / str(rank), {"w": part, "step": torch.tensor(7.0), "own": part.clone()}, directory=tmp_path
-        )
+        write_tensors(tmp_path / str(rank), {"w": part, "step": torch.tensor(7.0), "own": part.clone()})
     states = States([tmp_path / "0", tmp_path / "1"])
     assert states.tensor("w").tolist() == [[1.0], [2.0], [3.0]] and float(states.tensor("step")) == 7.0
     assert states.of_rank("own", 2) is None
-
-
-def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checkpoint, "MAX_FILE_BYTES", 40)
-    named = [(name, torch.full((8,), float(i))) for i, name in enumerate("abc")]
-    entries = write_model(tmp_path, named, directory=tmp_path)
-    assert sorted(entries) == [
-        *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
-        "model.safetensors.index.json",
-    ]
-    assert load_file(tmp_path / "model-00002-of-00003.safetensors")["b"].tolist() == [1.0] * 8

@@ -35,7 +35,15 @@ def alone(tmp_path: Path) -> Iterator[RankGroup]:
 
 
 def _built(config: RunConfig, group: RankGroup) -> tuple[Networks, str]:
-    return build(config, group=group, compute_dtype=torch.float32)
+    return build(
+        config.model,
+        learner=config.learner,
+        value=config.algorithm.value,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        group=group,
+        compute_dtype=torch.float32,
+    )
 
 
 def _unsharded(config: RunConfig) -> Networks:

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from cluster.contracts.config import ModelConfig
+from learner.model.packing import lay_out
 from learner.model.policy import load, prove, token_row
-from learner.packing import lay_out
 from tests.models import make_tiny_model
 
 SIZES: dict[str, Any] = {

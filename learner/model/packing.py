@@ -1,4 +1,4 @@
-"""Rows of a batch as micro-batches under a token budget: planned (pure), then laid out as tensors. The learner and scorers call it.
+"""Rows of a batch as micro-batches under a token budget: planned (pure), then laid out as tensors.
 
 Packed: sequences stand one after another in a single row, the prompt of a group once, and attention keeps them apart
 (`learner.model.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a

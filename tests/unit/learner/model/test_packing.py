@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from cluster.contracts.config import ModelConfig
 from learner.model import attention
 from learner.model.attention import PACKED
+from learner.model.packing import Layout, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
-from learner.packing import Layout, TokenRow, lay_out, plan
 from tests.models import make_tiny_model
 
 LAYOUTS: tuple[Layout, ...] = ("shared", "packed", "padded")

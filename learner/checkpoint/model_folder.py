@@ -1,0 +1,116 @@
+"""The trained model as Hugging Face folders: weights with configuration and tokenizer, and the LoRA adapter apart."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from cluster.contracts.config import LoraConfig, ModelConfig
+from cluster.weights.adapter import write_adapter
+from learner.checkpoint.files import FileEntry, seal, write_tensors
+from learner.model.lora import adapter_of
+from learner.publishing import exported, exported_adapter
+
+MAX_FILE_BYTES = 4 * 1024**3
+"""Weights are split into files of at most this size (one tensor at least)."""
+
+
+class ModelFolder:
+    """Writes one causal model, and what belongs to it."""
+
+    def __init__(self, causal_lm: PreTrainedModel, *, model: ModelConfig, lora: LoraConfig | None) -> None:
+        self._causal_lm, self._model, self._lora = causal_lm, model, lora
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, whoever writes."""
+        return self._on_cpu(exported(self._causal_lm, dtype=self._dtype))
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapter's matrices, as `weights`; none without LoRA."""
+        return self._on_cpu(exported_adapter(self._causal_lm, dtype=self._dtype))
+
+    def write(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
+        """A folder that `from_pretrained` reads. Entries of all its files by their path below it."""
+        entries = write_weights(folder, weights)
+        config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
+        config.dtype = self._model.dtype
+        config.architectures = [type(self._causal_lm).__name__]
+        config.save_pretrained(folder)
+        if self._causal_lm.generation_config is not None:
+            self._causal_lm.generation_config.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+        return _sealed(folder, besides=entries)
+
+    def write_adapter(self, folder: Path, adapter: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
+        """A folder that peft reads, as `write`; nothing without LoRA."""
+        if self._lora is None:
+            return {}
+        described = adapter_of(self._causal_lm, lora=self._lora)
+        write_adapter(folder, adapter, adapter=described, base_model=self._model.path)
+        return _sealed(folder, besides={})
+
+    def size_bytes(self) -> int:
+        """Of the whole weights, as written."""
+        return sum(parameter.numel() for parameter in self._causal_lm.parameters()) * self._dtype.itemsize
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return getattr(torch, self._model.dtype)
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(
+            self._model.path, revision=self._model.revision, trust_remote_code=self._model.trust_remote_code
+        )
+
+    @staticmethod
+    def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor.cpu()) for name, tensor in named)
+
+
+def write_weights(folder: Path, named: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
+    """safetensors files under the names that transformers expects, one file's tensors in memory at a time."""
+    parts: list[FileEntry] = []
+    places: dict[str, int] = {}
+    size_bytes = 0
+    for number, tensors in enumerate(_parts(named), start=1):
+        parts.append(write_tensors(folder / f"part-{number}", tensors))
+        places |= dict.fromkeys(tensors, number)
+        size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    if len(parts) == 1:
+        names = ["model.safetensors"]
+    for number, name in enumerate(names, start=1):
+        os.rename(folder / f"part-{number}", folder / name)
+    entries = dict(zip(names, parts, strict=True))
+    if len(parts) > 1:
+        index = folder / "model.safetensors.index.json"
+        weight_map = {name: names[place - 1] for name, place in places.items()}
+        index.write_text(json.dumps({"metadata": {"total_size": size_bytes}, "weight_map": weight_map}))
+        entries[index.name] = seal(index)
+    return entries
+
+
+def _parts(named: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Neighbours of at most MAX_FILE_BYTES together."""
+    part: dict[str, Tensor] = {}
+    used = 0
+    for name, tensor in named:
+        if part and used + tensor.nbytes > MAX_FILE_BYTES:
+            yield part
+            part, used = {}, 0
+        part[name] = tensor
+        used += tensor.nbytes
+    yield part
+
+
+def _sealed(folder: Path, *, besides: dict[str, FileEntry]) -> dict[str, FileEntry]:
+    """Entries of all files below `folder`; those of `besides` are known."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    named = ((path.relative_to(folder).as_posix(), path) for path in found)
+    return {name: besides.get(name) or seal(path) for name, path in named}

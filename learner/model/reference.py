@@ -1,0 +1,40 @@
+"""A frozen policy that scores tokens: the model that the KL pulls towards (`cluster.contracts.protocols.LogprobModel`)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig
+from learner.model.packing import tokens_per_pass
+from learner.model.policy import load, prove, score, token_row
+
+
+class ReferenceModel:
+    """Loaded once, never trained."""
+
+    def __init__(
+        self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, temperature: float
+    ) -> None:
+        """Loads `reference.path`, or else `model`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
+        if reference.path is not None:
+            model = model.model_copy(update={"path": reference.path})
+        torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
+        device = torch.device("cuda" if reference.gpus else "cpu")
+        self._policy = prove(
+            load(model, dtype=getattr(torch, model.dtype), device=device),
+            model=model,
+            packing=learner.packing,
+            temperature=temperature,
+            head_chunk_tokens=learner.head_chunk_tokens,
+        ).eval()
+        self._policy.requires_grad_(False)
+        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
+        self._device = device
+
+    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Per completion token, natural log, at the run's temperature; in the order given."""
+        rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
+        layout = self._policy.layout
+        scored = score(self._policy, rows, layout=layout, max_tokens=self._max_tokens, device=self._device)
+        return [logprobs_C.tolist() for logprobs_C in scored]
