@@ -84,6 +84,16 @@ def names(home: Home) -> list[str]:
     return sorted(_modules(home))
 
 
+def parameter_names(name: str, *, home: Home) -> tuple[str, ...]:
+    """The parameters of a variant, or of a user's own function by full path; none if it is not there. Nothing of it is imported."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = callables(module).get(attribute) if attribute else callables(home.package).get(name)
+    except (ImportError, ValueError):  # no such package
+        return ()
+    return found[1].names if found else ()
+
+
 def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     """The callable that `plugin.name` means. Raises ConfigError naming `field` if there is none, or it is none of this kind."""
     module, colon, attribute = plugin.name.partition(":")

@@ -13,13 +13,14 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError, WorkerError
-from cluster.contracts.types import GroupSummary, Progress
+from cluster.contracts.types import Progress
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.rollouts.dispatcher import Keep
 from cluster.rollouts.worker_pool import Pool
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, plan
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
@@ -164,15 +165,12 @@ def write_status(run_dir: RunDirectory, doing: Sequence[Progress | None]) -> Non
         run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})
 
 
-def keep_rule(config: RunConfig) -> Any:
-    """Which finished groups are trained on: with the `zero_variance` filter, only those whose rewards differ (DAPO)."""
-    if not any(each.name == "zero_variance" for each in config.algorithm.filters):
-        return lambda summary: True
+def keep_rule(config: RunConfig) -> Keep:
+    """Which finished groups are trained on, by what the algorithm's filters say of their rewards."""
+    from learner.algorithms.objective import Objective
 
-    def differs(summary: GroupSummary) -> bool:
-        return max(summary.known_rewards) != min(summary.known_rewards)
-
-    return differs
+    objective = Objective.from_config(config.algorithm)
+    return lambda summary: objective.keeps(summary.known_rewards)
 
 
 async def _reserve(placement: PlacementPlan, *, deadline_s: float) -> Any:

@@ -55,8 +55,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     for override in overrides:
         _apply(override, values)
     if isinstance(values.get("algorithm"), dict):
-        values["algorithm"] = _without_preset(values["algorithm"])
-        values["algorithm"] = _with_constant_length(values["algorithm"], values.get("sampling"))
+        values["algorithm"] = _resolved(values["algorithm"], values.get("sampling"))
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -107,24 +106,14 @@ def _default_plugin(name: str) -> dict[str, Any]:
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
 
 
-def _without_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
-    if "preset" not in algorithm:
-        return algorithm
-    from learner.algorithms.registry.presets import expand
+def _resolved(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
+    """Without a preset, and with the longest completion where a variant takes it."""
+    from learner.algorithms.registry.resolving import resolved
 
-    return expand(algorithm)
-
-
-def _with_constant_length(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
-    """Dr. GRPO divides by a constant: the longest completion that may be sampled, unless the run names another."""
-    aggregation = algorithm.get("aggregation")
-    if isinstance(aggregation, str):
-        aggregation = {"name": aggregation}
-    if not isinstance(aggregation, dict) or aggregation.get("name") != "sequence_sum_over_length":
-        return algorithm
     default = SamplingConfig.model_fields["max_tokens"].default
-    longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
-    return algorithm | {"aggregation": {"max_length": longest} | aggregation}
+    return resolved(
+        algorithm, max_tokens=sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
+    )
 
 
 def _explain(detail: ErrorDetails) -> str:

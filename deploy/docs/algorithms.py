@@ -30,7 +30,7 @@ that it names as parameters:
 * before micro-batching, for the whole batch of a step: {batch}, and `rewards_G`, once per group;
 * for the rows of a micro-batch, with the present policy: {rows}.
 
-All else in its signature is a parameter that config may set."""
+All else in its signature is a parameter that config may set; one called `max_length` is `sampling.max_tokens` unless it does."""
 
 _DECISIONS = """\
 ## Decided once

@@ -77,7 +77,7 @@ def sequence_sum_over_length(
 
     Formula: w = m / (N · L_max)
     Source: Dr. GRPO, arXiv:2503.20783
-    Degenerate: `max_length=None` takes the longest completion of the step; the padded width cannot be used, it depends on the layout
+    Degenerate: `max_length=None`, which no run leaves, takes the longest completion of the step; the padded width depends on the layout
     Peers: TRL `dr_grpo` (max_completion_length), verl `seq-mean-token-sum-norm` (padded width, exclude)
     """
     mask_NT = _as_weights(loss_mask_NT)

@@ -5,6 +5,7 @@ sum over its own rows, and any split of the rows gives the same loss, gradient a
 micro-batch, T tokens, M all loss tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,14 @@ class Objective:
             "values": config.value is not None,
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
+
+    def keeps(self, rewards: Sequence[float]) -> bool:
+        """Whether a finished group trains, by every filter that its known rewards, not shaped yet, are enough for."""
+        filters = [chosen for chosen in self._parts.filters if chosen.judges_a_finished_group]
+        if not filters or not rewards:
+            return not filters
+        rewards_G = torch.tensor(rewards, dtype=torch.float64)
+        return all(bool(chosen.with_given({"rewards_G": rewards_G})) for chosen in filters)
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:

@@ -43,6 +43,11 @@ class Variant:
         return any(name.endswith(("_NT", "_N")) for name in self.asks)
 
     @property
+    def judges_a_finished_group(self) -> bool:
+        """A filter that needs no more than a group's rewards."""
+        return self.requires == ("rewards_G",)
+
+    @property
     def function(self) -> Callable[..., Any]:
         return self.call.func if isinstance(self.call, functools.partial) else self.call
 

@@ -1,0 +1,40 @@
+"""The algorithm section of a run file made whole: its preset expanded, and what the run knows filled in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.plugins import Home, parameter_names
+from learner.algorithms.registry.homes import HOMES
+from learner.algorithms.registry.presets import expand
+
+
+def resolved(raw: Mapping[str, Any], *, max_tokens: int) -> dict[str, Any]:
+    """A variant with a parameter `max_length` gets `max_tokens`, the longest completion that may be sampled, unless `raw` sets it.
+
+    Raises ConfigError as `expand` does.
+    """
+    known = {"max_length": max_tokens}
+    section = expand(raw)
+    value = section.get("value")
+    if isinstance(value, Mapping):
+        section["value"] = {key: _filled(item, f"value.{key}", known) for key, item in value.items()}
+    return {key: _filled(item, key, known) for key, item in section.items()}
+
+
+def _filled(value: Any, field: str, known: Mapping[str, Any]) -> Any:
+    """A variant, or a list of them, with the parameters that it has and leaves out. Anything else is for validation to judge."""
+    home = HOMES.get(field)
+    if home is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [_with_known(each, home, known) for each in value]
+    return _with_known(value, home, known)
+
+
+def _with_known(variant: Any, home: Home, known: Mapping[str, Any]) -> Any:
+    named = {"name": variant} if isinstance(variant, str) else variant
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str) or "params" in named:
+        return variant
+    takes = parameter_names(named["name"], home=home)
+    missing = {name: value for name, value in known.items() if name in takes and name not in named}
+    return {**named, **missing} if missing else variant
