@@ -1,13 +1,14 @@
-"""Which actor gets which share of which machine: pure arithmetic. Launch carries the plan out; `treadwheel check` prints it.
+"""Which actor gets which share of which machine: pure arithmetic.
 
-A cluster as large as the run asks for gives every actor what it asks. A smaller one is time-shared where that costs little:
-synchronous runs sample and learn in turns, so they need the larger of the two and not the sum. CPU shares are then scaled down
-together (they place actors, they do not limit them); GPUs never are. The controller moves references and needs nothing.
+A cluster as large as the run asks for gives every actor what it asks. On a smaller one all CPU shares are scaled down together, and
+the plan says so: shares place actors, they do not limit them, so a run that does not fit side by side is slower and nothing else.
+GPUs are never shared beyond what is asked. The controller moves object refs and needs no share.
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -86,31 +87,29 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
 
 
 def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
-    """Raises ConfigError when the run asks for more than the cluster has, naming the setting and the way out. `needs`: as above."""
-    has_reference = needs_reference(config, needs=needs)
-    _check_gpus(config, available, has_reference=has_reference)
-    _check_cpus(config, available)
-    num_workers = _most_workers(config, available)
-    fitted = _fit(_asked(config, num_workers=num_workers, has_reference=has_reference), available)
-    while fitted is None and num_workers > _fewest_workers(config):
-        num_workers -= 1
-        fitted = _fit(_asked(config, num_workers=num_workers, has_reference=has_reference), available)
-    asked = _asked(config, num_workers=num_workers, has_reference=has_reference)
-    if fitted is None:
-        raise _no_room(asked, available)
-    return PlacementPlan(
-        bundles=fitted,
-        strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
-        is_time_shared=any(given.cpus < wanted.cpus for given, wanted in zip(fitted, asked, strict=True)),
-        num_missing_workers=config.rollout.num_workers - num_workers,
-    )
+    """Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out. `needs`: as above."""
+    most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
+    ask = partial(_asked, config, has_reference=needs_reference(config, needs=needs), most_threads=most_threads)
+    fewest = _fewest_workers(config)
+    _check_gpus(config, ask(num_workers=fewest), available)
+    for num_workers in range(_most_workers(config, available), fewest - 1, -1):
+        asked = ask(num_workers=num_workers)
+        if fitted := _fit(asked, available):
+            return PlacementPlan(
+                bundles=fitted,
+                strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
+                is_time_shared=any(given.cpus < wanted.cpus for given, wanted in zip(fitted, asked, strict=True)),
+                num_missing_workers=config.rollout.num_workers - num_workers,
+            )
+    raise _no_room(config, ask(num_workers=fewest), available)
 
 
-def _asked(config: RunConfig, *, num_workers: int, has_reference: bool) -> tuple[Bundle, ...]:
+def _asked(config: RunConfig, *, num_workers: int, has_reference: bool, most_threads: int) -> tuple[Bundle, ...]:
     learner, rollout, reference = config.learner, config.rollout, config.reference
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
-        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads or math.ceil(cpus))
+        num_threads = num_threads or min(math.ceil(cpus), most_threads)
+        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads)
 
     ranks = [
         bundle(ActorKind.LEARNER, rank, learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
@@ -134,50 +133,27 @@ def _fewest_workers(config: RunConfig) -> int:
 
 
 def _most_workers(config: RunConfig, available: ClusterResources) -> int:
-    """Workers that have CPUs of their own: an elastic run waits for nodes instead of squeezing the rest in."""
-    learning = 0.0 if _takes_turns(config) else config.learner.cpus_per_rank * config.learner.num_ranks
+    """All that were asked for. An elastic run waits for nodes instead: it starts with the workers that have CPUs of their own."""
+    takes_turns = config.buffer.max_off_policy_steps == 0
+    learning = 0.0 if takes_turns else config.learner.cpus_per_rank * config.learner.num_ranks
     roomy = int((available.cpus - learning) / config.rollout.cpus_per_worker)
     return min(config.rollout.num_workers, max(roomy, _fewest_workers(config)))
 
 
-def _takes_turns(config: RunConfig) -> bool:
-    return config.buffer.max_off_policy_steps == 0
-
-
-def _check_gpus(config: RunConfig, available: ClusterResources, *, has_reference: bool) -> None:
-    fewest = _asked(config, num_workers=_fewest_workers(config), has_reference=has_reference)
+def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
     asked = sum(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
     settings = {
         "learner.gpus_per_rank": (config.learner.gpus_per_rank, f"x {config.learner.num_ranks} ranks"),
         "rollout.gpus_per_worker": (config.rollout.gpus_per_worker, f"x {config.rollout.num_workers} workers"),
-        "reference.gpus": (config.reference.gpus if has_reference else 0.0, ""),
+        "reference.gpus": (sum(each.gpus for each in fewest if each.kind is ActorKind.REFERENCE_SCORER), ""),
     }
     names = ", ".join(f"{name}={value:g} {times}".strip() for name, (value, times) in settings.items() if value)
     raise ConfigError(
         f"{names}: {asked:g} GPUs asked for, the cluster has {available.gpus:g}; "
         "use fewer ranks or workers, fractions of a GPU, or a larger cluster (--address)"
     )
-
-
-def _check_cpus(config: RunConfig, available: ClusterResources) -> None:
-    """What cannot be time-shared without halving somebody's speed is refused."""
-    learning = config.learner.cpus_per_rank * config.learner.num_ranks
-    sampling = config.rollout.cpus_per_worker * _fewest_workers(config)
-    in_turns = _takes_turns(config)
-    asked = max(learning, sampling) if in_turns else learning + sampling
-    if asked <= available.cpus:
-        return
-    ranks = f"learner.cpus_per_rank={config.learner.cpus_per_rank:g} x {config.learner.num_ranks} ranks"
-    workers = f"rollout.cpus_per_worker={config.rollout.cpus_per_worker:g} x {config.rollout.num_workers} workers"
-    if in_turns:
-        names = ranks if learning >= sampling else workers
-        way_out = "ask for less, or use a larger cluster (--address)"
-    else:
-        names = f"{ranks} and {workers}"
-        way_out = "ask for less, use a larger cluster (--address), or take turns with buffer.max_off_policy_steps=0"
-    raise ConfigError(f"{names}: {asked:g} CPUs asked for, the cluster has {available.cpus:g}; {way_out}")
 
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources) -> tuple[Bundle, ...] | None:
@@ -209,12 +185,15 @@ def _rounded(cpus: float) -> float:
     return max(math.floor(cpus * 1000) / 1000, 0.001)
 
 
-def _no_room(bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
-    largest = max(bundles, key=lambda bundle: (bundle.gpus, bundle.cpus))
+def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
+    """Some bundle's GPUs are on no single node, or there are too many actors for any CPU share."""
+    largest = max(bundles, key=lambda bundle: bundle.gpus)
     fields = {ActorKind.LEARNER: "learner.gpus_per_rank", ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker"}
-    field = fields.get(largest.kind, "reference.gpus")
+    asked = f"{fields.get(largest.kind, 'reference.gpus')}={largest.gpus:g}"
+    if not largest.gpus:
+        asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
     nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
     return ConfigError(
-        f"{field}={largest.gpus:g}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "
+        f"{asked}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "
         "use fewer GPUs per actor, fewer actors, or larger nodes"
     )

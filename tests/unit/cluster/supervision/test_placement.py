@@ -39,17 +39,29 @@ def test_two_cores_are_shared_in_turns_with_all_their_threads():
     assert placed.of(ActorKind.LEARNER)[0].num_threads == placed.of(ActorKind.ROLLOUT_WORKER)[0].num_threads == 2
 
 
-def test_sampling_beside_learning_needs_the_sum():
-    both = {"learner": {"cpus_per_rank": 2}, "rollout": {"cpus_per_worker": 2}, "buffer": {"max_off_policy_steps": 1}}
-    with pytest.raises(ConfigError, match=r"4 CPUs asked for, the cluster has 2.*buffer.max_off_policy_steps=0"):
-        plan(run(**both), LAPTOP)
+def test_sampling_beside_learning_shares_two_cores_too():
+    """Seen before: refused, "4 CPUs asked for". Shares of 2 + 2 + 0.25 on 2 CPUs are 2/4.25 of what was asked."""
+    both = {"learner": {"cpus_per_rank": 2}, "rollout": {"cpus_per_worker": 2}, "buffer": {"max_off_policy_steps": 2}}
+    placed = plan(run(**both), LAPTOP)
+    assert placed.is_time_shared
+    assert [bundle.cpus for bundle in placed.bundles] == [0.941, 0.941, 0.117]
+    assert placed.of(ActorKind.LEARNER)[0].num_threads == placed.of(ActorKind.ROLLOUT_WORKER)[0].num_threads == 2
 
 
-def test_too_many_cpus_are_refused_by_name():
-    with pytest.raises(
-        ConfigError, match=r"rollout.cpus_per_worker=1 x 9 workers: 9 CPUs asked for, the cluster has 2"
-    ):
-        plan(run(rollout={"num_workers": 9}), LAPTOP)
+def test_many_workers_share_two_cores():
+    placed = plan(run(rollout={"num_workers": 9}), LAPTOP)
+    assert placed.is_time_shared and len(placed.of(ActorKind.ROLLOUT_WORKER)) == 9
+
+
+def test_nobody_computes_with_more_threads_than_its_node_has_cores():
+    asked = {"cpus_per_rank": 64}
+    assert plan(run(learner=asked), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 2
+    assert plan(run(learner={**asked, "num_threads": 3}), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 3
+
+
+def test_more_actors_than_can_have_any_share_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"rollout.num_workers=999: no way to place 1001 actors"):
+        plan(run(rollout={"num_workers": 999}), LAPTOP)
 
 
 def test_gpus_that_are_not_there_are_refused_by_name():
