@@ -15,6 +15,7 @@ from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.writer import Writer
 
 METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
@@ -70,10 +71,13 @@ METRICS: dict[str, str] = {
 
 
 class Sink(Protocol):
-    """Where numbers go: a file or package below cluster.sinks, or yours by full path. Called from one thread."""
+    """Where numbers go: a file or package below cluster.sinks, or yours by full path. Called from a thread of its own, in order."""
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of the step that made policy `version`; version 0 is before the first step (evaluation)."""
+        """Numbers of the step that made policy `version`; version 0 is before the first step (evaluation).
+
+        A resumed run comes back to versions that it had before: the later numbers count.
+        """
         ...
 
     def event(self, record: Mapping[str, Any]) -> None:
@@ -84,12 +88,16 @@ class Sink(Protocol):
 
 
 class MetricLog:
-    """One log for the run; a context manager that closes its sinks. Events always go to events.jsonl as well, sinks or not."""
+    """One log for the run; a context manager that closes its sinks. Events always go to events.jsonl as well, sinks or not.
+
+    Logging returns at once, however slow a disk or a sink is. Raises StorageError when an earlier event could not be written.
+    """
 
     def __init__(
         self, sinks: Sequence[Sink], *, directory: RunDirectory | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        self._sinks = list(sinks)
+        self._sinks = [_InThread(sink) for sink in sinks]
+        self._listeners: list[Sink] = []
         self._directory = directory
         self._now = now
         self._version = 0
@@ -100,42 +108,62 @@ class MetricLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, sink: Sink) -> None:
-        """One more sink from now on."""
-        self._sinks.append(sink)
+    def add(self, listener: Sink) -> None:
+        """Hears everything from now on, at once and in the caller's thread: it must not block."""
+        self._listeners.append(listener)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
         self._version = version
         numbers = {name: float(value) for name, value in metrics.items()}
-        for sink in [*self._sinks]:
-            self._guarded(sink, lambda sink=sink: sink.step(version, numbers))
+        for sink in (*self._listeners, *self._sinks):
+            sink.step(version, numbers)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event. A `message` among the fields is for people: the console shows it."""
         record = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
-        if self._directory:
-            self._directory.append_json(EVENTS, record)
-        for sink in [*self._sinks]:
-            self._guarded(sink, lambda sink=sink: sink.event(record))
+        if directory := self._directory:
+            directory.writer.put(lambda: directory.append_json(EVENTS, record))
+        for sink in (*self._listeners, *self._sinks):
+            sink.event(record)
 
     def close(self) -> None:
-        while self._sinks:
-            sink = self._sinks.pop()
-            self._guarded(sink, sink.close)
+        """Returns when everything is written. May be called twice."""
+        sinks, self._sinks, self._listeners = self._sinks, [], []
+        for sink in sinks:
+            sink.close()
+        if self._directory:
+            self._directory.writer.flush()
 
-    def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
-        """A sink that cannot write is loud and left out: numbers are not worth a run."""
+
+class _InThread:
+    """A sink in a thread of its own. One that cannot write is loud and left out: numbers are not worth a run."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._writer = Writer()
+        self._is_left_out = False
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._writer.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        self._writer.put(lambda: self._guarded(lambda: self._sink.event(record)))
+
+    def close(self) -> None:
+        self._writer.put(lambda: self._guarded(self._sink.close))
+        self._writer.flush()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        if self._is_left_out:
+            return
         try:
             call()
         except (OSError, StorageError) as error:
-            print(
-                f"treadwheel: metrics sink {type(sink).__name__} failed and is left out from now on: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-            if sink in self._sinks:
-                self._sinks.remove(sink)
+            self._is_left_out = True
+            name = type(self._sink).__name__
+            told = f"treadwheel: metrics sink {name} failed and is left out from now on: {error}"
+            print(told, file=sys.stderr, flush=True)
 
 
 def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:

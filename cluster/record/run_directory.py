@@ -16,6 +16,7 @@ from cluster.record.ledger import NAME as LEDGER
 from cluster.record.lock import Claim, LeaseClaim, LocalClaim, Owner, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
 from cluster.record.storage import Storage, naming, reason
+from cluster.record.writer import Writer
 
 RUN_YAML = "run.yaml"
 PASSPORT = "passport.json"
@@ -39,6 +40,8 @@ class RunDirectory(Storage):
             raise ConfigError(
                 f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path"
             ) from error
+        self.writer = Writer()
+        """For what the event loop writes and need not wait for: events, status.json."""
         self._claim: Claim | None = None
 
     def check(self, run_yaml: str) -> None:
@@ -78,10 +81,13 @@ class RunDirectory(Storage):
 
     def release(self) -> None:
         """Writes what waits and gives the directory back. May be called twice."""
-        self.flush()
-        if self._claim:
-            self._claim.release()
-            self._claim = None
+        try:
+            self.writer.flush()
+            self.flush()
+        finally:
+            claim, self._claim = self._claim, None
+            if claim:
+                claim.release()
 
     def owner(self) -> Owner | None:
         """The living driver; None when there is none."""

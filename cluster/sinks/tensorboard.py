@@ -4,19 +4,32 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes them at run time
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cluster.record.run_directory import RunDirectory
+from cluster.sinks.jsonl import read_steps
 
 
 class TensorBoard:
-    def __init__(self, folder: str) -> None:
-        self._writer = EventFileWriter(folder)
+    """One event file a driver. A resumed run's file begins with its first step: TensorBoard drops what earlier files have from there on."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._writer = EventFileWriter(directory.path("tensorboard"))
+        self._before: dict[int, dict[str, float]] | None = None
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        if self._before is None:
+            self._writer.add_event(
+                Event(step=version, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
+            )
+            # What TensorBoard drops and a step that is learned again does not say again: its evaluation, its timing.
+            self._before = {each: said for each, said in read_steps(self._directory).items() if each >= version}
+        numbers = {**self._before.pop(version, {}), **metrics}
+        numbers.pop("time", None)
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(Event(step=version, summary=Summary(value=values), wall_time=time.time()))
 
     def event(self, record: Mapping[str, Any]) -> None:
@@ -37,4 +50,4 @@ class Nothing:
 
 
 def tensorboard(*, directory: RunDirectory, num_steps: int) -> TensorBoard | Nothing:
-    return TensorBoard(directory.path("tensorboard")) if directory.is_local else Nothing()
+    return TensorBoard(directory) if directory.is_local else Nothing()

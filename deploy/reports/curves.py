@@ -44,6 +44,12 @@ def _series(steps: Mapping[int, Mapping[str, float]], lines: Sequence[tuple[str,
     return found
 
 
+def _unbroken(versions: Sequence[int]) -> list[slice]:
+    """Stretches of consecutive steps. Only they get a line: between two evaluations nothing is known."""
+    breaks = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1] + 1]
+    return [slice(start, stop) for start, stop in zip([0, *breaks], [*breaks, len(versions)], strict=True)]
+
+
 def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,11 +61,18 @@ def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> byte
     FigureCanvasAgg(figure)
     for place, (name, lines) in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, num_columns, place)
+        colours = {label: f"C{number}" for number, (label, _, _) in enumerate(lines)}
         for label, versions, values in lines:
-            # A few points are evaluations: dots show where they are.
-            axes.plot(
-                versions, values, marker="o" if len(values) < 12 else None, markersize=4, linewidth=1.4, label=label
-            )
+            for number, part in enumerate(_unbroken(versions)):
+                axes.plot(
+                    versions[part],
+                    values[part],
+                    color=colours[label],
+                    marker="o" if part.stop - part.start == 1 else None,
+                    markersize=4,
+                    linewidth=1.4,
+                    label=label if number == 0 else None,
+                )
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)

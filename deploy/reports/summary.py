@@ -2,13 +2,13 @@
 
 from dataclasses import asdict, dataclass
 
-from cluster.record.run_directory import EVENTS, METRICS, SUMMARY, RunDirectory
+from cluster.record.run_directory import EVENTS, SUMMARY, RunDirectory
 from cluster.sinks.jsonl import read_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Means over steps are over the first and last five; None where a run has no such number."""
+    """Means over steps are over the first and the last five, fewer where those would overlap; None where a run has no such number."""
 
     num_steps: int
     train_seconds: float
@@ -18,6 +18,7 @@ class Summary:
     eval_first: float | None
     """Held-out accuracy before the first step."""
     eval_last: float | None
+    """The last one after that."""
     sampled_tokens: int
     trained_tokens: int
     seconds_to_first_step: float | None
@@ -29,15 +30,16 @@ def summarize(run_dir: RunDirectory) -> Summary:
     metrics = read_steps(run_dir)
     steps = {version: numbers for version, numbers in metrics.items() if version > 0}
     rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
-    evaluations = [numbers["eval/accuracy"] for numbers in metrics.values() if "eval/accuracy" in numbers]
+    window = max(min(5, len(rewards) // 2), 1)
+    evaluations = [numbers["eval/accuracy"] for numbers in steps.values() if "eval/accuracy" in numbers]
     launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
-    stepped = [line["time"] for line in run_dir.read_json_lines(METRICS) if line["policy_version"] > 0]
+    stepped = [numbers["time"] for numbers in steps.values()]
     summary = Summary(
         num_steps=max(steps, default=0),
         train_seconds=sum(numbers.get("time/step_s", 0.0) for numbers in steps.values()),
-        reward_first=_mean(rewards[:5]),
-        reward_last=_mean(rewards[-5:]),
-        eval_first=evaluations[0] if evaluations else None,
+        reward_first=_mean(rewards[:window]),
+        reward_last=_mean(rewards[window:][-window:]),
+        eval_first=metrics.get(0, {}).get("eval/accuracy"),
         eval_last=evaluations[-1] if evaluations else None,
         sampled_tokens=int(sum(numbers.get("tokens/sampled", 0.0) for numbers in steps.values())),
         trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),

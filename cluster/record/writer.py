@@ -1,0 +1,50 @@
+"""Disk work off the event loop: one thread makes the calls that it is given, in their order."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class Writer:
+    """Calls that nobody waits for. The first error of one is raised by the next `put`, `put_latest` or `flush`; later calls are made."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._latest: dict[str, Callable[[], None]] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Returns at once; `call` is made after all that were put before."""
+        self._raise_error()
+        self._submit(call)
+
+    def put_latest(self, name: str, call: Callable[[], None]) -> None:
+        """As `put`, for a file that each call writes anew: takes the place of a call of the same name that is not made yet."""
+        self._raise_error()
+        with self._lock:
+            is_waiting = name in self._latest
+            self._latest[name] = call
+        if not is_waiting:
+            self._submit(lambda: self._make_latest(name))
+
+    def flush(self) -> None:
+        """Returns when all calls are made."""
+        self._thread.submit(lambda: None).result()
+        self._raise_error()
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        self._thread.submit(call).add_done_callback(self._note_error)
+
+    def _make_latest(self, name: str) -> None:
+        with self._lock:
+            call = self._latest.pop(name)
+        call()
+
+    def _note_error(self, done: "Future[None]") -> None:
+        self._error = self._error or done.exception()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,59 @@
+"""A slow disk delays nobody, and what it is given arrives in order."""
+
+import threading
+
+import pytest
+
+from cluster.contracts.errors import StorageError
+from cluster.record.writer import Writer
+
+
+class SlowDisk:
+    """Writes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.written: list[object] = []
+        self._is_free = threading.Event()
+
+    def write(self, line: object) -> None:
+        assert self._is_free.wait(timeout=60)
+        self.written.append(line)
+
+    def let_go(self) -> None:
+        self._is_free.set()
+
+
+def test_nobody_waits_for_a_slow_disk_and_the_order_is_kept():
+    writer, disk = Writer(), SlowDisk()
+    for number in range(100):
+        writer.put(lambda number=number: disk.write(number))
+    assert disk.written == []
+    disk.let_go()
+    writer.flush()
+    assert disk.written == list(range(100))
+
+
+def test_of_a_file_that_is_written_anew_only_the_latest_waits():
+    writer, disk = Writer(), SlowDisk()
+    writer.put(lambda: disk.write("line"))
+    for number in range(100):
+        writer.put_latest("status.json", lambda number=number: disk.write(number))
+    disk.let_go()
+    writer.flush()
+    writer.put_latest("status.json", lambda: disk.write("again"))
+    writer.flush()
+    assert disk.written == ["line", 99, "again"]
+
+
+def test_an_error_comes_up_once_and_later_calls_are_made():
+    def fail() -> None:
+        raise StorageError("disk full")
+
+    writer, disk = Writer(), SlowDisk()
+    disk.let_go()
+    writer.put(fail)
+    with pytest.raises(StorageError, match="disk full"):
+        writer.flush()
+    writer.put(lambda: disk.write("after"))
+    writer.flush()
+    assert disk.written == ["after"]
