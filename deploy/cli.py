@@ -69,6 +69,21 @@ def check(run: RunFile, overrides: Overrides = None, address: Address = None, de
         Console().print(report.table())
 
 
+@app.command(name="list")
+def list_variants(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="rewards, prompts, losses, advantages, ...")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """What a run file may name: every kind with its names, or one kind with parameters, defaults and meaning."""
+    with _reporting(debug=debug):
+        from deploy import listing
+
+        for line in listing.overview() if kind is None else listing.listing(kind):
+            typer.echo(line)
+
+
 @app.command(name="eval")
 def evaluate(
     targets: Annotated[

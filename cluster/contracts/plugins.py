@@ -125,7 +125,7 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     signature = inspect.signature(found)
     accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     own = parameters(found, home=home)
-    hints = _type_hints(found)
+    hints = type_hints(found)
     checked: dict[str, Any] = {}
     for name, value in plugin.params.items():
         if name in home.given or (name not in own and not accepts_any):
@@ -173,7 +173,7 @@ def _takes(found: Callable[..., Any]) -> Takes:
     )
 
 
-def _type_hints(found: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(found: Callable[..., Any]) -> dict[str, Any]:
     target = found.__init__ if inspect.isclass(found) else found
     try:
         return typing.get_type_hints(target)

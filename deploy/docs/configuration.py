@@ -14,11 +14,23 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields, section_in
 from cluster.record.resume_rules import when_it_may_change
 from deploy.docs import NOTE, cell
+from learner.algorithms.registry.presets import PRESETS
+
+PRESET = FieldInfo(
+    annotation=typing.Literal[*PRESETS] | None,
+    default=None,
+    description="A named bundle of the settings below, which those that you give override; `docs/algorithms.md` has what each stands for.",
+)
+"""`algorithm.preset`, which a run file may have and a validated configuration has not: it is expanded before."""
 
 
 def schema() -> str:
     """JSON schema of a run file, for editors."""
-    return json.dumps(RunConfig.model_json_schema(), indent=1) + "\n"
+    whole = RunConfig.model_json_schema()
+    preset = {"anyOf": [{"enum": list(PRESETS), "type": "string"}, {"type": "null"}], "default": None}
+    algorithm = whole["$defs"]["AlgorithmConfig"]
+    algorithm["properties"] = {"preset": preset | {"description": PRESET.description}} | algorithm["properties"]
+    return json.dumps(whole, indent=1) + "\n"
 
 
 def configuration() -> str:
@@ -31,8 +43,8 @@ def configuration() -> str:
         "`section.setting=null` gives the default back where null is not a value of its own, and `algorithm.preset=ppo` replaces the",
         "file's whole algorithm section.",
         "A setting of kind *variant* is a name (`grpo`) or a mapping of name and parameters (`{name: grpo, epsilon: 1e-6}`); your own",
-        "go by import path (`my_package.rewards:judge`). `docs/config_schema.json` is the JSON schema, for editors. The column",
-        "*on resume* says whether a resumed run may change the setting: see [resuming](resuming.md).",
+        "go by import path (`my_package.rewards:judge`). [variants](variants.md) and [algorithms](algorithms.md) have all names, and so has",
+        "`treadwheel list`. `docs/config_schema.json` is the JSON schema, for editors. The column *on resume* says whether a resumed run may change the setting: see [resuming](resuming.md).",
     ]
     top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
     sections = [(name, field) for name, field in fields(RunConfig) if section_in(field) is not None]
@@ -40,6 +52,7 @@ def configuration() -> str:
     for name, field in sections:
         section = typing.cast(type[Any], section_in(field))
         own = [(f"{name}.{key}", each) for key, each in section.model_fields.items() if section_in(each) is None]
+        own = [("algorithm.preset", PRESET), *own] if name == "algorithm" else own
         lines += ["", f"## `{name}`", ""]
         if meaning := field.description or _docstring(section):
             lines += [" ".join(meaning.split()), ""]

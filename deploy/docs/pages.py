@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.docs import algorithms, configuration, metrics
+from deploy.docs import algorithms, configuration, metrics, variants
 
 
 def pages() -> dict[str, str]:
@@ -12,6 +12,7 @@ def pages() -> dict[str, str]:
         "config_schema.json": configuration.schema(),
         "metrics.md": metrics.metrics(),
         "algorithms.md": algorithms.page(),
+        "variants.md": variants.page(),
     }
 
 

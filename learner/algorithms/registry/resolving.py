@@ -7,9 +7,12 @@ from cluster.contracts.plugins import Home, parameter_names
 from learner.algorithms.registry.homes import HOMES
 from learner.algorithms.registry.presets import expand
 
+FILLED_IN = {"max_length": "sampling.max_tokens"}
+"""Parameters of any variant that a run file need not set, and the setting that they come from."""
+
 
 def resolved(raw: Mapping[str, Any], *, max_tokens: int) -> dict[str, Any]:
-    """A variant with a parameter `max_length` gets `max_tokens`, the longest completion that may be sampled, unless `raw` sets it.
+    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled.
 
     Raises ConfigError as `expand` does.
     """

@@ -1,0 +1,139 @@
+"""What a run file may name, kind by kind: names, parameters with types and defaults, meaning. For the terminal and for docs/variants.md."""
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import (
+    PROMPTS,
+    REWARDS,
+    SINKS,
+    TRANSPORTS,
+    Home,
+    Plugin,
+    find,
+    names,
+    parameters,
+    type_hints,
+)
+from learner.algorithms.registry.homes import HOMES
+from learner.algorithms.registry.presets import PRESETS
+from learner.algorithms.registry.resolving import FILLED_IN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    setting: str
+    """What names a variant of this kind in a run file."""
+    home: Home
+
+
+KINDS = {
+    "rewards": Kind(setting="reward.judge", home=REWARDS),
+    "prompts": Kind(setting="prompts and evaluation.prompts", home=PROMPTS),
+    "transports": Kind(setting="weights.transport", home=TRANSPORTS),
+    "sinks": Kind(setting="metrics.sinks", home=SINKS),
+    "advantages": Kind(setting="algorithm.advantage", home=HOMES["advantage"]),
+    "losses": Kind(setting="algorithm.policy_loss", home=HOMES["policy_loss"]),
+    "value_losses": Kind(setting="algorithm.value.loss", home=HOMES["value.loss"]),
+    "aggregations": Kind(setting="algorithm.aggregation and algorithm.value.aggregation", home=HOMES["aggregation"]),
+    "corrections": Kind(setting="algorithm.corrections", home=HOMES["corrections"]),
+    "filters": Kind(setting="algorithm.filters", home=HOMES["filters"]),
+    "reward_shaping": Kind(setting="algorithm.reward_shaping", home=HOMES["reward_shaping"]),
+    "advantage_shaping": Kind(setting="algorithm.advantage_shaping", home=HOMES["advantage_shaping"]),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    name: str
+    meaning: str
+    parameters: tuple[str, ...]
+    """Each as `name: type = default`, or `name: type (required)`."""
+
+
+def overview() -> Iterator[str]:
+    """Every kind with its setting and its names. Imports no variant."""
+    for word, kind in KINDS.items():
+        yield f"{word} ({kind.setting}): {', '.join(names(kind.home))}"
+    yield f"presets (algorithm.preset): {', '.join(PRESETS)}"
+
+
+def listing(word: str) -> Iterator[str]:
+    """One kind in full. Raises ConfigError for a kind that does not exist."""
+    if word == "presets":
+        yield from (f"{name}: {_in_one_line(bundle)}" for name, bundle in PRESETS.items())
+        return
+    if word not in KINDS:
+        known = [*KINDS, "presets"]
+        close = difflib.get_close_matches(word, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"{word!r} is not a kind of variant; {hint}there are: {', '.join(known)}")
+    yield f"{KINDS[word].setting}: a name, or {{name: ..., parameter: ...}}; your own as 'my_package.module:name'"
+    for each in described(KINDS[word]):
+        yield f"{each.name}: {each.meaning}"
+        yield from (f"    {parameter}" for parameter in each.parameters)
+
+
+def described(kind: Kind) -> list[Described]:
+    """The variants of a kind. One that does not import here, say for want of a package, is described by its error."""
+    return [_described(name, kind) for name in names(kind.home)]
+
+
+def _described(name: str, kind: Kind) -> Described:
+    try:
+        found = find(Plugin(name=name), home=kind.home, field=kind.setting)
+    except ConfigError as error:
+        return Described(name=name, meaning=str(error), parameters=())
+    return Described(name=name, meaning=_meaning(found, name), parameters=tuple(_parameters(found, home=kind.home)))
+
+
+def _meaning(found: Callable[..., Any], name: str) -> str:
+    """First paragraphs: of its file, where that is its alone, of its own docstring, and of a class's `__init__`."""
+    texts = [inspect.getdoc(found)]
+    if found.__module__.endswith(f".{name}"):
+        texts.insert(0, inspect.getdoc(inspect.getmodule(found)))
+    if inspect.isclass(found) and "__init__" in vars(found):
+        texts.append(inspect.cleandoc(found.__init__.__doc__ or ""))
+    return " ".join(" ".join((text or "").partition("\n\n")[0] for text in texts).split())
+
+
+def _parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
+    hints = type_hints(found)
+    for name, parameter in parameters(found, home=home).items():
+        typed = name if name not in hints else f"{name}: {_type(hints[name])}"
+        if name in FILLED_IN:
+            yield f"{typed} = {FILLED_IN[name]}"
+        elif parameter.default is inspect.Parameter.empty:
+            yield f"{typed} (required)"
+        else:
+            yield f"{typed} = {_value(parameter.default)}"
+
+
+def _type(hint: Any) -> str:
+    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return " | ".join(repr(choice) for choice in typing.get_args(hint))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type(each) for each in typing.get_args(hint))
+    if origin is not None:
+        return str(hint).replace("typing.", "")
+    return {float: "number", int: "integer", str: "text", bool: "true or false", type(None): "none"}.get(
+        hint, str(hint)
+    )
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _in_one_line(bundle: Any) -> str:
+    return yaml.safe_dump(bundle, default_flow_style=True, sort_keys=False, width=10_000).strip()

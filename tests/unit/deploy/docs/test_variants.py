@@ -1,0 +1,26 @@
+"""What the page promises of judges, tried out."""
+
+import pytest
+
+from actors.reward_service.judgement import judge_now, to_reward
+from cluster.contracts.types import Reward, RewardStatus
+from deploy.docs.variants import EXAMPLE
+
+CALL = {"prompt": "1 + 1 =", "completion": " 2", "columns": {"answer": 2}}
+
+
+def test_the_example_judges():
+    defined = {}
+    exec(EXAMPLE, defined)
+    assert judge_now(defined["judge"], **CALL) == Reward(value=1.1, components={"right": 1.0, "short": 1.0})
+
+
+@pytest.mark.parametrize("returned", [0.5, {"reward": 0.5}, Reward(value=0.5)])
+def test_a_judge_may_return_a_number_a_dict_or_a_reward(returned):
+    assert to_reward(returned).value == 0.5
+
+
+@pytest.mark.parametrize("returned", ["0.5", None, float("nan"), float("inf"), {"right": 1.0}])
+def test_anything_else_is_a_failed_reward_and_not_zero(returned):
+    reward = judge_now(lambda **_: returned, **CALL)
+    assert reward.status is RewardStatus.ERROR and reward.value is None
