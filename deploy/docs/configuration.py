@@ -24,6 +24,18 @@ PRESET = FieldInfo(
 """`algorithm.preset`, which a run file may have and a validated configuration has not: it is expanded before."""
 
 
+_INTRODUCTION = f"""\
+# Configuration
+{NOTE}
+
+A run file is YAML with these sections. Unknown settings are errors. `section.setting=value` on the command line comes last;
+`section.setting=null` gives the default back where null is not a value of its own, and `algorithm.preset=ppo` replaces the file's whole
+algorithm section. A setting of kind *variant* is a name (`grpo`) or a mapping of name and parameters (`{{name: grpo, epsilon: 1e-6}}`);
+your own go by full path (`my_package.rewards:judge`). All names: [variants](variants.md), [algorithms](algorithms.md), `treadwheel list`.
+The column *on resume* says whether a resumed run may change the setting: see [resuming](resuming.md). `docs/config_schema.json` is the
+JSON schema, for editors."""
+
+
 def schema() -> str:
     """JSON schema of a run file, for editors."""
     whole = RunConfig.model_json_schema()
@@ -35,17 +47,7 @@ def schema() -> str:
 
 def configuration() -> str:
     """Every setting: name, default, meaning."""
-    lines = [
-        "# Configuration",
-        NOTE,
-        "",
-        "A run file is YAML with these sections. Unknown settings are errors. `section.setting=value` on the command line comes last;",
-        "`section.setting=null` gives the default back where null is not a value of its own, and `algorithm.preset=ppo` replaces the",
-        "file's whole algorithm section.",
-        "A setting of kind *variant* is a name (`grpo`) or a mapping of name and parameters (`{name: grpo, epsilon: 1e-6}`); your own",
-        "go by import path (`my_package.rewards:judge`). [variants](variants.md) and [algorithms](algorithms.md) have all names, and so has",
-        "`treadwheel list`. `docs/config_schema.json` is the JSON schema, for editors. The column *on resume* says whether a resumed run may change the setting: see [resuming](resuming.md).",
-    ]
+    lines = [_INTRODUCTION]
     top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
     sections = [(name, field) for name, field in fields(RunConfig) if section_in(field) is not None]
     lines += ["", "## Top level", "", *_table(top)]
