@@ -70,8 +70,11 @@ class Background:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            assert self._process.poll() is None, f"ended with {self._process.returncode} too early:\n{self.output}"
+            self.assert_runs()
             time.sleep(0.1)
+
+    def assert_runs(self) -> None:
+        assert self._process.poll() is None, f"ended with {self._process.returncode} too early:\n{self.output}"
 
     def press_ctrl_c(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)

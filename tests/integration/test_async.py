@@ -1,8 +1,9 @@
-"""Asynchronous runs: the bound as the tokens themselves show it, completions that cross updates, and their replay."""
+"""Asynchronous runs: the bound as the tokens themselves show it, completions that cross updates, long tails, and their replay."""
 
 import pyarrow as pa
 import pytest
 
+from cluster.contracts.types import sample_seed
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, write_run
 from tests.models import make_tiny_model
 
@@ -31,7 +32,15 @@ def asynchronous(folder, model, *, bound: int, **settings) -> Run:
 
 @pytest.fixture(scope="module")
 def bound_2(tmp_path_factory, model) -> Run:
-    return asynchronous(tmp_path_factory.mktemp("bound-2"), model, bound=2, rollout__num_workers=2)
+    """Groups of the first two out of four, and no patience at all with stragglers."""
+    return asynchronous(
+        tmp_path_factory.mktemp("bound-2"),
+        model,
+        bound=2,
+        buffer__max_head_of_line_s=0.001,
+        rollout__num_workers=2,
+        rollout__extra_trajectories=2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +84,29 @@ def test_log_probs_of_both_sides_agree_where_requests_are_resumed_under_new_weig
     assert steps and max(numbers["mismatch/mean_abs_nats"] for numbers in steps) < 1e-4
 
 
-def test_an_asynchronous_run_is_replayed_bit_for_bit(bound_2):
-    assert bound_2.replay() == f"{STEPS} steps replayed, weights {bound_2.weights()[STEPS]}: equal\n"
+def test_groups_are_made_of_the_first_to_end_under_their_own_seeds(bound_2):
+    chosen = set()
+    for table in bound_2.trajectories().values():
+        rows = table.select(["ticket_index", "sample_index", "seed"]).to_pylist()
+        assert len(rows) == 4
+        for first, second in (rows[:2], rows[2:]):
+            assert first["ticket_index"] == second["ticket_index"] and first["sample_index"] < second["sample_index"]
+        for row in rows:
+            group_seed = sample_seed(bound_2.config().seed, row["ticket_index"])
+            assert row["seed"] == sample_seed(group_seed, row["sample_index"])
+            chosen.add(row["sample_index"])
+    assert chosen == {0, 1, 2, 3}, "not always the same two"
+    assert sum(numbers["rollout/num_cut"] for numbers in bound_2.metrics().values()) >= STEPS * 2 * 2
+
+
+def test_dropped_stragglers_are_never_trained_on_and_replay_arrives_at_the_weights_of_every_step(bound_2):
+    dropped = {int(event["group_id"]) for event in bound_2.events("drop") if event["reason"] == "cut"}
+    assert dropped, "no group was dropped: this run proves nothing"
+    assert sum(numbers["buffer/num_cut"] for numbers in bound_2.metrics().values()) == len(dropped)
+    consumed = [index for groups in bound_2.groups() for index in groups]
+    assert consumed == sorted(set(consumed) - dropped)
+    assert bound_2.events("failure") == []
+    assert bound_2.replay("--to-step", 7) == f"7 steps replayed, weights {bound_2.weights()[7]}: equal\n"
 
 
 def test_a_mismatch_beyond_the_alarm_is_an_event_of_its_step(bound_1):

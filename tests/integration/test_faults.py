@@ -1,4 +1,4 @@
-"""Hangs, silence, full disks and full memory: each is noticed within its deadline, said loudly, and survived."""
+"""Hangs, silence, full disks and slow rewards: each is noticed within its deadline, said loudly, and survived."""
 
 import resource
 import signal
@@ -16,7 +16,10 @@ GROUPS = 4
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory) -> Run:
-    """Rewards that never return, a full disk under a checkpoint, and a worker and a reward service that stand still."""
+    """Rewards that never return, a full disk under a checkpoint, and a worker and a reward service that stand still.
+
+    The staleness bound allows eight groups at a time, the bytes not even one: then only the next step's four may be there.
+    """
     folder = tmp_path_factory.mktemp("troubled")
     file = write_run(
         folder,
@@ -24,7 +27,12 @@ def troubled(tmp_path_factory) -> Run:
         num_steps=30,
         deterministic=False,
         reward={"judge": "tests.integration.judges:never_for_some", "timeout_s": 0.5},
-        buffer={"groups_per_step": GROUPS, "trajectories_per_group": 4, "max_off_policy_steps": 1},
+        buffer={
+            "groups_per_step": GROUPS,
+            "trajectories_per_group": 4,
+            "max_off_policy_steps": 1,
+            "max_size_bytes": 1,
+        },
     )
     run = Run(folder / "run")
     with run.start(file) as driver:
@@ -43,8 +51,9 @@ def troubled(tmp_path_factory) -> Run:
     return run
 
 
-def test_the_run_ends_with_every_group_consumed_once(troubled):
+def test_the_run_ends_with_every_group_consumed_once_and_is_replayed_bit_for_bit(troubled):
     assert troubled.num_steps() == 30
+    assert troubled.replay() == f"30 steps replayed, weights {troubled.weights()[30]}: equal\n"
     assert troubled.problems() == ()
     consumed = [index for groups in troubled.groups() for index in groups]
     assert len(consumed) == len(set(consumed)) == 30 * GROUPS
@@ -55,6 +64,11 @@ def test_a_reward_that_never_returns_is_a_timeout_and_no_zero(troubled):
     for table in troubled.trajectories().values():
         rewards, statuses = table["reward"].to_pylist(), table["reward_status"].to_pylist()
         assert [reward is None for reward in rewards] == [status == "timeout" for status in statuses]
+
+
+def test_slow_rewards_slow_sampling_and_nothing_piles_up(troubled):
+    waiting = [numbers["buffer/num_ready"] + numbers["buffer/num_under_way"] for numbers in troubled.metrics().values()]
+    assert len(waiting) == 30 and max(waiting) == GROUPS, "eight would wait if nothing held them back"
 
 
 def test_a_full_disk_under_a_checkpoint_is_an_event_and_later_checkpoints_are_good(troubled):

@@ -1,0 +1,131 @@
+"""On a Ray cluster that asks for a token: as a job, with the README's own line, and as a driver that connects.
+
+Each trains a preset, so that both also show that a few steps make the quickstart's model better, whatever the mathematics.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.commands import QUICKSTART, ROOT, run, treadwheel
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+NUM_STEPS = 8
+SETTINGS = (f"num_steps={NUM_STEPS}", "optimizer.warmup_steps=0", "evaluation.prompts=null", "metrics.sinks=[jsonl]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    run_dir: Path
+    output: str
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / name).read_text().splitlines()]
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        return [line for line in self.lines("metrics.jsonl") if "reward/mean" in line]
+
+    def gain(self) -> float:
+        """Reward of the last three steps over that of the first two. The warm-up is off: the second is better already."""
+        rewards = [step["reward/mean"] for step in self.steps]
+        assert len(rewards) == NUM_STEPS
+        return sum(rewards[-3:]) / 3 - sum(rewards[:2]) / 2
+
+
+@pytest.fixture(scope="module")
+def dapo(head, tmp_path_factory) -> Trained:
+    """As a job."""
+    run_dir = tmp_path_factory.mktemp("job") / "dapo"
+    job = run(*submission(head.dashboard, f"run_dir={run_dir}", "algorithm={preset: dapo}", *SETTINGS), env=head.env)
+    assert job.returncode == 0, job.stdout + job.stderr
+    return Trained(run_dir=run_dir, output=job.stdout)
+
+
+@pytest.fixture(scope="module")
+def ppo(head, tmp_path_factory) -> Trained:
+    """As a driver that connects."""
+    run_dir = tmp_path_factory.mktemp("driver") / "ppo"
+    algorithm = ("algorithm={preset: ppo}", "algorithm.value.learning_rate=1e-3")
+    overrides = (f"run_dir={run_dir}", *algorithm, *SETTINGS)
+    result = treadwheel("train", QUICKSTART, *overrides, "--address", head.address, env=head.env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return Trained(run_dir=run_dir, output=result.stdout)
+
+
+def submission(dashboard: str, *overrides: str) -> tuple[str, ...]:
+    """The README's `ray job submit ...`, on one line, with another port and overrides at its end."""
+    found = re.search(r"^ray job submit .*?[^\\]\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert found, "the README shows no `ray job submit`"
+    line = found.group().replace("\\\n", " ").strip()
+    assert "http://127.0.0.1:8265" in line
+    return "bash", "-c", f"{line.replace('http://127.0.0.1:8265', dashboard)} {shlex.join(overrides)}"
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_line_in_the_readme_trains_and_dapo_raises_the_reward(dapo):
+    assert "succeeded" in dapo.output
+    assert dapo.gain() >= 0.08
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_dapo_trains_on_groups_that_differ_alone(dapo):
+    assert {step["learner/groups_without_variance"] for step in dapo.steps} == {0.0}
+    assert any(event["kind"] == "drop" and event["reason"] == "filtered" for event in dapo.lines("events.jsonl"))
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_ppo_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
+    assert ppo.gain() >= 0.08
+    # Values begin at 0 and come to where returns are.
+    biases = [abs(step["learner/value_error_mean"]) for step in ppo.steps]
+    assert min(biases) < biases[0] / 4
+    assert ppo.steps[-1]["learner/value_max"] > ppo.steps[-1]["learner/value_min"] > 0
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_passports_tell_two_presets_apart(dapo, ppo):
+    result = treadwheel("passport", "diff", dapo.run_dir, ppo.run_dir)
+    assert result.returncode == 1
+    assert "mathematics.advantage.name: 'grpo' | 'gae'" in result.stdout
+    assert "mathematics.policy_loss.parameters.epsilon_high: 0.28 | 0.2" in result.stdout
+    assert "seed" not in result.stdout
+
+
+def test_a_wrong_token_is_refused(head, tmp_path):
+    wrong = {**head.env, "RAY_AUTH_TOKEN": "0" * 64}
+    job = run(*submission(head.dashboard, f"run_dir={tmp_path / 'run'}"), env=wrong)
+    assert job.returncode != 0
+    assert re.search(r"401|403|[Uu]nauthori[sz]ed|Forbidden|[Ii]nvalid.*token", job.stdout + job.stderr), job.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_driver_with_a_wrong_token_is_told_so(head, tmp_path):
+    wrong = {**head.env, "RAY_AUTH_TOKEN": "0" * 64}
+    result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "--address", head.address, env=wrong)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert head.address in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
+    asked = (f"run_dir={tmp_path / 'run'}", "rollout.gpus_per_worker=8")
+    result = treadwheel("train", QUICKSTART, *asked, "--address", head.address, env=head.env)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "8 GPUs asked for, the cluster has" in result.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path):
+    result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "--address", "127.0.0.1:1")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "127.0.0.1:1" in result.stderr
+    assert "Traceback" not in result.stderr
