@@ -1,27 +1,88 @@
-"""The loop. It reads like the sentence it is: workers sample, the learner learns, the weights go back. References only."""
+"""The loop. It reads like the sentence it is: workers sample, the learner learns, the weights go back. Object refs only."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from cluster.contracts.config import EvaluationConfig, RunConfig
+from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
-from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Group, SamplingParams, StepStats
-from cluster.learner_group import LearnerGroup
+from cluster.contracts.protocols import PromptSource, WorkerFleet
+from cluster.contracts.types import Group, GroupSummary, SamplingParams, StepStats, Ticket
 from cluster.metrics import mean_reward, step_metrics
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
-from cluster.rollouts.worker_pool import Pool
-from cluster.supervision.supervisor import Events
+from cluster.rollouts.tickets import evaluation_tickets
 from cluster.weights.broadcast import Weights
 
 
-class Log(Events, Protocol):
-    """Where metrics go, and events."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the loop itself must know of a run."""
+
+    num_steps: int
+    groups_per_step: int
+    max_off_policy_steps: int
+    stall_s: float
+    """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own."""
+    evaluate_every_steps: int | None = None
+    """None evaluates before the first and after the last step only."""
+    mismatch_alarm_nats: float = float("inf")
+    mismatch_stop_nats: float = float("inf")
+
+
+class HeldOut(Protocol):
+    """What an evaluation came to."""
+
+    summaries: list[GroupSummary]
+    num_dropped: int
+
+
+class Rollouts(Protocol):
+    """Everything that makes judged groups."""
+
+    def generating(self, *, into: Buffer) -> AbstractAsyncContextManager[None]:
+        """While this is open, every group that the buffer lets start is under way. A dead producer ends the block with its error."""
+        ...
+
+    def sample_again(self, indices: Collection[int]) -> None:
+        """These groups were lost after they were taken."""
+        ...
+
+    async def evaluate(self, tickets: Sequence[Ticket]) -> HeldOut: ...
+
+    def drain_stats(self) -> dict[str, float]: ...
+
+    def describe(self) -> str:
+        """What every actor does, for the error of a wait that was too long."""
+        ...
+
+
+class Learner(Protocol):
+    """All ranks of the learner as one."""
+
+    version: int
+
+    async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
+        """Raises LostError, and has recorded nothing, when a group went with its node."""
+        ...
+
+    async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
+        """Indices of the groups that went with a node."""
+        ...
+
+    def is_save_due(self) -> bool: ...
+
+    async def save(self, metric: float | None) -> None: ...
+
+
+class Log(Protocol):
+    """Where metrics and events go."""
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +94,23 @@ class Evaluator:
     sampling: SamplingParams
     seed: int
 
-    async def run(self, pool: Pool, *, version: int) -> dict[str, float]:
+    async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
         """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
-        tickets = evaluation_tickets(
+        began = time.monotonic()
+        held_out = await rollouts.evaluate(await asyncio.to_thread(self._tickets, version))
+        rewards = [value for summary in held_out.summaries for value in summary.known_rewards]
+        num_trajectories = sum(summary.num_trajectories for summary in held_out.summaries)
+        return {
+            "eval/reward": sum(rewards) / len(rewards) if rewards else float("nan"),
+            "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
+            "eval/num_failed": float(num_trajectories - len(rewards)),
+            "eval/num_dropped": float(held_out.num_dropped),
+            "eval/num_prompts": float(len(held_out.summaries)),
+            "time/eval_s": time.monotonic() - began,
+        }
+
+    def _tickets(self, version: int) -> list[Ticket]:
+        return evaluation_tickets(
             self.source,
             num_prompts=self.config.num_prompts,
             num_samples=self.config.num_samples,
@@ -43,25 +118,14 @@ class Evaluator:
             sampling=self.sampling,
             policy_version=version,
         )
-        began = time.monotonic()
-        summaries = await pool.evaluate(tickets)
-        rewards = [value for summary in summaries for value in summary.known_rewards]
-        num_trajectories = sum(summary.num_trajectories for summary in summaries)
-        return {
-            "eval/reward": sum(rewards) / len(rewards) if rewards else float("nan"),
-            "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
-            "eval/num_failed": float(num_trajectories - len(rewards)),
-            "eval/num_prompts": float(len(summaries)),
-            "time/eval_s": time.monotonic() - began,
-        }
 
 
 async def train(
-    config: RunConfig,
+    plan: Plan,
     *,
-    pool: Pool,
-    office: TicketOffice,
-    learner: LearnerGroup,
+    rollouts: Rollouts,
+    fleet: WorkerFleet,
+    learner: Learner,
     buffer: Buffer,
     weights: Weights,
     log: Log,
@@ -70,53 +134,51 @@ async def train(
     """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
     version = learner.version
     if version == 0:
-        await evaluate(evaluator, pool, version=version, log=log)
-    async with pool.generating(into=buffer, office=office):  # a dead producer raises in take
-        while version < config.num_steps:
+        await evaluate(evaluator, rollouts, version=version, log=log)
+    async with rollouts.generating(into=buffer):
+        while version < plan.num_steps:
             began = time.monotonic()
-            groups = await _take(config, pool=pool, buffer=buffer)  # start order, inside the staleness bound
-            _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
+            groups = await _take(plan, rollouts=rollouts, buffer=buffer)  # start order, inside the staleness bound
+            _check_staleness(groups, version=version, bound=plan.max_off_policy_steps)
             try:
                 stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
             except LostError as error:  # a node took groups with it: nothing was recorded, they are sampled again
                 lost = await learner.lost(groups)
                 log.event("groups_lost", groups=sorted(lost), reason=str(error))
-                await buffer.put_back(groups, lost=lost)
-                pool.sample_again(lost)
+                buffer.put_back(groups, lost=lost)
+                rollouts.sample_again(lost)
                 continue
             version = stats.policy_version
-            sent = await weights.broadcast(pool)
-            timing = {"time/step_s": time.monotonic() - began, **pool.stats(), **buffer.stats(), **weights.stats()}
+            sent = await weights.broadcast(fleet)
+            timing = {"time/step_s": time.monotonic() - began}
+            timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats()}
             metric = None
-            if _is_due(config.evaluation.every_steps, version, config.num_steps):
-                metric = await evaluate(evaluator, pool, version=version, log=log)
-            await buffer.advance(version)  # only now may further rollouts start
+            if _is_due(plan.evaluate_every_steps, version, plan.num_steps):
+                metric = await evaluate(evaluator, rollouts, version=version, log=log)
+            buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
             log.step(version, step_metrics(summaries, stats) | timing)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
-            _check_mismatch(stats, config, log)
+            _check_mismatch(stats, plan, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 await learner.save(metric if evaluator else mean_reward(summaries))
 
 
-async def evaluate(evaluator: Evaluator | None, pool: Pool, *, version: int, log: Log) -> float | None:
+async def evaluate(evaluator: Evaluator | None, rollouts: Rollouts, *, version: int, log: Log) -> float | None:
     """Logs an evaluation of the weights that serve now, which are those of `version`; its mean reward, None without an evaluator."""
     if evaluator is None:
         return None
-    metrics = await evaluator.run(pool, version=version)
+    metrics = await evaluator.run(rollouts, version=version)
     log.step(version, metrics)
     return metrics["eval/reward"]
 
 
-async def _take(config: RunConfig, *, pool: Pool, buffer: Buffer) -> list[tuple[int, Group]]:
-    """The next step's groups. Each wait below has a deadline of its own: this one is for what they all missed."""
-    judging_s = config.reward.timeout_s * config.buffer.trajectories_per_group + 60.0
-    stall_s = config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
+async def _take(plan: Plan, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
     try:
-        return await buffer.take(config.buffer.groups_per_step, stall_s=stall_s)
+        return await buffer.take(plan.groups_per_step, stall_s=plan.stall_s)
     except DeadlineError as error:
-        raise DeadlineError(f"{error}; {pool.describe()}") from None
+        raise DeadlineError(f"{error}; {rollouts.describe()}") from None
 
 
 def _is_due(every_steps: int | None, version: int, num_steps: int) -> bool:
@@ -133,12 +195,12 @@ def _check_staleness(groups: Sequence[tuple[int, Group]], *, version: int, bound
             )
 
 
-def _check_mismatch(stats: StepStats, config: RunConfig, log: Log) -> None:
+def _check_mismatch(stats: StepStats, plan: Plan, log: Log) -> None:
     mismatch = stats.metrics.get("mismatch/mean_abs_nats", 0.0)
-    if mismatch > config.mismatch.alarm_nats:
+    if mismatch > plan.mismatch_alarm_nats:
         log.event("mismatch_alarm", policy_version=stats.policy_version, mean_abs_nats=mismatch)
-    if config.mismatch.stop_nats is not None and mismatch > config.mismatch.stop_nats:
+    if mismatch > plan.mismatch_stop_nats:
         raise MismatchError(
             f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
-            f"mismatch.stop_nats={config.mismatch.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
+            f"mismatch.stop_nats={plan.mismatch_stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
         )

@@ -11,9 +11,8 @@ import psutil
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import PROMPTS, resolve
-from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import SamplingParams
-from cluster.controller import Evaluator
+from cluster.controller import Evaluator, Plan
 from cluster.controller import evaluate as evaluate_now
 from cluster.controller import train as run_loop
 from cluster.metrics import MetricLog, open_log
@@ -21,9 +20,10 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice
-from deploy.cluster_up.assembly import Cluster, actors
 from deploy.cluster_up.connection import connected
+from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import Steering
+from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.reports.summary import Summary, summarize
 
@@ -54,49 +54,32 @@ def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, floa
 
 
 async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, address: str | None) -> None:
-    source = prompt_source(config)
+    office = ticket_office(config)
     evaluator = make_evaluator(config)
     ledger = Ledger(run_dir)
     if ledger.num_cut:
         log.event("ledger_cut", lines=ledger.num_cut, policy_version=ledger.version)
-    async with connected(address), actors(config, run_dir, ledger, log) as cluster:
-        buffer = Buffer(
-            groups_per_step=config.buffer.groups_per_step,
-            max_off_policy_steps=config.buffer.max_off_policy_steps,
-            num_steps=config.num_steps,
-            max_size_bytes=config.buffer.max_size_bytes,
-            max_head_of_line_s=config.buffer.max_head_of_line_s,
-            in_waves=config.deterministic,
-            version=cluster.learner.version,
-            next_index=ledger.next_index,
-        )
-        office = TicketOffice(
-            source=source,
-            seed=config.seed,
-            trajectories_per_group=config.buffer.trajectories_per_group,
-            extra_trajectories=config.rollout.extra_trajectories,
-            sampling=SamplingParams(**config.sampling.model_dump()),
-        )
-        async with Steering(config, cluster=cluster, run_dir=run_dir, log=log).steering():
+    async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
+        async with Steering(config, cluster=made, run_dir=run_dir, log=log).steering():
             await run_loop(
-                config,
-                pool=cluster.pool,
-                office=office,
-                learner=cluster.learner,
-                buffer=buffer,
-                weights=cluster.weights,
+                plan_of(config),
+                rollouts=made.production,
+                fleet=made.production.fleet,
+                learner=made.learner,
+                buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
+                weights=made.weights,
                 log=log,
                 evaluator=evaluator,
             )
-        await _save_the_end(cluster, evaluator, log)
+        await _save_the_end(made, evaluator, log)
 
 
-async def _save_the_end(cluster: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
+async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
     """For a run that was stopped between its last step and its last save, or whose last save failed. Raises CheckpointError."""
-    learner = cluster.learner
+    learner = made.learner
     if learner.saved_version == learner.version:
         return
-    await learner.save(await evaluate_now(evaluator, cluster.pool, version=learner.version, log=log))
+    await learner.save(await evaluate_now(evaluator, made.production, version=learner.version, log=log))
     if learner.saved_version != learner.version:
         raise CheckpointError(
             f"the weights of the last step, {learner.version}, were not saved; events.jsonl says why. "
@@ -109,12 +92,49 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
     if evaluator is None:
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
     log = MetricLog([])
-    async with connected(address), actors(config, run_dir, Ledger(run_dir), log) as cluster:
-        return await evaluator.run(cluster.pool, version=0)
+    async with connected(address), cluster(config, run_dir, Ledger(run_dir), log) as made:
+        return await evaluator.run(made.production, version=0)
 
 
-def prompt_source(config: RunConfig) -> PromptSource:
-    return resolve(config.prompts, home=PROMPTS, field="prompts")()
+def plan_of(config: RunConfig) -> Plan:
+    """What the loop must know of a run. Each wait has a deadline of its own: `stall_s` is for what they all missed."""
+    judging_s = config.reward.timeout_s * config.buffer.trajectories_per_group + 60.0
+    stop_nats = config.mismatch.stop_nats
+    return Plan(
+        num_steps=config.num_steps,
+        groups_per_step=config.buffer.groups_per_step,
+        max_off_policy_steps=config.buffer.max_off_policy_steps,
+        stall_s=config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s,
+        evaluate_every_steps=config.evaluation.every_steps,
+        mismatch_alarm_nats=config.mismatch.alarm_nats,
+        mismatch_stop_nats=float("inf") if stop_nats is None else stop_nats,
+    )
+
+
+def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> Buffer:
+    """The run's buffer, from where its record stands."""
+    return Buffer(
+        groups_per_step=config.buffer.groups_per_step,
+        max_off_policy_steps=config.buffer.max_off_policy_steps,
+        num_steps=config.num_steps,
+        max_size_bytes=config.buffer.max_size_bytes,
+        max_head_of_line_s=config.buffer.max_head_of_line_s,
+        in_waves=config.deterministic,
+        version=version,
+        next_index=next_index,
+    )
+
+
+def ticket_office(config: RunConfig) -> TicketOffice:
+    """Opens the run's prompts. Raises ConfigError for a source that cannot be opened."""
+    return TicketOffice(
+        source=resolve(config.prompts, home=PROMPTS, field="prompts")(),
+        seed=config.seed,
+        trajectories_per_group=config.buffer.trajectories_per_group,
+        extra_trajectories=config.rollout.extra_trajectories,
+        sampling=SamplingParams(**config.sampling.model_dump()),
+        num_ahead=config.buffer.groups_per_step,
+    )
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:

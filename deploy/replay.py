@@ -13,8 +13,8 @@ from cluster.record.ledger import Ledger, ReadOnly
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.weights.broadcast import Weights
 from deploy import launch
-from deploy.cluster_up import assembly
 from deploy.cluster_up.connection import connected
+from deploy.cluster_up.start_up import learner_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ async def _replay(
     with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
         async with (
             connected(address),
-            assembly.learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=nothing) as learner,
+            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=nothing) as learner,
         ):
             await learner.restore()
             if out is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from cluster.contracts.errors import FailureKind, WorkerError
@@ -24,6 +25,18 @@ class ListedEvents:
 
     def kinds(self) -> list[str]:
         return [event["kind"] for event in self.events]
+
+
+class InlineExecutor(Executor):
+    """Does at once, and in the caller's thread, what it is given."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  as a thread would hand it over
+            done.set_exception(error)
+        return done
 
 
 class NumberedPrompts:

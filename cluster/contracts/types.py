@@ -137,8 +137,6 @@ class GroupSummary:
     reward_failures: tuple[RewardFailure, ...] = ()
     """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
     num_truncated: int = 0
-    num_cut: int = 0
-    """Trajectories that were started with these and given up; no row tells of them, so only a sampled group's summary does."""
     worker: str = ""
     sampling_seconds: float = 0.0
 

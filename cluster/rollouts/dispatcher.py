@@ -1,318 +1,365 @@
-"""Who samples what: gives every group that may start to a worker, and follows it to the buffer. The pool runs it.
+"""Who samples what: deals tickets to the workers by their free places, and follows each group to its destination.
 
-A group's way is worker -> reward -> reference -> buffer, and only references pass through here. A dead actor's unfinished groups
-start again, under the same tickets. What the buffer has cut is stopped wherever it is, and forgotten.
+A group's way is worker -> reward -> destination, and only object refs pass through here. What a failed worker did not finish is
+dealt again, under the same tickets. Training and evaluation share one queue; evaluations go first.
 """
 
 import asyncio
 import contextlib
-import math
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import DataError, DeadlineError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import Group, GroupSummary, Refusal, Ticket
+from cluster.contracts.errors import (
+    DataError,
+    DeadlineError,
+    FailureKind,
+    LostError,
+    TreadwheelError,
+    WeightsError,
+    WorkerError,
+)
+from cluster.contracts.types import Refusal, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.failed_rewards import FailedRewards, describe
+from cluster.rollouts.destinations import Destination, HeldOutGroups
+from cluster.rollouts.lanes import Job, Lane, SamplingClock, deal, place_in_queue
 from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
-from cluster.supervision.supervisor import Events, SupervisedActor
+from cluster.rollouts.worker_pool import Member
+from cluster.supervision.supervisor import Events
 
 _ABORT_S = 30.0
 """Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""
 
-Keep = Callable[[GroupSummary], bool]
-"""Which finished groups are worth training on."""
 
+class Fleet(Protocol):
+    """The workers, as the dispatcher sees them."""
 
-class Worker:
-    """A rollout worker's place, and the groups it has under way."""
-
-    def __init__(self, place: SupervisedActor) -> None:
-        self.place = place
-        self.under_way: dict[int, Ticket] = {}
-        self.is_draining = False
-        self.is_idle = asyncio.Event()
-        self.is_idle.set()
-        self._num_streams = 0
-
-    def take(self, tickets: Sequence[Ticket]) -> None:
-        self.under_way.update((ticket.index, ticket) for ticket in tickets)
-        self.is_idle.clear()
-
-    def finish(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            self.under_way.pop(index, None)
-        if not self.under_way and not self._num_streams:
-            self.is_idle.set()
-
-    @contextlib.contextmanager
-    def streaming(self) -> Iterator[None]:
-        """While this is open the worker is not idle: Ray takes back what it made when it ends before its stream does."""
-        self._num_streams += 1
-        try:
-            yield
-        finally:
-            self._num_streams -= 1
-            self.finish(())
+    def serving(self) -> Sequence[Member]:
+        """Workers that may be given tickets now."""
+        ...
 
     @property
-    def is_serving(self) -> bool:
-        return self.place.actor is not None and not self.is_draining
+    def is_complete(self) -> bool:
+        """Every wanted worker serves."""
+        ...
+
+    def replace(self, actor: RemoteActor, error: BaseException) -> None:
+        """`actor` failed: another one starts in its place. Returns at once."""
+        ...
+
+    async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
+        """As `replace`, and waits for the new actor."""
+        ...
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when a worker comes, or comes back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Where new groups come from, and where they go."""
+
+    buffer: Buffer
+    office: TicketOffice
+    destination: Destination
 
 
 class Dispatcher:
-    """Keeps every startable group under way."""
+    """Keeps the workers' places filled."""
 
     def __init__(
         self,
-        config: RunConfig,
         *,
-        workers: Sequence[Worker],
+        fleet: Fleet,
         scorers: Scorers,
         suspects: Suspects,
         events: Events,
-        keep: Keep,
-        heal: Callable[[Worker, RemoteActor, TreadwheelError], Awaitable[None]],
-        spawn: Callable[[Awaitable[None]], None],
+        tasks: asyncio.TaskGroup,
+        max_sequences_per_worker: int,
+        sequences_per_group: int,
+        timeout_s: float,
+        is_deterministic: bool = False,
     ) -> None:
-        """`workers` is the pool's own list: who joins or leaves shows in it. `spawn` runs what goes on beside everything else."""
-        self._config = config
-        self._workers = workers
+        """`timeout_s` bounds the wait for a worker's next group. In a deterministic run a ticket's index alone decides its worker."""
+        self._fleet = fleet
         self._scorers = scorers
         self._suspects = suspects
         self._events = events
-        self._failed_rewards = FailedRewards(events)
-        self._keep = keep
-        self._heal = heal
-        self._spawn = spawn
-        self._retries: list[Ticket] = []
-        self._alone: int | None = None
-        """Index of the suspect that runs now: nothing starts beside it."""
+        self._tasks = tasks
+        self._max_sequences = max_sequences_per_worker
+        self._sequences_per_group = sequences_per_group
+        self._timeout_s = timeout_s
+        self._is_deterministic = is_deterministic
+        self._training: Training | None = None
+        self._num_fetching = 0
+        self._queue: list[Job] = []
+        self._judging: dict[int, Job] = {}
+        self._lanes: dict[Member, Lane] = {}
+        self._quarantine: Lane | None = None
+        """Samples suspects one by one, and nothing else."""
+        self._clock = SamplingClock()
+        self._num_aborted = 0
         self._wake = asyncio.Event()
-        self._num_sampled_tokens = 0
-        self._num_cut = 0
-        self._sampling_seconds = 0.0
-        self._sampling_since: float | None = None
+        fleet.subscribe(self.wake)
 
     def wake(self) -> None:
-        """A worker came, or came free."""
+        """Something changed: a worker or a place is free, or groups may start."""
         self._wake.set()
 
-    def retry(self, tickets: Sequence[Ticket]) -> None:
-        """These groups start again, before any new one."""
-        self._retries = sorted([*self._retries, *tickets], key=lambda ticket: ticket.index)
-        self._wake.set()
+    async def run(self) -> None:
+        """Deals for as long as it is not cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._give_up_stragglers()
+            self._start_groups()
+            self._deal()
 
-    def stats(self) -> dict[str, float]:
+    @contextlib.asynccontextmanager
+    async def generating(self, training: Training) -> AsyncIterator[None]:
+        """While this is open, every group that the buffer lets start is under way."""
+        self._training = training
+        training.buffer.subscribe(self.wake)
+        self.wake()
+        try:
+            yield
+        finally:
+            self._training = None
+
+    def sample_again(self, indices: Collection[int]) -> None:
+        """These groups went with a node after they were taken: they start again, under the weights that serve now."""
+        assert self._training is not None, "groups are lost while generating"
+        self._fetch(indices, self._training)
+
+    async def evaluate(self, tickets: Sequence[Ticket]) -> HeldOutGroups:
+        """Samples and judges tickets that are not trained on. Returns when each is judged, or dropped."""
+        held_out = HeldOutGroups(len(tickets))
+        self._enqueue([Job(ticket=ticket, destination=held_out) for ticket in tickets])
+        await held_out.complete()
+        return held_out
+
+    def drain_stats(self) -> dict[str, float]:
         """Sampling since the last call: seconds with a group under way, tokens, and trajectories that groups did without."""
-        self._note_sampling()
-        tokens, seconds, num_cut = self._num_sampled_tokens, self._sampling_seconds, self._num_cut
-        self._num_sampled_tokens, self._sampling_seconds, self._num_cut = 0, 0.0, 0
+        num_tokens, seconds = self._clock.drain()
+        num_aborted, self._num_aborted = self._num_aborted, 0
         return {
             "time/sampling_s": seconds,
-            "speed/sampling_tokens_per_s": tokens / seconds if seconds else 0.0,
-            "rollout/num_cut": float(num_cut),
+            "speed/sampling_tokens_per_s": num_tokens / seconds if seconds else 0.0,
+            "rollout/num_aborted": float(num_aborted),
+            "rollout/num_workers": float(len(self._fleet.serving())),
         }
 
-    async def run(self, buffer: Buffer, office: TicketOffice) -> None:
-        """Never returns."""
-        self._spawn(self._stop_what_is_cut(buffer, office))
-        while True:
-            while not (free := self._free_groups()):
-                self._wake.clear()
-                await self._wake.wait()
-            if self._retries:
-                tickets = self._take_retries(free)
+    # New groups
+
+    def _start_groups(self) -> None:
+        if self._training is None or (limit := self._num_wanted()) <= 0:
+            return
+        if indices := self._training.buffer.start(limit):
+            self._fetch(indices, self._training)
+
+    def _num_wanted(self) -> int:
+        """New groups that the workers have places for."""
+        if self._is_deterministic:
+            return 2**31 if self._fleet.is_complete and not self._has_suspects() and not self._num_fetching else 0
+        free = sum(lane.num_free for lane in self._open_lanes())
+        return -(-free // self._sequences_per_group) - len(self._queue) - self._num_fetching
+
+    def _fetch(self, indices: Collection[int], training: Training) -> None:
+        self._num_fetching += len(indices)
+        self._tasks.create_task(self._fetch_tickets(sorted(indices), training))
+
+    async def _fetch_tickets(self, indices: Sequence[int], training: Training) -> None:
+        tickets = await training.office.tickets(indices, policy_version=training.buffer.version)
+        self._num_fetching -= len(indices)
+        self._enqueue([Job(ticket=ticket, destination=training.destination) for ticket in tickets])
+
+    def _enqueue(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if not job.is_wanted:
+                job.drop("straggler")  # it was dropped while it was fetched, or stopped at its worker
+            elif self._suspects.is_guilty(job.ticket):
+                job.drop("quarantined")
             else:
-                started = asyncio.create_task(buffer.start(limit=free))
-                woken = asyncio.create_task(self._wake.wait())
+                self._queue.append(job)
+        self._queue.sort(key=place_in_queue)
+        self.wake()
+
+    # Dealing
+
+    def _deal(self) -> None:
+        if self._is_deterministic:
+            self._deal_by_index()
+            return
+        self._deal_suspects()
+        jobs = [job for job in self._queue if not self._suspects.has(job.ticket)]
+        for lane, share in deal(jobs, self._open_lanes()):
+            self._start(lane, share)
+
+    def _deal_suspects(self) -> None:
+        """One at a time on a worker of its own, while the other workers go on."""
+        suspects = [job for job in self._queue if self._suspects.has(job.ticket)]
+        lanes = self._serving_lanes()
+        if self._quarantine not in lanes:
+            self._quarantine = None
+        if self._quarantine is None and suspects and lanes:
+            self._quarantine = min(lanes, key=lambda lane: lane.num_sequences)
+        if self._quarantine is not None and not self._quarantine.under_way:
+            if suspects:
+                self._start(self._quarantine, suspects[:1])
+            else:
+                self._quarantine = None
+
+    def _deal_by_index(self) -> None:
+        """Which worker samples what, and together with what, must not depend on timing."""
+        lanes = self._serving_lanes()
+        if not self._queue or not self._fleet.is_complete or self._num_fetching:
+            return
+        is_idle = not any(lane.under_way for lane in lanes)
+        if self._suspects.has(self._queue[0].ticket):
+            if is_idle:
+                self._start(lanes[self._queue[0].ticket.index % len(lanes)], self._queue[:1])
+            return
+        if any(lane.has_suspect for lane in lanes):
+            return
+        innocent = [job for job in self._queue if not self._suspects.has(job.ticket)]
+        for place, lane in enumerate(lanes):
+            self._start(lane, [job for job in innocent if job.ticket.index % len(lanes) == place])
+
+    def _start(self, lane: Lane, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        actor = lane.member.actor
+        assert actor is not None, "a worker that serves has an actor"
+        alone = len(jobs) == 1 and self._suspects.has(jobs[0].ticket)
+        started = set(jobs)
+        self._queue = [job for job in self._queue if job not in started]
+        lane.take(jobs, has_suspect=alone)
+        self._note_sampling()
+        self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
+
+    def _serving_lanes(self) -> list[Lane]:
+        serving = self._fleet.serving()
+        self._lanes = {
+            member: self._lanes.get(member) or Lane(member, max_sequences=self._max_sequences)
+            for member in [*serving, *(m for m, lane in self._lanes.items() if lane.under_way and m not in serving)]
+        }
+        return [self._lanes[member] for member in serving]
+
+    def _open_lanes(self) -> list[Lane]:
+        return [lane for lane in self._serving_lanes() if lane is not self._quarantine]
+
+    def _has_suspects(self) -> bool:
+        return any(self._suspects.has(job.ticket) for job in self._queue)
+
+    # Sampling
+
+    async def _sample(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job], *, alone: bool) -> None:
+        with lane.member.in_use():
+            while True:
                 try:
-                    await asyncio.wait({started, woken}, return_when=asyncio.FIRST_COMPLETED)
-                    if not started.done():
-                        self._wake.clear()
+                    await self._stream(lane, actor, jobs)
+                    break
+                except (WorkerError, DeadlineError, DataError, WeightsError) as error:
+                    failure = _of_the_worker(error)
+                    left = [job for job in lane.left_of(jobs) if job.is_wanted]
+                    if not isinstance(error, WeightsError):
+                        self._blame(lane, left, failure, alone=alone)
+                    if self._is_deterministic and left and not alone and not self._any_suspects(left):
+                        # What is sampled together must not depend on when a worker failed: the whole call is made again.
+                        actor = await self._fleet.replaced(lane.member, actor, failure)
                         continue
-                    tickets = [office.ticket(index, policy_version=buffer.version) for index in started.result()]
-                finally:
-                    woken.cancel()
-                    started.cancel()
-            self._assign(tickets, buffer)
-
-    def _assign(self, tickets: list[Ticket], buffer: Buffer) -> None:
-        serving = [worker for worker in self._workers if worker.is_serving]
-        if not serving or (self._config.deterministic and len(serving) < len(self._workers)):
-            self.retry(tickets)  # whoever was free died while the buffer let nothing start
-            return
-        if self._config.deterministic:
-            dealt = [[t for t in tickets if t.index % len(serving) == place] for place in range(len(serving))]
-        else:
-            serving.sort(key=lambda worker: len(worker.under_way))
-            dealt = shares(tickets, len(serving))
-        for worker, share in zip(serving, dealt, strict=True):
-            # The actor of this moment: should it die before the task begins, its call fails and another one takes over.
-            if share and (actor := worker.place.actor):
-                worker.take(share)
-                self._spawn(self._generate(worker, actor, share, buffer))
+                    self._fleet.replace(actor, failure)
+                    break
+        self._enqueue([job.again() for job in lane.pop_all(jobs)])
         self._note_sampling()
 
-    def _free_groups(self) -> int:
-        """Groups that the serving workers can take now; suspects of killing a worker run alone."""
-        serving = [worker for worker in self._workers if worker.is_serving]
-        if not serving or self._alone is not None:
-            return 0
-        if self._config.deterministic and len(serving) < len(self._workers):
-            return 0  # who samples what is fixed: a missing worker is waited for
-        if self._retries and self._suspects.has(self._retries[0]):
-            return int(not any(worker.under_way for worker in serving))
-        if self._config.deterministic:
-            return 2**31
-        rollout = self._config.rollout
-        num_sampled = self._config.buffer.trajectories_per_group + rollout.extra_trajectories
-        capacity = math.ceil(rollout.max_concurrent_sequences / num_sampled)
-        return sum(max(0, capacity - len(worker.under_way)) for worker in serving)
-
-    def _take_retries(self, free: int) -> list[Ticket]:
-        if self._suspects.has(self._retries[0]):
-            self._alone = self._retries[0].index
-            return [self._retries.pop(0)]
-        count = next((i for i, ticket in enumerate(self._retries) if self._suspects.has(ticket)), len(self._retries))
-        tickets, self._retries = self._retries[: min(count, free)], self._retries[min(count, free) :]
-        return tickets
-
-    async def _generate(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
-        try:
-            await self._generate_all(worker, actor, tickets, buffer)
-        finally:
-            if self._alone in {ticket.index for ticket in tickets}:
-                self._alone = None
-            self._wake.set()
-
-    async def _generate_all(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
-        while _left(worker, tickets, buffer):
-            try:
-                await self._sample(worker, actor, tickets, buffer)
-            except (WorkerError, DeadlineError, DataError) as error:
-                left = _left(worker, tickets, buffer)
-                alone = len(tickets) == 1
-                guilty = self._suspects.blame(left, error, alone=alone)
-                for ticket in guilty:
-                    await buffer.drop(ticket.index)
-                again = [ticket for ticket in _left(worker, tickets, buffer) if ticket not in guilty]
-                if self._config.deterministic and not guilty and not any(self._suspects.has(t) for t in again):
-                    # What is sampled together must not depend on when a worker died: the whole call is made again.
-                    await self._heal(worker, actor, error)
-                    actor = await worker.place.ready()
-                    continue
-                worker.finish(ticket.index for ticket in left)
-                self._note_sampling()
-                self.retry(again)
-                if not isinstance(error, DataError):
-                    await self._heal(worker, actor, error)
-                return
-            if len(tickets) == 1 and not buffer.is_cut(tickets[0].index):
-                self._suspects.absolve(tickets[0])
-
-    async def _sample(self, worker: Worker, actor: RemoteActor, tickets: list[Ticket], buffer: Buffer) -> None:
+    async def _stream(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job]) -> None:
         """Passes the finished groups on, as they come."""
-        with worker.streaming():
-            async for summary, reference in actor.stream_batches(
-                "generate", tickets, deadline_s=self._config.rollout.timeout_s
-            ):
-                ticket = worker.under_way.get(int(summary.group_id))
-                if ticket is None:  # made again beside those that a dead worker had left, or cut
-                    continue
-                worker.finish([ticket.index])
-                if isinstance(summary, Refusal):
-                    self._suspects.refuse(summary)
-                    await buffer.drop(ticket.index)
-                    continue
-                self._num_sampled_tokens += summary.num_tokens
-                self._num_cut += ticket.num_extra_trajectories
-                self._note_sampling()
-                self._wake.set()
-                if buffer.is_cut(ticket.index):
-                    continue
-                buffer.hold(ticket.index, summary.size_bytes)
-                self._spawn(self._score(ticket, reference, buffer))
-
-    async def _score(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
-        try:
-            await self._finish(ticket, reference, buffer)
-        except LostError as error:
-            self._events.event("groups_lost", groups=[ticket.index], reason=str(error))
-            if buffer.is_cut(ticket.index):
-                await buffer.drop(ticket.index)
+        tickets = [job.ticket for job in jobs]
+        async for summary, object_ref in actor.stream_batches("generate", tickets, deadline_s=self._timeout_s):
+            job = lane.pop(int(summary.group_id))
+            if job is None:  # finished by an earlier call that is made again, or given up
+                continue
+            if isinstance(summary, Refusal):
+                self._suspects.quarantine(job.ticket, reason=summary.reason)
+                job.drop("refused")
+            elif not job.is_wanted:
+                job.drop("straggler")
             else:
-                self.retry([ticket])
-        self._wake.set()
+                self._suspects.absolve(job.ticket)
+                self._clock.count(summary.num_tokens)
+                self._num_aborted += job.ticket.num_extra_trajectories
+                job.destination.hold(job.ticket, summary.size_bytes)
+                self._judging[job.ticket.index] = job
+                self._tasks.create_task(self._judge(job, object_ref))
+            self._note_sampling()
+            self.wake()
 
-    async def _finish(self, ticket: Ticket, reference: Any, buffer: Buffer) -> None:
-        judged = await self._scorers.judge(ticket, reference)
-        if judged is None or buffer.is_cut(ticket.index):
-            await buffer.drop(ticket.index)
+    def _blame(self, lane: Lane, jobs: Sequence[Job], error: TreadwheelError, *, alone: bool) -> None:
+        """Drops the groups whose prompts the failure proves guilty."""
+        for ticket in self._suspects.blame([job.ticket for job in jobs], error, alone=alone):
+            if job := lane.pop(ticket.index):
+                job.drop("quarantined")
+
+    def _any_suspects(self, jobs: Sequence[Job]) -> bool:
+        return any(self._suspects.has(job.ticket) for job in jobs)
+
+    async def _judge(self, job: Job, object_ref: Any) -> None:
+        try:
+            judged = await self._scorers.judge(job.ticket, object_ref)
+            if judged is None:
+                job.drop("quarantined")
+            elif not job.is_wanted:
+                job.drop("straggler")
+            else:
+                await job.destination.add(job.ticket, *judged)
+        except LostError as error:
+            self._events.event("groups_lost", groups=[job.ticket.index], reason=str(error))
+            self._enqueue([job.again()])
+        finally:
+            del self._judging[job.ticket.index]
+        self.wake()
+
+    # Stragglers
+
+    def _give_up_stragglers(self) -> None:
+        """Takes them out of the queue and stops their sampling. What is being judged is left to its end: its bytes count for so long."""
+        if self._training is None or not (late := self._training.buffer.drain_stragglers()):
             return
-        summary, reference = judged
-        self._failed_rewards.note(summary)
-        num_failed = summary.num_failed_rewards
-        most = self._config.buffer.max_failed_share * summary.num_trajectories
-        # One trajectory that is left of several has nothing to be compared with: no group advantage is defined for it.
-        num_left = summary.num_trajectories - num_failed
-        if num_failed > most or num_left == 0 or (num_failed and num_left < 2):
-            self._say_dropped(ticket, "rewards failed")
-            await buffer.drop(ticket.index, why=describe(summary))
-        elif not self._keep(summary):
-            await self._drop(ticket, "filtered", buffer)
-        else:
-            summary, reference = await self._scorers.refer(reference) or judged
-            summary = replace(summary, num_cut=ticket.num_extra_trajectories)
-            await buffer.add(ticket.index, Group(object_ref=reference, summary=summary))
+        queued = {job.ticket.index: job for job in self._queue}
+        for index in late:
+            lane = next((lane for lane in self._lanes.values() if index in lane.under_way), None)
+            job = queued.get(index) or self._judging.get(index) or (lane.under_way[index] if lane else None)
+            if job is None:  # its ticket is still being fetched
+                continue
+            prompt_id = job.ticket.prompt.prompt_id
+            self._events.event("drop", group_id=job.ticket.group_id, prompt_id=prompt_id, reason="straggler")
+            if index in queued:
+                self._queue.remove(job)
+                job.drop("straggler")
+            elif lane is not None:
+                self._tasks.create_task(self._abort(lane, job))
 
-    async def _drop(self, ticket: Ticket, why: str, buffer: Buffer) -> None:
-        self._say_dropped(ticket, why)
-        await buffer.drop(ticket.index, why=why)
-
-    def _say_dropped(self, ticket: Ticket, why: str) -> None:
-        self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=why)
-
-    async def _stop_what_is_cut(self, buffer: Buffer, office: TicketOffice) -> None:
-        """Never returns. What is being scored is left to its end: its bytes count for so long."""
-        while True:
-            cut = await buffer.newly_cut()
-            for index in cut:
-                self._say_dropped(office.ticket(index, policy_version=buffer.version), "cut")
-            self._retries = [ticket for ticket in self._retries if ticket.index not in cut]
-            self._wake.set()
-            for worker in self._workers:
-                if tickets := [worker.under_way[index] for index in cut if index in worker.under_way]:
-                    self._spawn(self._stop(worker, tickets))
-
-    async def _stop(self, worker: Worker, tickets: Sequence[Ticket]) -> None:
-        # A worker that cannot hear it is dead or hangs: whoever waits for its groups finds out.
+    async def _abort(self, lane: Lane, job: Job) -> None:
+        # A worker that cannot hear it is dead or hangs: the stream of its groups finds out.
         with contextlib.suppress(WorkerError, DeadlineError):
-            if actor := worker.place.actor:
-                await actor.call("abort", [ticket.group_id for ticket in tickets], deadline_s=_ABORT_S)
-        worker.finish(ticket.index for ticket in tickets)
+            if actor := lane.member.actor:
+                await actor.call("abort", [job.ticket.group_id], deadline_s=_ABORT_S)
+        if lane.pop(job.ticket.index) is job:
+            job.drop("straggler")
         self._note_sampling()
-        self._wake.set()
+        self.wake()
 
     def _note_sampling(self) -> None:
-        """Wall-clock seconds in which at least one group was under way."""
-        now = time.monotonic()
-        if self._sampling_since is not None:
-            self._sampling_seconds += now - self._sampling_since
-        self._sampling_since = now if any(worker.under_way for worker in self._workers) else None
+        self._clock.note(is_sampling=any(lane.under_way for lane in self._lanes.values()))
 
 
-def _left(worker: Worker, tickets: Sequence[Ticket], buffer: Buffer) -> list[Ticket]:
-    """Those that the worker is still to finish."""
-    return [ticket for ticket in tickets if ticket.index in worker.under_way and not buffer.is_cut(ticket.index)]
-
-
-def shares(tickets: list[Ticket], count: int) -> list[list[Ticket]]:
-    """The tickets dealt to `count` workers in turn."""
-    return [tickets[place::count] for place in range(count)]
+def _of_the_worker(error: TreadwheelError) -> WorkerError | DeadlineError:
+    """A batch that breaks the schema, and a worker that refuses to serve, are failures of one worker: another may do better."""
+    if isinstance(error, WorkerError | DeadlineError):
+        return error
+    return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage)

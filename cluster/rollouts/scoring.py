@@ -1,27 +1,17 @@
-"""Reward and reference: what a sampled group still needs before it is worth training on. References in, references out.
+"""Reward and reference: what a sampled group still needs before it is worth training on. Object refs in, object refs out.
 
-The pool calls it for each group that comes from a worker. Both services are replaced when they die; a group whose judging kills
-the reward service again and again is quarantined, as a prompt that kills workers is.
+Both services are replaced when they die. A group whose judging kills the reward service again and again is quarantined.
 """
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
-from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.types import GroupSummary, Ticket
-from cluster.remote.actor import ActorSpec
 from cluster.rollouts.quarantine import Suspects
-from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
-
-
-def judging_deadline_s(config: RunConfig) -> float:
-    """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
-
-    Only a service that answers heartbeats and yet judges nothing meets this one; a dead or silent one is found much sooner.
-    """
-    buffer = config.buffer
-    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * buffer.trajectories_per_group
-    return config.reward.timeout_s * num_queued + 60.0
+from cluster.supervision.supervisor import SupervisedActor
 
 
 class Scorers:
@@ -29,44 +19,78 @@ class Scorers:
 
     def __init__(
         self,
-        config: RunConfig,
         *,
-        reward: ActorSpec,
-        reference: ActorSpec | None,
-        start: Start,
-        supervisor: Supervisor,
+        reward: SupervisedActor,
+        reference: SupervisedActor | None,
         suspects: Suspects,
+        judging_deadline_s: float,
+        reference_deadline_s: float,
     ) -> None:
-        self._config = config
+        """`suspects` are those of judging; a group that kills rollout workers is another matter."""
+        self._reward = reward
+        self._reference = reference
         self._suspects = suspects
-        self.reward = SupervisedActor(reward, start=start, supervisor=supervisor)
-        self.reference = SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None
+        self._judging_deadline_s = judging_deadline_s
+        self._reference_deadline_s = reference_deadline_s
+        self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
-        return [self.reward, *([self.reference] if self.reference else [])]
+        return [self._reward, *([self._reference] if self._reference else [])]
 
-    async def judge(self, ticket: Ticket, reference: Any) -> tuple[GroupSummary, Any] | None:
+    async def judge(self, ticket: Ticket, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with rewards; None when it is quarantined. Raises LostError when it went with its node."""
-        deadline_s = judging_deadline_s(self._config)
         while True:
             alone = self._suspects.has(ticket)
-            async with self._suspects.turn(alone=alone):
-                actor = await self.reward.ready()
+            async with self._turns.turn(alone=alone):
+                actor = await self._reward.ready()
                 try:
-                    judged = await actor.call_for_batch("score", reference, deadline_s=deadline_s)
+                    judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
                 except (WorkerError, DeadlineError) as error:
                     failure = error
                 else:
-                    if alone:
-                        self._suspects.absolve(ticket)
+                    self._suspects.absolve(ticket)
                     return judged
             is_guilty = bool(self._suspects.blame([ticket], failure, alone=alone))
-            await self.reward.replace(actor, failure)
+            await self._reward.replace(actor, failure)
             if is_guilty:
                 return None
 
-    async def refer(self, reference: Any) -> tuple[GroupSummary, Any] | None:
+    async def refer(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""
-        if self.reference is None:
+        if self._reference is None:
             return None
-        return await self.reference.call_for_batch("score", reference, deadline_s=self._config.reference.timeout_s)
+        return await self._reference.call_for_batch("score", object_ref, deadline_s=self._reference_deadline_s)
+
+
+class _Turns:
+    """Many at the same time, or one alone. One that is to be alone is not overtaken for ever: nothing new begins while it waits."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._num_waiting_alone = 0
+        self._is_one_alone = False
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, *, alone: bool) -> AsyncIterator[None]:
+        async with self._changed:
+            self._num_waiting_alone += alone
+            try:
+                await self._changed.wait_for(lambda: self._may_run_alone() if alone else self._may_run())
+            finally:
+                self._num_waiting_alone -= alone
+            self._num_running += 1
+            self._is_one_alone = alone
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._num_running -= 1
+                self._is_one_alone = False
+                self._changed.notify_all()
+
+    def _may_run(self) -> bool:
+        return not self._is_one_alone and not self._num_waiting_alone
+
+    def _may_run_alone(self) -> bool:
+        return not self._num_running

@@ -1,42 +1,89 @@
 """Which prompt a group gets: a pure function of its place in the run's start order, so a run resumes anywhere without a cursor."""
 
+import asyncio
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import lru_cache
 
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
 
+_KEPT_EPOCHS = 2
+"""Orders that are kept: around the end of an epoch, groups of both are asked for in turn."""
 
-@dataclass(slots=True, kw_only=True)
+
 class TicketOffice:
-    """Tickets by index. Every epoch is a permutation of the source, seeded by run seed and epoch."""
+    """Tickets by index. Every epoch is a permutation of the source, seeded by run seed and epoch.
 
-    source: PromptSource
-    seed: int
-    trajectories_per_group: int
-    extra_trajectories: int = 0
-    sampling: SamplingParams
-    _epoch: int = field(default=-1, init=False)
-    _order: list[int] = field(default_factory=list[int], init=False)
+    Prompts are made in a thread of the office's own, `num_ahead` of them before they are asked for: a slow source does not stop
+    the driver's event loop.
+    """
 
-    def ticket(self, index: int, *, policy_version: int) -> Ticket:
-        return Ticket(
-            index=index,
-            prompt=self.prompt(index),
-            num_trajectories=self.trajectories_per_group,
-            num_extra_trajectories=self.extra_trajectories,
-            seed=sample_seed(self.seed, index),
-            policy_version=policy_version,
-            sampling=self.sampling,
-        )
+    def __init__(
+        self,
+        *,
+        source: PromptSource,
+        seed: int,
+        trajectories_per_group: int,
+        extra_trajectories: int = 0,
+        sampling: SamplingParams,
+        num_ahead: int = 0,
+        thread: Executor | None = None,
+    ) -> None:
+        """`thread` makes the prompts; None is a thread of the office's own."""
+        self._source = source
+        self._seed = seed
+        self._trajectories_per_group = trajectories_per_group
+        self._extra_trajectories = extra_trajectories
+        self._sampling = sampling
+        self._num_ahead = num_ahead
+        self._order = lru_cache(maxsize=_KEPT_EPOCHS)(self._shuffled)
+        self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._ahead: dict[int, Future[Prompt]] = {}
+        self._next_index = 0
+
+    async def tickets(self, indices: Iterable[int], *, policy_version: int) -> list[Ticket]:
+        """The groups' tickets, in the order given. Raises what the source raises."""
+        wanted = list(indices)
+        making = [self._ahead.pop(index, None) or self._thread.submit(self.prompt, index) for index in wanted]
+        self._make_ahead(max(wanted, default=-1) + 1)
+        prompts = await asyncio.gather(*(asyncio.wrap_future(each) for each in making))
+        return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
-        epoch, place = divmod(index, len(self.source))
-        if epoch != self._epoch:
-            self._order = list(range(len(self.source)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
-            self._epoch = epoch
-        return self.source[self._order[place]]
+        """The prompt of group `index`."""
+        epoch, place = divmod(index, len(self._source))
+        return self._source[self._order(epoch)[place]]
+
+    def close(self) -> None:
+        """Ends the thread. What was not asked for is not made any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _ticket(self, index: int, prompt: Prompt, *, policy_version: int) -> Ticket:
+        return Ticket(
+            index=index,
+            prompt=prompt,
+            num_trajectories=self._trajectories_per_group,
+            num_extra_trajectories=self._extra_trajectories,
+            seed=sample_seed(self._seed, index),
+            policy_version=policy_version,
+            sampling=self._sampling,
+        )
+
+    def _make_ahead(self, next_index: int) -> None:
+        """Groups start in order. An index that is asked for again, after a death, makes nothing ahead."""
+        if next_index <= self._next_index:
+            return
+        self._next_index = next_index
+        for index in range(next_index, next_index + self._num_ahead):
+            if index not in self._ahead:
+                self._ahead[index] = self._thread.submit(self.prompt, index)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._source)))
+        random.Random(f"{self._seed}/{epoch}").shuffle(order)
+        return order
 
 
 def evaluation_tickets(

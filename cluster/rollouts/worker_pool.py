@@ -1,257 +1,254 @@
-"""The actors that make trajectories: rollout workers, reward service, reference scorer. Start, replace, scale.
+"""The fleet of rollout workers: started, replaced, scaled. Wanted against actual, every tick.
 
-While `generating(into=buffer)` is open, the dispatcher keeps every startable group under way on them.
+A worker that fails is replaced in its place. A worker that cannot join is tried again later; a worker that leaves finishes what it
+has first. The run ends when no worker is left that serves or may come.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import DeadlineError, LostError, TreadwheelError, WorkerError, headline
-from cluster.contracts.types import GroupSummary, Refusal, Ticket
-from cluster.remote.actor import ActorSpec, RemoteActor, describe
-from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.dispatcher import Dispatcher, Keep, Worker, shares
-from cluster.rollouts.quarantine import Suspects
-from cluster.rollouts.scoring import Scorers
-from cluster.rollouts.tickets import TicketOffice
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError, headline
+from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 
+_TICK_S = 1.0
+_MAX_BACKOFF_S = 60.0
 
-class Pool:
-    """Rollout workers and scorers of one run."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        workers: Sequence[ActorSpec],
-        reward: ActorSpec,
-        reference: ActorSpec | None,
-        start: Start,
-        supervisor: Supervisor,
-        join: Callable[[RemoteActor], Awaitable[None]],
-        keep: Keep = lambda summary: True,
-    ) -> None:
-        """`join` brings the current weights to a new worker; `keep` says which finished groups are worth training on."""
-        self._config = config
-        self._supervisor = supervisor
-        self._start = start
-        self._join = join
-        self._workers = [self._worker(spec) for spec in workers]
-        self._suspects = suspects = Suspects(supervisor)
-        self._scorers = Scorers(
-            config, reward=reward, reference=reference, start=start, supervisor=supervisor, suspects=suspects
-        )
-        self._dispatcher = Dispatcher(
-            config,
-            workers=self._workers,
-            scorers=self._scorers,
-            suspects=suspects,
-            events=supervisor.events,
-            keep=keep,
-            heal=self._heal,
-            spawn=self._spawn,
-        )
-        self._buffer: Buffer | None = None
-        self._office: TicketOffice | None = None
-        self._error: BaseException | None = None
-        self._next_number = len(workers)
-        self._tasks: set[asyncio.Task[None]] = set()
+class Member:
+    """A rollout worker's place in the fleet, whichever actor fills it now."""
 
-    async def start(self) -> None:
-        """Reward, reference and the first worker are up when this returns; deterministic runs wait for all workers."""
-        starting = [asyncio.create_task(worker.place.ready()) for worker in self._workers]
-        try:
-            await asyncio.gather(*(place.ready() for place in self._scorers.places()))
-            when = asyncio.ALL_COMPLETED if self._config.deterministic else asyncio.FIRST_COMPLETED
-            done, _ = await asyncio.wait(starting, return_when=when)
-            for task in done:
-                task.result()
-        except BaseException:
-            for task in starting:
-                task.cancel()
-            raise
-        for worker, task in zip(list(self._workers), starting, strict=True):
-            if not task.done():
-                self._spawn(self._announce(worker, task))
+    def __init__(self, place: SupervisedActor) -> None:
+        self.place = place
+        self.is_leaving = False
+        self.failed: RemoteActor | None = None
+        """The actor that failed last: it gets nothing more, also before its successor starts."""
+        self._num_users = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
-    def places(self) -> list[SupervisedActor]:
-        """Where actors are, or will be again."""
-        return [*(worker.place for worker in self._workers), *self._scorers.places()]
+    @property
+    def name(self) -> str:
+        return self.place.spec.name
 
-    def actors(self) -> list[RemoteActor]:
-        """All living actors, for heartbeats."""
-        return [place.actor for place in self.places() if place.actor is not None]
+    @property
+    def actor(self) -> RemoteActor | None:
+        return self.place.actor
 
-    def workers(self) -> list[RemoteActor]:
-        return [worker.place.actor for worker in self._workers if worker.place.actor is not None]
+    @property
+    def is_serving(self) -> bool:
+        return self.actor is not None and self.actor is not self.failed and not self.is_leaving
 
-    def describe(self) -> str:
-        """What everyone does, for the error of a wait that was too long."""
-        return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())
-
-    def replace(self, actor: RemoteActor, error: BaseException) -> None:
-        """`actor` failed with `error` at somebody else's call: another one starts. Returns at once."""
-        if not isinstance(error, TreadwheelError):
-            raise error
-        for worker in self._workers:
-            if worker.place.actor is actor:
-                self._spawn(self._heal(worker, actor, error))
-        for place in self._scorers.places():
-            if place.actor is actor:
-                self._spawn(place.replace(actor, error))
-
-    def watch(self, work: Awaitable[None]) -> None:
-        """Goes on beside everything else; should it fail, `generating` ends with its error."""
-        self._spawn(work)
-
-    @contextlib.asynccontextmanager
-    async def generating(self, *, into: Buffer, office: TicketOffice) -> AsyncIterator[None]:
-        """Groups are under way while this is open. Whatever ends their production is raised by `into.take`."""
-        self._buffer, self._office = into, office
-        if self._error is not None:
-            await into.close(self._error)
-        self._spawn(self._dispatcher.run(into, office))
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While this is open the worker does not leave: Ray takes back what it made when it ends before its stream does."""
+        self._num_users += 1
+        self._is_idle.clear()
         try:
             yield
         finally:
-            running = tuple(self._tasks)
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            self._num_users -= 1
+            if not self._num_users:
+                self._is_idle.set()
 
-    def sample_again(self, indices: Collection[int]) -> None:
-        """Groups that went with a node start again, under the weights that serve now."""
-        assert self._office is not None and self._buffer is not None, "groups are lost while generating"
-        version = self._buffer.version
-        self._dispatcher.retry([self._office.ticket(index, policy_version=version) for index in indices])
+    async def idle(self) -> None:
+        """Returns when nothing uses the worker."""
+        await self._is_idle.wait()
 
-    async def evaluate(self, tickets: Sequence[Ticket]) -> list[GroupSummary]:
-        """Samples and judges tickets that are not trained on. One that a dead worker had is sampled again."""
-        left = {ticket.index: ticket for ticket in tickets}
-        summaries: list[GroupSummary] = []
 
-        async def judge(ticket: Ticket, reference: Any) -> None:
-            with contextlib.suppress(LostError):  # it stays among those left
-                judged = await self._scorers.judge(ticket, reference)
-                del left[ticket.index]
-                summaries.extend([judged[0]] if judged else [])
+class WorkerPool:
+    """All rollout workers of one run."""
 
-        async def sample(worker: Worker, share: list[Ticket]) -> None:
-            actor = await worker.place.ready()
-            judging: list[asyncio.Task[None]] = []
-            try:
-                deadline_s = self._config.rollout.timeout_s
-                async for summary, reference in actor.stream_batches("generate", share, deadline_s=deadline_s):
-                    if isinstance(summary, Refusal):
-                        self._suspects.refuse(summary)
-                        del left[int(summary.group_id)]
-                        continue
-                    judging.append(asyncio.create_task(judge(left[int(summary.group_id)], reference)))
-            except (WorkerError, DeadlineError) as error:
-                await worker.place.replace(actor, error)
-            finally:
-                await asyncio.gather(*judging)
+    def __init__(
+        self,
+        specs: Sequence[ActorSpec],
+        *,
+        joining: Callable[[int], ActorSpec],
+        start: Start,
+        supervisor: Supervisor,
+        join: Callable[[RemoteActor], Awaitable[None]],
+        tasks: asyncio.TaskGroup,
+        is_deterministic: bool = False,
+    ) -> None:
+        """`specs` are the workers to start with; `joining` makes the spec of worker number n, beyond them.
 
-        while left:
-            serving = [worker for worker in self._workers if worker.is_serving] or self._workers[:1]
-            dealt = shares(list(left.values()), len(serving))
-            await asyncio.gather(*(sample(w, share) for w, share in zip(serving, dealt, strict=True) if share))
-        return summaries
+        `join` brings the current weights to a new actor before it serves. A deterministic run keeps exactly its first workers.
+        """
+        self._joining = joining
+        self._start = start
+        self._supervisor = supervisor
+        self._join = join
+        self._tasks = tasks
+        self._is_deterministic = is_deterministic
+        self._members = [self._member(spec) for spec in specs]
+        self._num_wanted = len(specs)
+        self._next_number = len(specs)
+        self._has_served = False
+        self._num_failed_joins = 0
+        """Since a worker joined."""
+        self._backoff_s = supervisor.config.backoff_s
+        self._not_before = 0.0
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
 
-    def stats(self) -> dict[str, float]:
-        """Sampling since the last call: seconds with a group under way, tokens, and how many workers serve."""
-        num_workers = float(sum(worker.is_serving for worker in self._workers))
-        return {**self._dispatcher.stats(), "rollout/num_workers": num_workers}
+    async def start(self) -> None:
+        """The first worker serves when this returns; in a deterministic run, all of them."""
+        for member in self._members:
+            self._tasks.create_task(self._bring_up(member))
+        while not (self.is_complete if self._is_deterministic else self.serving()):
+            self._changed.clear()
+            await self._changed.wait()
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(place.stop() for place in self.places()))
+    async def run(self) -> None:
+        """Keeps as many workers as are wanted, for as long as it is not cancelled."""
+        while not self._is_deterministic:
+            self.reconcile()
+            await asyncio.sleep(_TICK_S)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when a worker comes, or comes back. It must return at once."""
+        self._listeners.append(listener)
+
+    # Who is there
+
+    def serving(self) -> list[Member]:
+        return [member for member in self._members if member.is_serving]
+
+    def workers(self) -> list[RemoteActor]:
+        """All living workers, leaving ones among them: they take new weights too."""
+        return [member.actor for member in self._members if member.actor is not None]
+
+    def places(self) -> list[SupervisedActor]:
+        return [member.place for member in self._members]
 
     @property
-    def num_workers(self) -> int:
-        """Workers that are serving or coming up."""
-        return sum(not worker.is_draining for worker in self._workers)
+    def is_complete(self) -> bool:
+        return len(self.serving()) >= self._num_wanted
+
+    @property
+    def num_wanted(self) -> int:
+        return self._num_wanted
 
     @property
     def num_coming(self) -> int:
-        """Of those, the ones that do not serve yet, or not again."""
-        return sum(not worker.is_draining and worker.place.actor is None for worker in self._workers)
+        """Wanted workers that do not serve yet, or not again."""
+        return max(self._num_wanted - len(self.serving()), 0)
 
-    def scale(self, num_workers: int, *, spec: Callable[[int], ActorSpec]) -> None:
+    # Who should be there
+
+    def want(self, num_workers: int) -> None:
         """More workers start beside the others; fewer finish what they have and leave. Returns at once."""
-        # Those that serve stay: who waits for a node, or for its successor, goes first.
-        active = sorted((w for w in self._workers if not w.is_draining), key=lambda worker: not worker.is_serving)
-        for _ in range(len(active), num_workers):
-            worker = self._worker(spec(self._next_number))
-            self._next_number += 1
-            self._workers.append(worker)
-            self._spawn(self._announce(worker, asyncio.create_task(worker.place.ready())))
-        for worker in active[num_workers:]:
-            self.drain(worker.place.spec.name)
+        self._num_wanted = num_workers
+        self.reconcile()
 
     def drain(self, name: str) -> None:
-        """The worker gets nothing more, finishes what it has, and leaves."""
-        for worker in self._workers:
-            if worker.place.spec.name == name and not worker.is_draining:
-                worker.is_draining = True
-                self._spawn(self._retire(worker))
+        """The worker gets nothing more, finishes what it has, and leaves. The next tick starts another one."""
+        for member in self._members:
+            if member.name == name and not member.is_leaving:
+                member.is_leaving = True
+                self._tasks.create_task(self._retire(member))
 
-    # Workers
+    def reconcile(self) -> None:
+        """Starts workers that are missing, unless the last joins failed a moment ago; sends home those that are too many."""
+        staying = [member for member in self._members if not member.is_leaving]
+        if _now() >= self._not_before:
+            for _ in range(len(staying), self._num_wanted):
+                self._add()
+        # Those that serve stay: a worker that waits for a node, or for its successor, goes first.
+        staying.sort(key=lambda member: not member.is_serving)
+        for member in staying[self._num_wanted :]:
+            self.drain(member.name)
 
-    def _worker(self, spec: ActorSpec) -> Worker:
-        return Worker(SupervisedActor(spec, start=self._start, supervisor=self._supervisor, on_start=self._join))
+    # Failures
 
-    async def _heal(self, worker: Worker, actor: RemoteActor, error: TreadwheelError) -> None:
-        """Another actor in the place of one that failed, unless the worker was to leave anyway."""
-        try:
-            if worker.is_draining:
-                await worker.place.stop()
-            else:
-                await worker.place.replace(actor, error)
-        except WorkerError:
-            if not worker.is_draining:
-                raise
-        self._dispatcher.wake()
+    def replace(self, actor: RemoteActor, error: BaseException) -> None:
+        """`actor` failed with `error`: another one starts in its place. Returns at once."""
+        if not isinstance(error, TreadwheelError):
+            raise error
+        for member in self._members:
+            if member.actor is actor:
+                member.failed = actor
+                self._tasks.create_task(self._heal(member, actor, error))
 
-    async def _announce(self, worker: Worker, starting: asyncio.Task[RemoteActor]) -> None:
-        """A worker that joins later waits for room as long as it takes; one that fails is an event, not the end of the run."""
+    async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
+        """As `replace`, and waits for the new actor. Raises when the run must stop."""
+        member.failed = actor
+        await self._heal(member, actor, error)
+        return await member.place.ready()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(member.place.stop() for member in self._members))
+
+    def _member(self, spec: ActorSpec) -> Member:
+        return Member(SupervisedActor(spec, start=self._start, supervisor=self._supervisor, on_start=self._join))
+
+    def _add(self) -> None:
+        member = self._member(self._joining(self._next_number))
+        self._next_number += 1
+        self._members.append(member)
+        self._tasks.create_task(self._bring_up(member))
+
+    async def _bring_up(self, member: Member) -> None:
+        """Waits for room as long as it takes. A failure is an event while other workers serve or may come."""
         events = self._supervisor.events
         while True:
             try:
-                actor = await starting
+                actor = await member.place.ready()
                 break
             except DeadlineError as error:
-                events.event("worker_waits", actor=worker.place.spec.name, reason=headline(error))
-                starting = asyncio.create_task(worker.place.ready())
+                if member.is_leaving:
+                    return
+                events.event("worker_waits", actor=member.name, reason=headline(error))
             except WorkerError as error:
-                if worker in self._workers:
-                    self._workers.remove(worker)
-                events.event("worker_not_joined", actor=worker.place.spec.name, reason=headline(error))
+                if not member.is_leaving:
+                    self._give_up(member, error)
                 return
+        self._has_served = True
+        self._num_failed_joins = 0
+        self._backoff_s = self._supervisor.config.backoff_s
         events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
-        self._dispatcher.wake()
+        self._notify()
 
-    async def _retire(self, worker: Worker) -> None:
-        await worker.is_idle.wait()
-        self._workers.remove(worker)
-        await worker.place.stop()
-        self._supervisor.events.event("worker_left", actor=worker.place.spec.name)
+    def _give_up(self, member: Member, error: TreadwheelError) -> None:
+        """The place is empty again; `reconcile` fills it later. Raises `error` when that would be no use."""
+        self._members.remove(member)
+        self._supervisor.events.event("worker_not_joined", actor=member.name, reason=headline(error))
+        self._num_failed_joins += 1
+        if self._is_hopeless():
+            raise error
+        # Several that fail at the same time count once: their cause is most likely the same.
+        if _now() >= self._not_before:
+            self._not_before = _now() + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
-    # Bookkeeping
+    def _is_hopeless(self) -> bool:
+        num_spare = self._supervisor.config.max_restarts if self._has_served else 0
+        return not self.serving() and self._num_failed_joins >= self._num_wanted + num_spare
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """The supervisor's net: no background failure may leave the learner waiting."""
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
+    async def _heal(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> None:
+        """Another actor in the place of one that failed, unless the worker was to leave anyway."""
+        if member.is_leaving:
+            await member.place.stop()
             return
-        self._error = self._error or error
-        if self._buffer is not None:
-            self._spawn(self._buffer.close(error))
+        try:
+            await member.place.replace(actor, error)
+        except WorkerError:
+            if not member.is_leaving:
+                raise
+        self._notify()
+
+    async def _retire(self, member: Member) -> None:
+        await member.idle()
+        self._members.remove(member)
+        await member.place.stop()
+        self._supervisor.events.event("worker_left", actor=member.name)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        for listener in self._listeners:
+            listener()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

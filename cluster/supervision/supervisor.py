@@ -61,7 +61,7 @@ class Supervisor:
             actor_kind=spec.kind,
             kind=kind,
             reason=reason,
-            at=time.monotonic(),
+            at=asyncio.get_running_loop().time(),
             node_id=actor.node_id if actor else None,
         )
         decision = decide(failure, self.history, self.config)

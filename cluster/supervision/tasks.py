@@ -1,34 +1,40 @@
-"""Work that goes on beside other work and must not die unseen: heartbeats, steering."""
+"""Structured concurrency: work that goes on beside a block of code, ends with it, and cannot die unseen."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 
 
+class _BlockOver(Exception):
+    """Cancels what still runs when the block has ended."""
+
+
+@contextlib.asynccontextmanager
+async def background() -> AsyncIterator[asyncio.TaskGroup]:
+    """A TaskGroup whose tasks end with the block. Their first failure cancels the block and the others, and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+            raise _BlockOver
+    except BaseExceptionGroup as group:
+        errors = [error for error in group.exceptions if not isinstance(error, _BlockOver)]
+        if errors:
+            raise errors[0] from errors[0].__cause__
+
+
 @contextlib.asynccontextmanager
 async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs `work` while the block runs, and ends it with the block. Should `work` fail, the block is cancelled and raises its error."""
-    block = asyncio.current_task()
-    assert block is not None, "an asynchronous context manager runs in a task"
-    task = asyncio.ensure_future(work)
-
-    def ended(_: object) -> None:
-        if _error_of(task) is not None:
-            block.cancel()
-
-    task.add_done_callback(ended)
-    try:
+    """Runs `work` while the block runs, and ends it with the block. A failure of `work` cancels the block and is raised as itself."""
+    async with background() as tasks:
+        tasks.create_task(work)
         yield
-    except asyncio.CancelledError:
-        if (error := _error_of(task)) is None:
-            raise
-        block.uncancel()
-        raise error from None
-    finally:
-        task.remove_done_callback(ended)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
-def _error_of(task: asyncio.Future[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None
+async def together(*work: Coroutine[None, None, object]) -> None:
+    """All at once. The first failure cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for each in work:
+                tasks.create_task(each)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group.exceptions[0].__cause__

@@ -1,78 +1,55 @@
-"""What each actor is made of, and which seat of the placement plan it takes."""
+"""The seats of a run: a placement group on the connected cluster, and actors that take their places in it."""
 
-import math
-import os
-from dataclasses import replace
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.contracts.config import RunConfig
-from cluster.contracts.types import ActorKind
-from cluster.record.run_directory import RunDirectory
-from cluster.remote.actor import ActorSpec
-from cluster.supervision.placement import Bundle, PlacementPlan
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from cluster.contracts.errors import WorkerError
+from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan
 
 
-class ActorSpecs:
-    """What each actor is made of and where it goes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seats:
+    """A placement group that is ours."""
 
-    def __init__(self, config: RunConfig, placement: PlacementPlan, run_dir: RunDirectory) -> None:
-        self._config = config
-        self._placement = placement
-        self._run_dir = run_dir
+    group: Any
+    start_s: float
+    """Deadline for an actor to come up."""
 
-    def learner_ranks(self) -> list[ActorSpec]:
-        return [
-            self._seated(
-                bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path()
-            )
-            for bundle in self._placement.of(ActorKind.LEARNER)
-        ]
+    async def start(self, spec: ActorSpec) -> RemoteActor:
+        """A running actor whose object is built."""
+        return await RemoteActor.start(spec, placement_group=self.group, deadline_s=self.start_s)
 
-    def rollout_workers(self) -> list[ActorSpec]:
-        return [self._rollout_worker(bundle) for bundle in self._placement.of(ActorKind.ROLLOUT_WORKER)]
+    async def spawn(self, spec: ActorSpec) -> RemoteActor:
+        """A process with nothing in it yet."""
+        return await RemoteActor.spawn(spec, placement_group=self.group, deadline_s=self.start_s)
 
-    def reward_service(self) -> ActorSpec:
-        return self._seated(self._placement.of(ActorKind.REWARD_SERVICE)[0], "reward", "reward_service")
 
-    def reference_scorer(self) -> ActorSpec | None:
-        """None when nothing in the mathematics needs reference log-probs."""
-        bundles = self._placement.of(ActorKind.REFERENCE_SCORER)
-        return self._seated(bundles[0], "reference", "reference_scorer") if bundles else None
+@contextlib.asynccontextmanager
+async def seats(placement: PlacementPlan, *, start_s: float) -> AsyncIterator[Seats]:
+    """Reserves what the plan asks for, and gives it back at the end. Raises WorkerError when the cluster does not free it in time."""
+    group = placement_group(placement.resources(), strategy=placement.strategy)
+    try:
+        try:
+            async with asyncio.timeout(start_s):
+                await group.ready()
+        except TimeoutError:
+            raise WorkerError(
+                f"the cluster did not free {placement.resources()} within {start_s:g} s; "
+                "others hold its resources: wait, or ask for less"
+            ) from None
+        yield Seats(group=group, start_s=start_s)
+    finally:
+        remove_placement_group(group)
 
-    def recorder(self) -> ActorSpec:
-        return ActorSpec(
-            name="recorder",
-            kind=ActorKind.RECORDER,
-            factory="deploy.cluster_up.factories:recorder",
-            arguments={"run_dir": self._run_dir.path()},
-        )
 
-    def joining_worker(self, number: int) -> ActorSpec:
-        """A worker beyond the plan: Ray finds its place, or its autoscaler a node."""
-        config = self._config.rollout
-        num_threads = config.num_threads or math.ceil(config.cpus_per_worker)
-        bundle = Bundle(
-            kind=ActorKind.ROLLOUT_WORKER,
-            index=number,
-            cpus=config.cpus_per_worker,
-            gpus=config.gpus_per_worker,
-            num_threads=num_threads,
-        )
-        return replace(self._rollout_worker(bundle), bundle=None)
-
-    def _rollout_worker(self, bundle: Bundle) -> ActorSpec:
-        name = f"rollout-{bundle.index}"
-        return self._seated(bundle, name, "rollout_worker", name=name, run_id=os.path.basename(self._run_dir.path()))
-
-    def _seated(self, bundle: Bundle, actor_name: str, factory: str, **arguments: Any) -> ActorSpec:
-        seats = self._placement.bundles
-        return ActorSpec(
-            name=actor_name,
-            kind=bundle.kind,
-            factory=f"deploy.cluster_up.factories:{factory}",
-            arguments={"config": self._config, "num_threads": bundle.num_threads, **arguments},
-            num_cpus=bundle.cpus,
-            num_gpus=bundle.gpus,
-            bundle=seats.index(bundle) if bundle in seats else None,
-            env={"OMP_NUM_THREADS": str(bundle.num_threads)},
-        )
+def available() -> ClusterResources:
+    """What the connected cluster's living nodes have."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return ClusterResources(nodes=tuple(Node(cpus=each.get("CPU", 0.0), gpus=each.get("GPU", 0.0)) for each in nodes))

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, PositiveInt, ValidationError
@@ -12,13 +13,16 @@ from cluster.contracts.errors import ConfigError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import draining_nodes
-from cluster.supervision.autoscaling import StepLoad, decide
-from cluster.supervision.tasks import beside
-from deploy.cluster_up.assembly import Cluster
+from cluster.supervision.autoscaling import StepLoad, decide, most_loads
+from cluster.supervision.tasks import background
+from deploy.cluster_up.wiring import Cluster
 from deploy.reports.run_info import config_of
 
 CONTROL = "control.json"
 _POLL_S = 1.0
+"""How often an order is looked for."""
+_CLUSTER_POLL_S = 5.0
+"""How often Ray's head node is asked which nodes go away."""
 
 
 class _Order(BaseModel):
@@ -49,14 +53,15 @@ def scale(run_dir: RunDirectory, *, rollout_workers: int) -> None:
 
 
 class Steering:
-    """Watches, and tells the pool how many workers to have. Deterministic runs keep theirs: which worker samples what is fixed."""
+    """Watches, and tells the fleet how many workers to have. Deterministic runs keep theirs: which worker samples what is fixed."""
 
     def __init__(self, config: RunConfig, *, cluster: Cluster, run_dir: RunDirectory, log: MetricLog) -> None:
         self._config = config
-        self._cluster = cluster
+        self._fleet = cluster.production.fleet
+        self._supervisor = cluster.supervisor
         self._run_dir = run_dir
         self._log = log
-        self._loads: list[StepLoad] = []
+        self._loads: deque[StepLoad] = deque(maxlen=most_loads(config.elastic))
         self._drained: set[tuple[str, str]] = set()
         self._num_coming = 0
 
@@ -67,7 +72,10 @@ class Steering:
             return
         self._log.add(self)
         self._run_dir.remove(CONTROL)  # an old order is not for this driver
-        async with beside(self._watch()):
+        self._set(self._config.rollout.num_workers, why="asked for")
+        async with background() as tasks:
+            tasks.create_task(self._every(_POLL_S, self._look))
+            tasks.create_task(self._every(_CLUSTER_POLL_S, self._leave_draining_nodes))
             yield
 
     # A metric sink: what the steps say.
@@ -88,33 +96,30 @@ class Steering:
 
     def close(self) -> None: ...
 
-    async def _watch(self) -> None:
-        self._set(self._config.rollout.num_workers, why="asked for")
+    async def _every(self, seconds: float, look: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(seconds)
             try:
-                await self._look()
+                await look()
             except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
                 self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     async def _look(self) -> None:
-        if (asked := self._asked()) is not None:
+        if (asked := await asyncio.to_thread(self._asked)) is not None:
             self._set(asked, why="treadwheel scale")
-        have, num_coming = self._cluster.pool.num_workers, self._cluster.pool.num_coming
+        wanted, num_coming = self._fleet.num_wanted, self._fleet.num_coming
         if num_coming < self._num_coming:
             self._loads.clear()  # with the one that came a step takes another time
         self._num_coming = num_coming
-        wanted = decide(self._loads, num_workers=have, num_coming=num_coming, config=self._config.elastic)
+        wanted = decide(self._loads, num_workers=wanted, num_coming=num_coming, config=self._config.elastic)
         self._set(wanted, why="elastic")
-        await self._leave_draining_nodes()
 
     def _set(self, num_workers: int, *, why: str) -> None:
-        pool = self._cluster.pool
-        if num_workers == pool.num_workers:
+        if num_workers == self._fleet.num_wanted:
             return
-        self._log.event("scale", num_workers=num_workers, before=pool.num_workers, reason=why)
+        self._log.event("scale", num_workers=num_workers, before=self._fleet.num_wanted, reason=why)
         self._loads.clear()
-        pool.scale(num_workers, spec=self._cluster.specs.joining_worker)
+        self._fleet.want(num_workers)
 
     def _asked(self) -> int | None:
         if not self._run_dir.exists(CONTROL):
@@ -131,11 +136,9 @@ class Steering:
     async def _leave_draining_nodes(self) -> None:
         """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
         draining = await draining_nodes()
-        for actor in self._cluster.pool.workers():
+        for actor in self._fleet.workers():
             place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
             if actor.node_id in draining and place not in self._drained:
                 self._drained.add(place)
-                if self._cluster.supervisor.leaves(actor):
-                    have = self._cluster.pool.num_workers
-                    self._cluster.pool.drain(actor.name)
-                    self._cluster.pool.scale(have, spec=self._cluster.specs.joining_worker)
+                if self._supervisor.leaves(actor):
+                    self._fleet.drain(actor.name)

@@ -12,14 +12,11 @@ from statistics import mean, median
 from typing import Any
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.types import SamplingParams
 from cluster.controller import train
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
-from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.tickets import TicketOffice
 from deploy import launch
-from deploy.cluster_up import assembly
+from deploy.cluster_up import start_up
 from deploy.cluster_up.connection import connected
 from deploy.config.loading import validated
 from tests.models import make_tiny_model
@@ -72,30 +69,19 @@ async def _measure(config: RunConfig) -> dict[int, list[dict[str, float]]]:
     measured: dict[int, list[dict[str, float]]] = {}
     run_dir = RunDirectory(config.run_dir)
     ledger = Ledger(run_dir)
-    async with connected(None), assembly.actors(config, run_dir, ledger, _Steps()) as cluster:
+    office = launch.ticket_office(config)
+    async with connected(None), start_up.cluster(config, run_dir, ledger, _Steps(), office=office) as cluster:
         for bound in BOUNDS:
             log = _Steps()
-            version = cluster.learner.version
-            until = version + WARM_UP + MEASURED
-            buffer = Buffer(
-                groups_per_step=config.buffer.groups_per_step,
-                max_off_policy_steps=bound,
-                num_steps=until,
-                version=version,
-                next_index=ledger.next_index,
-            )
-            office = TicketOffice(
-                source=launch.prompt_source(config),
-                seed=0,
-                trajectories_per_group=config.buffer.trajectories_per_group,
-                sampling=SamplingParams(**config.sampling.model_dump()),
-            )
+            until = cluster.learner.version + WARM_UP + MEASURED
+            buffer = config.buffer.model_copy(update={"max_off_policy_steps": bound})
+            here = config.model_copy(update={"num_steps": until, "buffer": buffer})
             await train(
-                config.model_copy(update={"num_steps": until}),
-                pool=cluster.pool,
-                office=office,
+                launch.plan_of(here),
+                rollouts=cluster.production,
+                fleet=cluster.production.fleet,
                 learner=cluster.learner,
-                buffer=buffer,
+                buffer=launch.make_buffer(here, version=cluster.learner.version, next_index=ledger.next_index),
                 weights=cluster.weights,
                 log=log,
             )

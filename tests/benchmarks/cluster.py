@@ -13,8 +13,9 @@ from cluster.contracts.config import RunConfig
 from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
-from deploy.cluster_up.assembly import Cluster, actors
 from deploy.cluster_up.connection import connected
+from deploy.cluster_up.start_up import cluster as started
+from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
 from tests.benchmarks.sampling import (
     CONTEXT,
@@ -43,7 +44,7 @@ async def _running(folder: Path) -> list[dict[str, Any]]:
     config = _config(folder, model)
     bare = bare_engine(model)
     run_dir = RunDirectory(config.run_dir)
-    async with connected(None), actors(config, run_dir, Ledger(run_dir), MetricLog([])) as cluster:
+    async with connected(None), started(config, run_dir, Ledger(run_dir), MetricLog([])) as cluster:
         ours, theirs = [], []
         # Rounds alternate, and each side's best counts: other work on the machine only slows.
         for _ in range(ROUNDS):
@@ -69,13 +70,13 @@ async def _running(folder: Path) -> list[dict[str, Any]]:
 async def _sample(cluster: Cluster) -> float:
     """From tickets to judged groups: what a step waits for."""
     began = time.perf_counter()
-    summaries = await cluster.pool.evaluate(tickets(PROMPTS))
-    return sum(summary.num_tokens for summary in summaries) / (time.perf_counter() - began)
+    held_out = await cluster.production.evaluate(tickets(PROMPTS))
+    return sum(summary.num_tokens for summary in held_out.summaries) / (time.perf_counter() - began)
 
 
 async def _broadcast(cluster: Cluster) -> tuple[float, float]:
     """(seconds, bytes/s): gathered, packed, carried, loaded and proven by the canary."""
-    await cluster.weights.broadcast(cluster.pool)
+    await cluster.weights.broadcast(cluster.production.fleet)
     stats = cluster.weights.stats()
     return stats["time/broadcast_s"], stats["weights/bytes_per_s"]
 

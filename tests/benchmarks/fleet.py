@@ -23,9 +23,12 @@ from cluster.contracts.schema import to_batch
 from cluster.contracts.types import ActorKind, Prompt, SamplingParams, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
-from cluster.rollouts.worker_pool import Pool
+from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
+from cluster.supervision.tasks import background
+from deploy.cluster_up.wiring import production
 
 SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32").split(","))
 SECONDS = 30.0
@@ -163,26 +166,47 @@ async def _measure(size: int) -> dict[str, float]:
 
     async def join(actor: RemoteActor) -> None: ...
 
-    supervisor = Supervisor(config.supervision, _Silent())
-    pool = Pool(
-        config,
-        workers=[
-            _spec(f"rollout-{i}", ActorKind.ROLLOUT_WORKER, "ScriptedWorker", name=f"rollout-{i}") for i in range(size)
-        ],
-        reward=_spec("reward", ActorKind.REWARD_SERVICE, "Scorer"),
-        reference=None,
-        start=partial(RemoteActor.start, deadline_s=600.0),
-        supervisor=supervisor,
-        join=join,
+    office = TicketOffice(
+        source=_Prompts(),
+        seed=0,
+        trajectories_per_group=per_group,
+        sampling=SamplingParams(max_tokens=TOKENS),
+        num_ahead=2 * size,
     )
+    supervisor = Supervisor(config.supervision, _Silent())
+    start = partial(RemoteActor.start, deadline_s=600.0)
     try:
-        await pool.start()
-        while len(pool.workers()) < size:
-            await asyncio.sleep(0.1)
-        return await _run(config, pool)
+        async with background() as tasks:
+            fleet = WorkerPool(
+                [_worker(number) for number in range(size)],
+                joining=_worker,
+                start=start,
+                supervisor=supervisor,
+                join=join,
+                tasks=tasks,
+            )
+            rollouts = production(
+                config,
+                start=start,
+                reward=_spec("reward", ActorKind.REWARD_SERVICE, "Scorer"),
+                reference=None,
+                fleet=fleet,
+                supervisor=supervisor,
+                tasks=tasks,
+                office=office,
+            )
+            await rollouts.start()
+            while not fleet.is_complete:
+                await asyncio.sleep(0.1)
+            rollouts.run(tasks)
+            return await _run(config, rollouts)
     finally:
-        await pool.stop()
+        office.close()
         await asyncio.to_thread(ray.shutdown)
+
+
+def _worker(number: int) -> ActorSpec:
+    return _spec(f"rollout-{number}", ActorKind.ROLLOUT_WORKER, "ScriptedWorker", name=f"rollout-{number}")
 
 
 def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:
@@ -190,25 +214,19 @@ def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorS
     return ActorSpec(name=actor, kind=kind, factory=path, arguments=arguments)
 
 
-async def _run(config: RunConfig, pool: Pool) -> dict[str, float]:
+async def _run(config: RunConfig, rollouts: Production) -> dict[str, float]:
     """The controller's loop without a learner: whole steps are taken as fast as they come."""
     size = config.buffer.groups_per_step
     buffer = Buffer(groups_per_step=size, max_off_policy_steps=config.buffer.max_off_policy_steps)
-    office = TicketOffice(
-        source=_Prompts(),
-        seed=0,
-        trajectories_per_group=config.buffer.trajectories_per_group,
-        sampling=SamplingParams(max_tokens=TOKENS),
-    )
     own = psutil.Process()
     version = num_groups = 0
     began, cpu = 0.0, 0.0
     memory: list[tuple[int, int]] = []
-    async with pool.generating(into=buffer, office=office):
+    async with rollouts.generating(into=buffer):
         while version < 3 or time.monotonic() - began < SECONDS:
             await buffer.take(size, stall_s=300.0)
             version += 1
-            await buffer.advance(version)
+            buffer.advance(version)
             if version < 3:  # the pipeline fills
                 continue
             if version == 3:

@@ -1,8 +1,9 @@
 """An event loop whose clock jumps to the next timer as soon as nothing else is left to do: hours pass at once, and always alike."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -33,3 +34,13 @@ def run_simulated(work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end from second 0 on. RuntimeError when it waits for what can never come."""
     with asyncio.Runner(loop_factory=_SimulatedLoop) as runner:
         runner.run(work)
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test whose waits take no time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_simulated(test(*args, **kwargs))
+
+    return run

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
 from cluster.contracts.types import BroadcastStats, Group, StepStats
-from cluster.controller import train
+from cluster.controller import Plan, train
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import ListedEvents, group_summary
 
@@ -17,10 +16,9 @@ from tests.fakes import ListedEvents, group_summary
 class Scene:
     """A pool that finishes every group at once, a learner that counts."""
 
-    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **config: Any) -> None:
-        self.config = RunConfig.model_validate(
-            {"model": {"path": "none"}, "prompts": "none", "num_steps": 3, "buffer": {"groups_per_step": 2}, **config}
-        )
+    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **plan: Any) -> None:
+        values = {"num_steps": 3, "groups_per_step": 2, "max_off_policy_steps": 0, "stall_s": 10.0}
+        self.plan = Plan(**values, mismatch_alarm_nats=0.5, **plan)
         self.buffer = Buffer(groups_per_step=2)
         self.log = ListedEvents()
         self.version = 0
@@ -31,39 +29,46 @@ class Scene:
 
     async def run(self) -> None:
         await train(
-            self.config,
-            pool=self,
-            office=None,
+            self.plan,
+            rollouts=self,
+            fleet=self,
             learner=self,
             buffer=self.buffer,
             weights=self,
             log=self.log,
         )
 
-    # pool
+    # rollouts and fleet
 
     @contextlib.asynccontextmanager
-    async def generating(self, *, into: Buffer, office: Any):
+    async def generating(self, *, into: Buffer):
         task = asyncio.create_task(self._generate(into))
         yield
         task.cancel()
 
     async def _generate(self, buffer: Buffer) -> None:
+        changed = asyncio.Event()
+        buffer.subscribe(changed.set)
         while True:
-            for index in await buffer.start():
-                await self._add(index)
+            for index in buffer.start():
+                self._add(index)
+            changed.clear()
+            await changed.wait()
 
-    async def _add(self, index: int) -> None:
+    def _add(self, index: int) -> None:
         summary = group_summary(index, version=self.buffer.version - self._age, rewards=(1.0, 0.0))
-        await self.buffer.add(index, Group(object_ref=index, summary=summary))
+        self.buffer.add(index, Group(object_ref=index, summary=summary))
 
     def sample_again(self, indices: set[int]) -> None:
         self.again += sorted(indices)
         self._lost -= indices
-        self._adding = [asyncio.create_task(self._add(index)) for index in indices]
+        for index in indices:
+            self._add(index)
 
-    def stats(self) -> dict[str, float]:
+    def drain_stats(self) -> dict[str, float]:
         return {}
+
+    stats = drain_stats
 
     # learner
 
@@ -112,7 +117,7 @@ async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajector
     scene = Scene(differs_by=0.6)
     await scene.run()
     assert scene.log.kinds().count("mismatch_alarm") == 3
-    scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
+    scene = Scene(differs_by=1.5, mismatch_stop_nats=1.0)
     with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001.arrow"):
         await scene.run()
     assert scene.learned == [[0, 1]] and scene.saved == []

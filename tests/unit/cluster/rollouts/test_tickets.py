@@ -1,5 +1,8 @@
 """Prompts by place: every epoch sees each prompt once, and any place can be asked for first."""
 
+import random
+import threading
+
 from cluster.contracts.types import Prompt, SamplingParams, sample_seed
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 
@@ -28,15 +31,44 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert len(orders) == 4
 
 
-def test_a_resumed_run_gets_the_tickets_that_the_first_would_have_got():
+async def test_a_resumed_run_gets_the_tickets_that_the_first_would_have_got():
     there, here = office(), office()
-    for index in range(12):
-        there.ticket(index, policy_version=0)
-    assert there.ticket(7, policy_version=0) == here.ticket(7, policy_version=0)
+    all_of_them = await there.tickets(range(12), policy_version=0)
+    assert await here.tickets([7], policy_version=0) == [all_of_them[7]]
 
 
-def test_seeds_differ_by_group_and_sample():
-    seeds = {sample_seed(office().ticket(i, policy_version=0).seed, sample) for i in range(50) for sample in range(8)}
+async def test_prompts_are_made_ahead_in_a_thread_of_their_own_and_once():
+    threads, made = set(), []
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            threads.add(threading.get_ident())
+            made.append(index)
+            return super().__getitem__(index)
+
+    office = TicketOffice(
+        source=Slow(), seed=0, trajectories_per_group=2, sampling=SamplingParams(max_tokens=3), num_ahead=2
+    )
+    await office.tickets([0], policy_version=0)
+    await office.tickets([1, 2], policy_version=0)
+    office.close()
+    assert threading.get_ident() not in threads
+    assert len(made) == len(set(made)) and 3 <= len(made) <= 5
+
+
+async def test_the_order_of_an_epoch_is_not_made_anew_for_every_prompt(monkeypatch):
+    """Around the end of an epoch, prompts of both epochs are asked for in turn."""
+    shuffled = []
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, order: shuffled.append(len(order)))
+    desk = office()
+    for index in (4, 5, 4, 5, 4, 5):
+        desk.prompt(index)
+    assert shuffled == [5, 5]
+
+
+async def test_seeds_differ_by_group_and_sample():
+    tickets = await office().tickets(range(50), policy_version=0)
+    seeds = {sample_seed(ticket.seed, sample) for ticket in tickets for sample in range(8)}
     assert len(seeds) == 400 and max(seeds) < 2**31
 
 

@@ -9,8 +9,8 @@ from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import Supervisor
-from deploy.cluster_up.assembly import Cluster
 from deploy.cluster_up.steering import CONTROL, Steering, scale
+from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml, validated
 from tests.fakes import ListedEvents, actor_spec
 
@@ -53,12 +53,12 @@ def test_a_run_without_a_driver_is_not_steered(tmp_path):
         scale(RunDirectory(str(tmp_path)), rollout_workers=4)
 
 
-class ScriptedPool:
+class ScriptedFleet:
     """Notes what it is told."""
 
     def __init__(self, *nodes: str) -> None:
         self._workers = [RemoteActor(actor_spec(f"rollout-{i}"), None, i, node) for i, node in enumerate(nodes)]
-        self.num_workers = len(nodes)
+        self.num_wanted = len(nodes)
         self.num_coming = 0
         self.told: list[tuple[str, object]] = []
         self.was_told = asyncio.Event()
@@ -68,27 +68,29 @@ class ScriptedPool:
 
     def drain(self, name: str) -> None:
         self.told.append(("drain", name))
+        self.was_told.set()
 
-    def scale(self, num_workers: int, *, spec: object) -> None:
-        self.num_workers = num_workers
-        self.told.append(("scale", num_workers))
+    def want(self, num_workers: int) -> None:
+        self.num_wanted = num_workers
+        self.told.append(("want", num_workers))
         self.was_told.set()
 
 
 @pytest.fixture
-def pool() -> ScriptedPool:
-    return ScriptedPool("stays", "leaves")
+def fleet() -> ScriptedFleet:
+    return ScriptedFleet("stays", "leaves")
 
 
 @pytest.fixture
-def steering(tmp_path, pool, monkeypatch):
+def steering(tmp_path, fleet, monkeypatch):
     """Of a run with two workers, that looks as often as it can."""
     monkeypatch.setattr("deploy.cluster_up.steering._POLL_S", 0.0)
+    monkeypatch.setattr("deploy.cluster_up.steering._CLUSTER_POLL_S", 0.0)
     config = validated({"model": {"path": "some/model"}, "prompts": "file", "rollout": {"num_workers": 2}})
     events = ListedEvents()
     supervisor = Supervisor(config.supervision, events)
     cluster = Cluster(
-        pool=pool, learner=None, weights=None, supervisor=supervisor, specs=SimpleNamespace(joining_worker=None)
+        production=SimpleNamespace(fleet=fleet), learner=None, recorder=None, weights=None, supervisor=supervisor
     )
     events.add = lambda sink: None
     return Steering(config, cluster=cluster, run_dir=RunDirectory(str(tmp_path)), log=events)
@@ -101,7 +103,7 @@ def announce(monkeypatch, *nodes: str) -> None:
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
 
 
-async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, pool, tmp_path, monkeypatch):
+async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fleet, tmp_path, monkeypatch):
     announce(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(10), steering.steering():
@@ -109,18 +111,18 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, po
         while not steering._log.events:
             await asyncio.sleep(0)
         directory.write_json(CONTROL, {"rollout_workers": 5})
-        await pool.was_told.wait()
-    assert pool.told == [("scale", 5)] and not directory.exists(CONTROL)
+        await fleet.was_told.wait()
+    assert fleet.told == [("want", 5)] and not directory.exists(CONTROL)
     assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
     assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
 
 
-async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts(steering, pool, monkeypatch):
+async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts(steering, fleet, monkeypatch):
     announce(monkeypatch, "leaves")
     async with asyncio.timeout(10), steering.steering():
-        await pool.was_told.wait()
+        await fleet.was_told.wait()
         for _ in range(10):
             await asyncio.sleep(0)
-    assert pool.told == [("drain", "rollout-1"), ("scale", 2)]
+    assert fleet.told == [("drain", "rollout-1")]
     (event,) = steering._log.events
     assert (event["actor"], event["failure"], event["decision"]) == ("rollout-1", "termination", "drain")

@@ -1,0 +1,55 @@
+"""Stragglers: unfinished groups that are dropped because enough finished groups for a whole step wait behind them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Stragglers:
+    """Which groups block a step, how long the step waits for them, and which dropped ones may still report a result."""
+
+    def __init__(self, max_head_of_line_s: float | None) -> None:
+        """None never drops."""
+        self._max_head_of_line_s = max_head_of_line_s
+        self._blocked_since: float | None = None
+        self._late: set[int] = set()
+        self._fresh: list[int] = []
+
+    def patience_s(self, *, is_blocked: bool, now: float) -> float | None:
+        """Seconds that a blocked step still waits; 0 or less: drop what blocks it. None: it is not blocked, or waits for ever."""
+        if not is_blocked or self._max_head_of_line_s is None:
+            return None
+        if self._blocked_since is None:
+            self._blocked_since = now
+        return self._blocked_since + self._max_head_of_line_s - now
+
+    def begin_wait(self) -> None:
+        """Another step waits: its patience starts anew."""
+        self._blocked_since = None
+
+    def drop(self, indices: Sequence[int]) -> None:
+        """These groups are dropped. Each is late until `forget` is called for it."""
+        self._late.update(indices)
+        self._fresh += indices
+
+    def drain_dropped(self) -> list[int]:
+        """Groups that were dropped since the last call: their sampling can be aborted."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def forget(self, index: int) -> bool:
+        """True if `index` was late. Nothing more is expected of it."""
+        if index not in self._late:
+            return False
+        self._late.remove(index)
+        return True
+
+
+def blocking(live: Mapping[int, Any], count: int) -> list[int]:
+    """Unfinished groups (value None) in front of the `count`-th finished one; none while fewer are finished."""
+    unfinished: list[int] = []
+    for place, (index, group) in enumerate(live.items(), start=1):
+        if group is None:
+            unfinished.append(index)
+        elif place - len(unfinished) == count:
+            return unfinished
+    return []

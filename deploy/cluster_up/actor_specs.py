@@ -1,0 +1,78 @@
+"""What each actor is made of, and which seat of the placement plan it takes."""
+
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.types import ActorKind
+from cluster.record.run_directory import RunDirectory
+from cluster.remote.actor import ActorSpec
+from cluster.supervision.placement import Bundle, PlacementPlan
+
+
+class ActorSpecs:
+    """What each actor is made of and where it goes."""
+
+    def __init__(self, config: RunConfig, placement: PlacementPlan, run_dir: RunDirectory) -> None:
+        self._config = config
+        self._placement = placement
+        self._run_dir = run_dir
+
+    def learner_ranks(self) -> list[ActorSpec]:
+        return [
+            self._seated(
+                bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path()
+            )
+            for bundle in self._placement.of(ActorKind.LEARNER)
+        ]
+
+    def rollout_workers(self) -> list[ActorSpec]:
+        return [self._rollout_worker(bundle) for bundle in self._placement.of(ActorKind.ROLLOUT_WORKER)]
+
+    def reward_service(self) -> ActorSpec:
+        return self._seated(self._placement.of(ActorKind.REWARD_SERVICE)[0], "reward", "reward_service")
+
+    def reference_scorer(self) -> ActorSpec | None:
+        """None when nothing in the mathematics needs reference log-probs."""
+        bundles = self._placement.of(ActorKind.REFERENCE_SCORER)
+        return self._seated(bundles[0], "reference", "reference_scorer") if bundles else None
+
+    def recorder(self) -> ActorSpec:
+        return ActorSpec(
+            name="recorder",
+            kind=ActorKind.RECORDER,
+            factory="deploy.cluster_up.factories:recorder",
+            arguments={"run_dir": self._run_dir.path()},
+        )
+
+    def joining_worker(self, number: int) -> ActorSpec:
+        """A worker beyond the plan: Ray finds its place, or its autoscaler a node."""
+        config = self._config.rollout
+        num_threads = config.num_threads or math.ceil(config.cpus_per_worker)
+        bundle = Bundle(
+            kind=ActorKind.ROLLOUT_WORKER,
+            index=number,
+            cpus=config.cpus_per_worker,
+            gpus=config.gpus_per_worker,
+            num_threads=num_threads,
+        )
+        return replace(self._rollout_worker(bundle), bundle=None)
+
+    def _rollout_worker(self, bundle: Bundle) -> ActorSpec:
+        name = f"rollout-{bundle.index}"
+        return self._seated(bundle, name, "rollout_worker", name=name, run_id=os.path.basename(self._run_dir.path()))
+
+    def _seated(self, bundle: Bundle, actor_name: str, factory: str, **arguments: Any) -> ActorSpec:
+        seats = self._placement.bundles
+        return ActorSpec(
+            name=actor_name,
+            kind=bundle.kind,
+            factory=f"deploy.cluster_up.factories:{factory}",
+            arguments={"config": self._config, "num_threads": bundle.num_threads, **arguments},
+            num_cpus=bundle.cpus,
+            num_gpus=bundle.gpus,
+            bundle=seats.index(bundle) if bundle in seats else None,
+            env={"OMP_NUM_THREADS": str(bundle.num_threads)},
+        )

@@ -1,0 +1,117 @@
+"""Brings a run's actors up: placed, the learner restored, its weights attested; and takes them down again."""
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import StorageError, TreadwheelError
+from cluster.controller import Log
+from cluster.learner_group import LearnerGroup
+from cluster.metrics import step_metrics
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
+from cluster.remote.actor import RemoteActor
+from cluster.rollouts.tickets import TicketOffice
+from cluster.supervision.placement import PlacementPlan, plan
+from cluster.supervision.supervisor import Supervisor, heartbeats
+from cluster.supervision.tasks import background, together
+from deploy.cluster_up.actor_specs import ActorSpecs
+from deploy.cluster_up.seats import available, seats
+from deploy.cluster_up.wiring import Cluster, learning, wire
+from deploy.reports.passport import write_passport
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log, *, office: TicketOffice | None = None
+) -> AsyncIterator[Cluster]:
+    """All actors up, the learner restored, its weights on the workers and attested. Ends them all at the end.
+
+    A failure beside the block, which no restart heals, cancels the block and is raised as itself. `office` hands out the groups to
+    train on; without it the cluster only evaluates.
+    """
+    placement = placement_of(config)
+    start_s = config.supervision.start_s
+    async with (
+        seats(placement, start_s=start_s) as taken,
+        contextlib.AsyncExitStack() as at_the_end,
+        background() as tasks,
+    ):
+        made = wire(
+            config,
+            seats=taken,
+            specs=ActorSpecs(config, placement, run_dir),
+            run_dir=run_dir,
+            ledger=ledger,
+            log=log,
+            tasks=tasks,
+            office=office,
+        )
+        at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
+        await together(_learn_and_publish(config, made, run_dir, log), made.production.start())
+        made.production.run(tasks)
+        pids = {actor.name: actor.pid for actor in made.actors()}
+        log.event("started", policy_version=made.learner.version, actors=pids)
+
+        def heal(actor: RemoteActor, error: TreadwheelError) -> None:
+            made.production.fleet.replace(actor, error)
+            if actor in made.learner.actors():
+                tasks.create_task(made.learner.heal(actor, error))
+            for place in (*made.production.services(), made.recorder):
+                if place.actor is actor:
+                    tasks.create_task(place.replace(actor, error))
+
+        async with heartbeats(made.actors, made.supervisor, heal=heal, report=lambda: _write_status(run_dir, made)):
+            yield made
+
+
+@contextlib.asynccontextmanager
+async def learner_alone(
+    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log, *, checkpoints: str
+) -> AsyncIterator[LearnerGroup]:
+    """Only what replay needs: the learner on its initial weights, and the recorder to feed it."""
+    placement = placement_of(config)
+    async with seats(placement, start_s=config.supervision.start_s) as taken, contextlib.AsyncExitStack() as at_the_end:
+        recorder, learner = learning(
+            config,
+            seats=taken,
+            specs=ActorSpecs(config, placement, run_dir),
+            ledger=ledger,
+            supervisor=Supervisor(config.supervision, log),
+            checkpoints=checkpoints,
+        )
+        at_the_end.push_async_callback(recorder.stop)
+        at_the_end.push_async_callback(learner.stop)
+        await together(recorder.ready(), learner.start())
+        yield learner
+
+
+def placement_of(config: RunConfig) -> PlacementPlan:
+    """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
+    from learner.algorithms.objective import Objective
+
+    return plan(config, available(), needs=Objective.from_config(config.algorithm).needs)
+
+
+async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:
+    learner = made.learner
+    await together(made.recorder.ready(), learner.start())
+    for stats, summaries in await learner.restore():
+        log.step(stats.policy_version, step_metrics(summaries, stats))
+    sent = await made.weights.publish()
+    log.event("published", policy_version=sent.policy_version, digest=sent.digest)
+    if not run_dir.exists(PASSPORT):
+        formula, described = await learner.formula()
+        write_passport(run_dir, config, formula=formula, learner=described, weights_digest=sent.digest)
+
+
+def _write_status(run_dir: RunDirectory, made: Cluster) -> None:
+    """status.json: what every actor is doing and since when, for `treadwheel info` on a live run."""
+    places = [place.progress() for place in (*made.production.places(), made.recorder)]
+    doing = [*places, *(rank.last_progress for rank in made.learner.actors())]
+    known = [asdict(each) for each in doing if each]
+    with contextlib.suppress(StorageError):  # a full disk must not end the heartbeats; events.jsonl says what happens
+        run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})

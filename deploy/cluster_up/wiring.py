@@ -1,0 +1,161 @@
+"""What a run is made of: each part is built here, and handed to the parts that need it. Nothing starts."""
+
+import asyncio
+from dataclasses import dataclass
+
+from cluster.contracts.config import RunConfig
+from cluster.controller import Log
+from cluster.learner_group import LearnerGroup
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.destinations import Keep, TrainingGroups
+from cluster.rollouts.dispatcher import Dispatcher
+from cluster.rollouts.production import Production
+from cluster.rollouts.quarantine import Suspects
+from cluster.rollouts.scoring import Scorers
+from cluster.rollouts.tickets import TicketOffice
+from cluster.rollouts.worker_pool import WorkerPool
+from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
+from cluster.weights.broadcast import Weights
+from deploy.cluster_up.actor_specs import ActorSpecs
+from deploy.cluster_up.seats import Seats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The parts of one run."""
+
+    production: Production
+    learner: LearnerGroup
+    recorder: SupervisedActor
+    weights: Weights
+    supervisor: Supervisor
+
+    def actors(self) -> list[RemoteActor]:
+        """All living actors."""
+        places = [*self.production.places(), self.recorder]
+        return [*(place.actor for place in places if place.actor), *self.learner.actors()]
+
+    async def stop(self) -> None:
+        """Ends all actors."""
+        await asyncio.gather(self.production.stop(), self.learner.stop(), self.recorder.stop(), return_exceptions=True)
+
+
+def wire(
+    config: RunConfig,
+    *,
+    seats: Seats,
+    specs: ActorSpecs,
+    run_dir: RunDirectory,
+    ledger: Ledger,
+    log: Log,
+    tasks: asyncio.TaskGroup,
+    office: TicketOffice | None,
+) -> Cluster:
+    """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
+    supervisor = Supervisor(config.supervision, log)
+    recorder, learner = learning(
+        config, seats=seats, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=run_dir.path("checkpoints")
+    )
+    weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers)
+    fleet = WorkerPool(
+        specs.rollout_workers(),
+        joining=specs.joining_worker,
+        start=seats.start,
+        supervisor=supervisor,
+        join=weights.join,
+        tasks=tasks,
+        is_deterministic=config.deterministic,
+    )
+    rollouts = production(
+        config,
+        start=seats.start,
+        reward=specs.reward_service(),
+        reference=specs.reference_scorer(),
+        fleet=fleet,
+        supervisor=supervisor,
+        tasks=tasks,
+        office=office,
+    )
+    return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
+
+
+def learning(
+    config: RunConfig, *, seats: Seats, specs: ActorSpecs, ledger: Ledger, supervisor: Supervisor, checkpoints: str
+) -> tuple[SupervisedActor, LearnerGroup]:
+    """The recorder, and the learner that it feeds. `checkpoints` is where every rank saves to and restores from."""
+    recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
+    learner = LearnerGroup(
+        config,
+        ranks=specs.learner_ranks(),
+        spawn=seats.spawn,
+        supervisor=supervisor,
+        recorder=recorder,
+        ledger=ledger,
+        checkpoints=checkpoints,
+    )
+    return recorder, learner
+
+
+def production(
+    config: RunConfig,
+    *,
+    start: Start,
+    reward: ActorSpec,
+    reference: ActorSpec | None,
+    fleet: WorkerPool,
+    supervisor: Supervisor,
+    tasks: asyncio.TaskGroup,
+    office: TicketOffice | None,
+) -> Production:
+    """Everything that makes judged groups on `fleet`."""
+    max_failures, events = config.supervision.max_prompt_failures, supervisor.events
+    scorers = Scorers(
+        reward=SupervisedActor(reward, start=start, supervisor=supervisor),
+        reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
+        suspects=Suspects(max_failures=max_failures, events=events),
+        judging_deadline_s=judging_deadline_s(config),
+        reference_deadline_s=config.reference.timeout_s,
+    )
+    dispatcher = Dispatcher(
+        fleet=fleet,
+        scorers=scorers,
+        suspects=Suspects(max_failures=max_failures, events=events),
+        events=events,
+        tasks=tasks,
+        max_sequences_per_worker=config.rollout.max_concurrent_sequences,
+        sequences_per_group=config.buffer.trajectories_per_group + config.rollout.extra_trajectories,
+        timeout_s=config.rollout.timeout_s,
+        is_deterministic=config.deterministic,
+    )
+
+    def destination(buffer: Buffer) -> TrainingGroups:
+        return TrainingGroups(
+            buffer,
+            scorers=scorers,
+            keep=keep_rule(config),
+            max_failed_share=config.buffer.max_failed_share,
+            events=events,
+        )
+
+    return Production(fleet=fleet, scorers=scorers, dispatcher=dispatcher, office=office, destination=destination)
+
+
+def judging_deadline_s(config: RunConfig) -> float:
+    """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
+
+    Only a service that answers heartbeats and yet judges nothing meets this one; a dead or silent one is found much sooner.
+    """
+    buffer = config.buffer
+    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * buffer.trajectories_per_group
+    return config.reward.timeout_s * num_queued + 60.0
+
+
+def keep_rule(config: RunConfig) -> Keep:
+    """Which finished groups are trained on, by what the algorithm's filters say of their rewards."""
+    from learner.algorithms.objective import Objective
+
+    objective = Objective.from_config(config.algorithm)
+    return lambda summary: objective.keeps(summary.known_rewards)
