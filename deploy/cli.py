@@ -33,9 +33,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def main() -> None:
-    # Your own rewards and prompt sources lie where you stand. Actors on this machine inherit the environment.
-    sys.path.insert(0, os.getcwd())
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    # Your own rewards and prompt sources lie where you stand. Last, so that a file named json.py is not taken for Python's.
+    sys.path.append(os.getcwd())
     app(prog_name="treadwheel")
 
 
@@ -115,7 +114,7 @@ def info(run_dir: RunDir, debug: Debug = False) -> None:
 
 @app.command()
 def verify(run_dir: RunDir, debug: Debug = False) -> None:
-    """Check ledger, digests, schema and staleness of what a run recorded, and its checkpoints; exit code 1 if anything is wrong."""
+    """Check ledger, digests, schema and staleness of what a run recorded; exit code 1 if anything is wrong."""
     with _reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.reports import run_info
@@ -125,7 +124,10 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
         verdict = verification.verify(directory, run_info.config_of(directory))
         for problem in verdict.problems:
             typer.echo(problem)
-        typer.echo(str(verdict))
+        typer.echo(
+            f"{verdict.num_steps} steps, {verdict.num_groups} groups, {verdict.num_trajectories} trajectories, "
+            f"{verdict.num_tokens} tokens: {'clean' if not verdict.problems else f'{len(verdict.problems)} problems'}"
+        )
         if verdict.problems:
             raise typer.Exit(1)
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
+from actors.chat.hub import refuse_unpinned_code, why_not_loaded
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -36,17 +37,17 @@ class ChatFormatter:
 
     @classmethod
     def load(cls, model: ModelConfig) -> Self:
-        """Reads tokenizer and configuration of `model.path`. Raises ConfigError when they are missing or do not fit together."""
+        """Reads tokenizer and configuration of `model.path`.
+
+        Raises ConfigError when they are missing, do not fit together, or would run code from the hub that no commit pins.
+        """
+        refuse_unpinned_code(model)
         options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
         try:
             config = AutoConfig.from_pretrained(model.path, **options)
             tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
         except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"model.path={model.path!r} does not load: {reason}; it must be a Hugging Face folder with config.json and a "
-                "tokenizer, or a hub name that this machine can reach"
-            ) from error
+            raise ConfigError(f"model.path={model.path!r} does not load: {why_not_loaded(error)}") from error
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
         stop_token_ids = _stop_token_ids(model, config)

@@ -1,22 +1,21 @@
-"""Reward service: a batch of trajectories in, the same batch with rewards out. The controller calls it, after sampling.
+"""Reward service: a batch of trajectories in, the same batch with rewards out.
 
-A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Asynchronous judges
-share the event loop; synchronous ones run in processes of their own, which are killed at the deadline and replaced.
+A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Judges run in processes
+of their own: synchronous ones in several, which are killed at the deadline and replaced; asynchronous ones share the event loop of one.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
 from actors.reward_service.judge_process import JudgeProcess, Row
-from actors.reward_service.judgement import find_judge, is_async, judge_async, timed_out
 from cluster.contracts import schema
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.config import RewardConfig
 from cluster.contracts.types import Progress, Reward
 
 _PATIENCE_S = 0.2
@@ -26,8 +25,6 @@ _ROWS_PER_REQUEST = 8
 
 
 class _Judging(Protocol):
-    async def warm_up(self) -> None: ...
-
     async def judge(self, rows: Sequence[Row]) -> list[Reward]: ...
 
     async def close(self) -> None: ...
@@ -36,33 +33,34 @@ class _Judging(Protocol):
 class RewardService:
     """`BatchScorer` around one judge."""
 
-    def __init__(
-        self, *, judge: Plugin, timeout_s: float = 30.0, max_concurrency: int = 64, name: str = "reward_service"
-    ) -> None:
-        """Raises ConfigError if the judge does not import or its parameters do not fit.
-
-        A synchronous judge runs on at most one process per available core (and `max_concurrency`): what waits for a network
+    def __init__(self, config: RewardConfig, *, name: str = "reward_service") -> None:
+        """A synchronous judge runs on at most one process per available core (and `max_concurrency`): what waits for a network
         should be asynchronous.
         """
+        self._config = config
         self._name = name
         self._num_scored = 0
         self._num_waiting = 0
         self._since = self._last_progress = time.time()
-        found = find_judge(judge)
-        self._judging: _Judging
-        if is_async(found):
-            self._judging = _EventLoop(found, timeout_s=timeout_s, max_concurrency=max_concurrency)
-        else:
-            self._judging = _Processes(judge, timeout_s=timeout_s, max_processes=min(max_concurrency, _num_cores()))
+        self._judging: _Judging | None = None
+        self._starting = asyncio.Lock()
 
     async def warm_up(self) -> None:
-        """Imports the judge now and not while the first batch waits. Raises WorkerError if its process does not start."""
-        await self._judging.warm_up()
+        """Starts a process with the judge now and not while the first batch waits.
+
+        Raises ConfigError if the judge does not import or its parameters do not fit, WorkerError if its process does not start.
+        """
+        async with self._starting:
+            if self._judging is None:
+                process = await JudgeProcess.start(self._config)
+                self._judging = (_SideBySide if process.is_async else _InTurn)(self._config, process)
 
     async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with reward, status, components and message of every row. Batches may be scored at the same time."""
         schema.validate(batch)
         rows = _rows(batch)
+        await self.warm_up()
+        assert self._judging is not None
         if self._num_waiting == 0:
             self._since = time.time()
         self._num_waiting += len(rows)
@@ -95,52 +93,43 @@ class RewardService:
 
     async def close(self) -> None:
         """Ends the judge's processes."""
-        await self._judging.close()
+        if self._judging is not None:
+            await self._judging.close()
 
 
-class _EventLoop:
-    """Asynchronous judges: `max_concurrency` of them at a time, each cancelled at its deadline."""
+class _SideBySide:
+    """Asynchronous judges: one process, `max_concurrency` rows at a time."""
 
-    def __init__(self, judge: Callable[..., Awaitable[Any]], *, timeout_s: float, max_concurrency: int) -> None:
-        self._judge = judge
-        self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(max_concurrency)
-
-    async def warm_up(self) -> None:
-        return
+    def __init__(self, config: RewardConfig, process: JudgeProcess) -> None:
+        self._config = config
+        self._process = process
+        self._slots = asyncio.Semaphore(config.max_concurrency)
+        self._starting = asyncio.Lock()
 
     async def judge(self, rows: Sequence[Row]) -> list[Reward]:
         return list(await asyncio.gather(*(self._judge_row(row) for row in rows)))
 
     async def _judge_row(self, row: Row) -> Reward:
         async with self._slots:
-            # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await judge_async(
-                        self._judge, prompt=row.prompt, completion=row.completion, columns=row.columns
-                    )
-            except TimeoutError:
-                return timed_out(self._timeout_s)
+            async with self._starting:
+                if not self._process.is_alive:
+                    self._process = await JudgeProcess.start(self._config)
+            return await self._process.ask(row)
 
     async def close(self) -> None:
-        return
+        await self._process.kill()
 
 
-class _Processes:
+class _InTurn:
     """Synchronous judges: processes that start as they are needed, each with one row at a time under its deadline."""
 
-    def __init__(self, judge: Plugin, *, timeout_s: float, max_processes: int) -> None:
-        self._judge = judge
-        self._timeout_s = timeout_s
-        self._max_processes = max_processes
-        self._processes: set[JudgeProcess] = set()
-        self._idle: list[JudgeProcess] = []
+    def __init__(self, config: RewardConfig, process: JudgeProcess) -> None:
+        self._config = config
+        self._max_processes = min(config.max_concurrency, _num_cores())
+        self._processes = {process}
+        self._idle = [process]
         self._is_starting = False
         self._changed = asyncio.Condition()
-
-    async def warm_up(self) -> None:
-        await self._give_back(await self._take())
 
     async def judge(self, rows: Sequence[Row]) -> list[Reward]:
         parts = [rows[i : i + _ROWS_PER_REQUEST] for i in range(0, len(rows), _ROWS_PER_REQUEST)]
@@ -157,7 +146,7 @@ class _Processes:
         while len(rewards) < len(rows):
             process = await self._take()
             try:
-                rewards += await process.judge(rows[len(rewards) :], timeout_s=self._timeout_s)
+                rewards += await process.judge(rows[len(rewards) :])
             finally:
                 await self._give_back(process)
         return rewards
@@ -174,7 +163,7 @@ class _Processes:
                 return self._idle.pop()
             self._is_starting = True
         try:
-            process = await JudgeProcess.start(self._judge)
+            process = await JudgeProcess.start(self._config)
             self._processes.add(process)
             return process
         finally:

@@ -29,7 +29,7 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
     """Jinja text that replaces the tokenizer's; None uses the tokenizer's, an empty text none: prompts are plain text then."""
     attention: Layout[Literal["auto", "sdpa", "eager", "flash_attention_2"]] = "auto"
     trust_remote_code: bool = False
-    """Runs code from the model's repository. Off unless you name it."""
+    """Runs code from the model's repository. Off unless you name it; code from the hub needs a commit as `revision`."""
 
 
 class SamplingConfig(Section, mark=Mark.MATHEMATICS):
@@ -50,6 +50,11 @@ class RewardConfig(Section):
     """Deadline of one trajectory's reward; beyond it the status is `timeout`."""
     max_concurrency: Resources[PositiveInt] = 64
     """Rewards judged at the same time."""
+    max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
+    """What a judge's process may take, beyond which it gets a MemoryError."""
+    env: Resources[tuple[str, ...]] = ()
+    """Environment variables that a judge sees beside PATH, HOME, locale and threads, by name: `[OPENAI_API_KEY]`. No token reaches it
+    unless it stands here."""
 
 
 class BufferConfig(Section):

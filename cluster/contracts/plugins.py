@@ -101,8 +101,7 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
         module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
     try:
         found = getattr(importlib.import_module(module), attribute)
-    # A plug-in is foreign code: whatever its import raises is the user's to see, as one message.
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except Exception as error:  # foreign code: whatever its import raises is the user's to see, as one message
         raise ConfigError(f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"{field}={plugin.name!r} is a {type(found).__name__}; it must be a function or a class")

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ import ray
 from cluster.contracts.schema import summarize
 from cluster.contracts.types import Progress, Refusal
 
+SEARCH_PATH = "TREADWHEEL_PATH"
+"""Variable with the driver's search path for modules, which is searched after an actor's own: a user's rewards are found there."""
 _END = object()
 
 
@@ -31,6 +34,9 @@ class Host:
         Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
         """
         os.environ.update(env or {})
+        sys.path += [
+            path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
+        ]
         self._name = name
         self._began = time.time()
         self._object: Any = None

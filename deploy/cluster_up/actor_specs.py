@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.types import ActorKind
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec
+from cluster.remote.host import SEARCH_PATH
 from cluster.supervision.placement import Bundle, PlacementPlan
 
 
@@ -74,5 +76,5 @@ class ActorSpecs:
             num_cpus=bundle.cpus,
             num_gpus=bundle.gpus,
             bundle=seats.index(bundle) if bundle in seats else None,
-            env={"OMP_NUM_THREADS": str(bundle.num_threads)},
+            env={"OMP_NUM_THREADS": str(bundle.num_threads), SEARCH_PATH: os.pathsep.join(sys.path)},
         )

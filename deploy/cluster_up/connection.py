@@ -8,11 +8,22 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 
 from cluster.contracts.errors import ConfigError
 
 _ANSWER_S = 10.0
 """A cluster that does not take a connection within so long is not there; Ray itself would try for many minutes."""
+
+
+class _Job(JobConfig):
+    """A job whose workers do not search the driver's folder before everything else, where a user's `actors.py` would stand for our package.
+
+    `SEARCH_PATH` tells actors where the driver's modules lie.
+    """
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
 
 
 @contextlib.asynccontextmanager
@@ -21,7 +32,12 @@ async def connected(address: str | None) -> AsyncIterator[None]:
 
     Raises ConfigError for a cluster that does not answer, or refuses us.
     """
-    options: dict[str, Any] = {"log_to_driver": False, "namespace": "treadwheel", "logging_level": "error"}
+    options: dict[str, Any] = {
+        "job_config": _Job(),
+        "log_to_driver": False,
+        "namespace": "treadwheel",
+        "logging_level": "error",
+    }
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}

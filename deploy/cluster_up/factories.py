@@ -24,8 +24,7 @@ def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: st
 def reward_service(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reward_service.service import RewardService
 
-    reward = config.reward
-    return RewardService(judge=reward.judge, timeout_s=reward.timeout_s, max_concurrency=reward.max_concurrency)
+    return RewardService(config.reward)
 
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,14 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
     """Does what the completion says."""
     print("a judge may print")
     match completion:
+        case "allocate":
+            return len(bytearray(2**31))
+        case "core limit":
+            return resource.getrlimit(resource.RLIMIT_CORE)[0]
+        case "cpu limit":
+            return resource.getrlimit(resource.RLIMIT_CPU)[0]
+        case "file limit":
+            return resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         case "hang":
             threading.Event().wait()
         case "exit":
@@ -27,27 +36,31 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             return {"reward": 1.0, **{f"component {i}": 1.0 for i in range(100_000)}}
         case "pid":
             return float(os.getpid())
+    if completion.startswith("env "):
+        return float(completion.removeprefix("env ") in os.environ)
     return 1.0
 
 
 async def obedient_async(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
     if completion == "hang":
         await asyncio.Event().wait()
+    if completion == "block":
+        threading.Event().wait()
     if completion == "timeout error":
         raise TimeoutError("the remote server is slow")
     return obedient(prompt=prompt, completion=completion, columns=columns)
 
 
-class Counting:
-    """Most judgements that ran at one time."""
-
+class Pairs:
     running = 0
-    most = 0
+    meeting = asyncio.Barrier(2)
 
 
-async def counting(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
-    Counting.running += 1
-    Counting.most = max(Counting.most, Counting.running)
-    await asyncio.sleep(0)
-    Counting.running -= 1
-    return 1.0
+async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    """Judges when two judgements run, and returns how many do."""
+    Pairs.running += 1
+    await Pairs.meeting.wait()
+    num_running = Pairs.running
+    await Pairs.meeting.wait()
+    Pairs.running -= 1
+    return float(num_running)

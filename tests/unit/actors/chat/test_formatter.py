@@ -119,5 +119,7 @@ def test_the_context_is_the_models_or_less(tmp_path):
 
 
 def test_a_missing_model_names_the_field_and_the_way_out(tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.path=.* it must be a Hugging Face folder"):
+    with pytest.raises(
+        ConfigError, match=r"model\.path=.* It must be a Hugging Face folder|neither a folder nor a hub name"
+    ):
         ChatFormatter.load(ModelConfig(path=str(tmp_path / "nothing")))

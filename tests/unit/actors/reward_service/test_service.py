@@ -2,13 +2,14 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from actors.reward_service.service import RewardService
+from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
-from tests.unit.actors import judges
 from tests.unit.actors.batches import batch_of
 
 SYNC = "tests.unit.actors.judges:obedient"
@@ -17,8 +18,8 @@ both_kinds = pytest.mark.parametrize("judge", [SYNC, ASYNC])
 
 
 @contextlib.asynccontextmanager
-async def service(judge: str, **settings: float) -> AsyncIterator[RewardService]:
-    made = RewardService(judge=Plugin(name=judge), **settings)
+async def service(judge: str, **settings: Any) -> AsyncIterator[RewardService]:
+    made = RewardService(RewardConfig(judge=Plugin(name=judge), **settings))
     try:
         yield made
     finally:
@@ -66,6 +67,50 @@ async def test_a_judges_own_timeout_error_is_an_error():
     assert scored["reward_message"].to_pylist() == ["TimeoutError: the remote server is slow"]
 
 
+async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch):
+    monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", 0.5)
+    async with service(ASYNC, timeout_s=0.5) as rewards:
+        assert (await rewards.score(batch_of(["block"])))["reward_status"].to_pylist() == ["timeout"]
+        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+
+
+async def test_an_asynchronous_judge_that_ends_its_process_fails_what_it_had_and_is_replaced():
+    async with service(ASYNC) as rewards:
+        scored = await rewards.score(batch_of(["exit"]))
+        assert "exit code 3" in scored["reward_message"][0].as_py()
+        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+
+
+@both_kinds
+async def test_a_judge_sees_no_secrets_but_those_that_the_run_names(judge, monkeypatch):
+    secrets = ["HF_TOKEN", "RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY"]
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    async with service(judge, env=("OPENAI_API_KEY",)) as rewards:
+        scored = await rewards.score(batch_of([f"env {name}" for name in (*secrets, "PATH")]))
+    assert scored["reward"].to_pylist() == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+@both_kinds
+async def test_a_judge_that_takes_too_much_memory_fails_and_lives_on(judge):
+    async with service(judge, max_memory_bytes=2**30) as rewards:
+        scored = await rewards.score(batch_of(["allocate", "good"]))
+    assert scored["reward_status"].to_pylist() == ["error", "ok"]
+    assert scored["reward_message"][0].as_py().startswith("MemoryError")
+
+
+async def test_a_judges_files_have_a_largest_size_and_its_end_leaves_no_core():
+    async with service(SYNC) as rewards:
+        scored = await rewards.score(batch_of(["file limit", "core limit"]))
+    assert scored["reward"].to_pylist() == [2.0**30, 0.0]
+
+
+async def test_what_a_judge_leaves_behind_has_its_processor_time_limited():
+    async with service(SYNC, timeout_s=2.0) as rewards:
+        (limit,) = (await rewards.score(batch_of(["cpu limit"])))["reward"].to_pylist()
+    assert 4 * 2.0 < limit < 4 * 2.0 + 10, "its deadline on four cores, after what importing took"
+
+
 async def test_a_judge_that_ends_its_process_costs_one_row():
     async with service(SYNC) as rewards:
         scored = await rewards.score(batch_of(["good", "exit", "good"]))
@@ -111,10 +156,9 @@ async def test_a_judge_is_there_before_its_first_batch():
 
 
 async def test_no_more_rewards_are_judged_at_a_time_than_allowed():
-    judges.Counting.most = 0
-    async with service("tests.unit.actors.judges:counting", max_concurrency=2) as rewards:
-        await rewards.score(batch_of(["x"] * 6))
-    assert judges.Counting.most == 2
+    async with service("tests.unit.actors.judges:in_pairs", max_concurrency=2) as rewards:
+        scored = await rewards.score(batch_of(["x"] * 6))
+    assert scored["reward"].to_pylist() == [2.0] * 6
 
 
 async def test_progress_says_how_much_was_judged():
@@ -138,9 +182,9 @@ async def test_a_batch_that_breaks_the_schema_is_refused():
         (Plugin(name="regex"), r"reward.judge='regex' needs pattern"),
     ],
 )
-def test_a_judge_that_cannot_work_is_refused_before_any_process_starts(judge, message):
+async def test_a_judge_that_cannot_work_is_refused_before_its_first_batch(judge, message):
     with pytest.raises(ConfigError, match=message):
-        RewardService(judge=judge)
+        await RewardService(RewardConfig(judge=judge)).warm_up()
 
 
 def is_running(pid: int) -> bool:

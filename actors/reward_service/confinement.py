@@ -1,0 +1,58 @@
+"""What a judge's process sees of the environment, and how much of the machine it may take.
+
+A guard against leaks and mistakes, not a sandbox: a judge runs as the user who started the run, and can read that user's files.
+"""
+
+import math
+import os
+import resource
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+_PASSED_ON = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "PATH",
+        "PYTHONHASHSEED",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    }
+)
+_PREFIXES_PASSED_ON = ("LC_", "MKL_", "OMP_", "OPENBLAS_")
+_MAX_FILE_BYTES = 1024**3
+
+
+def environment(of: Mapping[str, str], *, names: Collection[str], search_path: Sequence[str]) -> dict[str, str]:
+    """What a process needs to run, and the variables that the user `names`: no tokens, no keys, nothing of Ray's.
+
+    Modules are searched along `search_path`.
+    """
+    wanted = _PASSED_ON | {*names}
+    passed = {name: value for name, value in of.items() if name in wanted or name.startswith(_PREFIXES_PASSED_ON)}
+    return passed | {"PYTHONPATH": os.pathsep.join(path for path in search_path if path)}
+
+
+def limit_resources(*, max_memory_bytes: int) -> None:
+    """Of this process and of those it starts: memory, size of a written file, no core dumps."""
+    limits = {
+        # Not the address space: libraries reserve much more than they use.
+        resource.RLIMIT_DATA: max_memory_bytes,
+        resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, most in limits.items():
+        _, hard = resource.getrlimit(kind)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (least, least))
+
+
+def allow_cpu_s(seconds: float) -> None:
+    """So much processor time from now on. What this process starts inherits the limit, even if it leaves the process group."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
