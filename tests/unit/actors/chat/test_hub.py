@@ -36,7 +36,9 @@ def test_an_unknown_error_tells_its_first_line():
 
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT.upper()])
 def test_code_from_the_hub_needs_a_commit(revision):
-    with pytest.raises(ConfigError, match=r"model\.trust_remote_code=true with model\.revision=.*40 hexadecimal digits"):
+    with pytest.raises(
+        ConfigError, match=r"model\.trust_remote_code=true with model\.revision=.*40 hexadecimal digits"
+    ):
         refuse_unpinned_code(ModelConfig(path="org/model", revision=revision, trust_remote_code=True))
 
 
