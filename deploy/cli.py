@@ -114,7 +114,7 @@ def info(run_dir: RunDir, debug: Debug = False) -> None:
 
 @app.command()
 def verify(run_dir: RunDir, debug: Debug = False) -> None:
-    """Check ledger, digests, schema and staleness of what a run recorded; exit code 1 if anything is wrong."""
+    """Check ledger, digests, schema and staleness of what a run recorded, and its checkpoints; exit code 1 if anything is wrong."""
     with _reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.reports import run_info
@@ -124,10 +124,7 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
         verdict = verification.verify(directory, run_info.config_of(directory))
         for problem in verdict.problems:
             typer.echo(problem)
-        typer.echo(
-            f"{verdict.num_steps} steps, {verdict.num_groups} groups, {verdict.num_trajectories} trajectories, "
-            f"{verdict.num_tokens} tokens: {'clean' if not verdict.problems else f'{len(verdict.problems)} problems'}"
-        )
+        typer.echo(str(verdict))
         if verdict.problems:
             raise typer.Exit(1)
 

@@ -14,13 +14,12 @@ from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config import loading as configuration
 from deploy.reports import run_info
 
-_MODEL = "model"
-"""A checkpoint's Hugging Face folder."""
-
 
 def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> dict[str, float]:
-    """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate."""
+    """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate, CheckpointError when a
+    checkpoint is not what was saved."""
     from deploy import launch
+    from learner.checkpoint import files
 
     with tempfile.TemporaryDirectory() as scratch:
         config = _config_of(target, overrides, run_dir=scratch)
@@ -28,6 +27,7 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
             raise ConfigError(
                 f"{target!r} has no evaluation.prompts; name a held-out source: evaluation.prompts='{{name: file, path: ...}}'"
             )
+        files.verify_model(Path(config.model.path))
         return launch.evaluate(config, address=address)
 
 
@@ -59,7 +59,7 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
         run = RunDirectory(os.path.dirname(os.path.dirname(checkpoint)))
         if not run.exists(RUN_YAML):
             raise ConfigError(f"{target!r} is no run file (.yaml), run directory, or checkpoint inside one")
-    model = Path(checkpoint) / _MODEL
+    model = Path(checkpoint) / "model"
     if not model.is_dir():
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
     return run, model

@@ -141,6 +141,9 @@ def _check_folder(path: str, *, field: str) -> None:
         raise ConfigError(
             f"{field}={path!r} has no *.safetensors; save the model with save_pretrained, which writes them"
         )
+    from learner.checkpoint import files
+
+    files.verify_model(folder)
 
 
 def _open_prompts(plugin: Plugin, *, field: str) -> PromptSource:

@@ -1,11 +1,12 @@
 """`treadwheel verify`: does the run directory prove what it claims? Reads everything, changes nothing."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import TreadwheelError
+from cluster.contracts.errors import CheckpointError, TreadwheelError
 from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import METRICS, RunDirectory
@@ -17,17 +18,33 @@ class Verdict:
     num_groups: int
     num_trajectories: int
     num_tokens: int
+    num_checkpoints: int
     problems: tuple[str, ...]
     """Empty when all is well; else one line each, naming file, step and group."""
 
+    def __str__(self) -> str:
+        counts = (
+            f"{self.num_steps} steps, {self.num_groups} groups, {self.num_trajectories} trajectories, "
+            f"{self.num_tokens} tokens, {self.num_checkpoints} checkpoints"
+        )
+        number = len(self.problems)
+        return f"{counts}: {'clean' if number == 0 else '1 problem' if number == 1 else f'{number} problems'}"
+
 
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
-    """Digests, schema, order, staleness, and that every consumed group was consumed once."""
-    problems: list[str] = []
+    """Digests of trajectories and checkpoints, schema, order, staleness, and that every consumed group was consumed once."""
+    num_checkpoints, problems = _check_checkpoints(run_dir)
     try:
         ledger = Ledger(ReadOnly(run_dir))
     except TreadwheelError as error:
-        return Verdict(num_steps=0, num_groups=0, num_trajectories=0, num_tokens=0, problems=(str(error),))
+        return Verdict(
+            num_steps=0,
+            num_groups=0,
+            num_trajectories=0,
+            num_tokens=0,
+            num_checkpoints=num_checkpoints,
+            problems=(str(error), *problems),
+        )
     if ledger.num_cut:
         problems.append(f"{NAME}: its last line is torn; the next run cuts it away")
     recorder = Recorder(run_dir)
@@ -52,6 +69,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
         num_groups=len(seen),
         num_trajectories=num_trajectories,
         num_tokens=num_tokens,
+        num_checkpoints=num_checkpoints,
         problems=tuple(problems),
     )
 
@@ -81,6 +99,21 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
                 f"buffer.max_off_policy_steps={config.buffer.max_off_policy_steps}"
             )
     return sum(group.num_rows for group in groups), num_tokens, problems
+
+
+def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
+    """How many there are, and every file that is not what its checkpoint's manifest says."""
+    from learner.checkpoint import files
+
+    found = files.checkpoints(Path(run_dir.path("checkpoints"))) if run_dir.is_local else []
+    problems: list[str] = []
+    for checkpoint in found:
+        try:
+            files.verify(checkpoint)
+        except CheckpointError as error:
+            if checkpoint.exists():  # a living run may remove an old one meanwhile
+                problems.append(str(error))
+    return len(found), problems
 
 
 def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:

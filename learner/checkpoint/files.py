@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,11 +40,11 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint is. Written last."""
+    """What a checkpoint is. Written last, with a digest of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
-    format: str = "treadwheel-checkpoint-1"
+    format: Literal["treadwheel-checkpoint-2"] = "treadwheel-checkpoint-2"
     policy_version: int
     num_ranks: int
     """That saved; any number may restore."""
@@ -58,6 +58,16 @@ class Manifest(BaseModel):
     """The caller's, given back by restore."""
     files: dict[str, FileEntry]
     """Every other file of the checkpoint by its path."""
+    digest: str = ""
+    """SHA-256 of everything above; empty until it is written."""
+
+    def sealed(self, files: Mapping[str, FileEntry]) -> "Manifest":
+        """With these files, and the digest."""
+        complete = self.model_copy(update={"files": dict(files)})
+        return complete.model_copy(update={"digest": complete.own_digest()})
+
+    def own_digest(self) -> str:
+        return hashlib.sha256(self.model_dump_json(exclude={"digest"}).encode()).hexdigest()
 
 
 def state_name(rank: int, num_ranks: int) -> str:
@@ -111,7 +121,7 @@ def seal(path: Path) -> FileEntry:
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
-    """Makes the folder a checkpoint under its final name, replacing one of that name."""
+    """Makes the folder, with its sealed manifest, a checkpoint under its final name, replacing one of that name."""
     with open(aside / MANIFEST, "w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=1))
         file.flush()
@@ -153,13 +163,16 @@ def checkpoints(root: Path) -> list[Path]:
 def read_manifest(directory: Path) -> Manifest:
     """Raises CheckpointError when there is none, or it is not ours."""
     try:
-        return Manifest.model_validate_json((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = Manifest.model_validate_json((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory} is no checkpoint: it has no {MANIFEST}{_offer(directory)}") from error
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise CheckpointError(
             f"checkpoint {directory}: {MANIFEST} cannot be read or was altered{_offer(directory)}"
         ) from error
+    if manifest.digest != manifest.own_digest():
+        raise CheckpointError(f"checkpoint {directory} was altered: {MANIFEST} has another digest{_offer(directory)}")
+    return manifest
 
 
 def verify(directory: Path, *, expected_parameters: str | None = None) -> Manifest:
@@ -181,6 +194,12 @@ def verify(directory: Path, *, expected_parameters: str | None = None) -> Manife
         if _sha256(path) != entry.sha256:
             raise CheckpointError(f"checkpoint {directory} was altered: {name} has another digest{_offer(directory)}")
     return manifest
+
+
+def verify_model(folder: Path) -> None:
+    """Checks the checkpoint that a model folder is part of, as `verify` does; any other folder passes."""
+    if (folder.parent / MANIFEST).is_file():
+        verify(folder.parent)
 
 
 def read_states(directory: Path, manifest: Manifest) -> "States":

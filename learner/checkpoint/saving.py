@@ -149,7 +149,7 @@ class Saver:
             written |= self._state_entries(written[self._state_name()])
             if is_first:
                 with files.saving(directory):
-                    files.commit(aside, directory, snapshot.manifest.model_copy(update={"files": written}))
+                    files.commit(aside, directory, snapshot.manifest.sealed(written))
                     files.prune(directory.parent, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
         finally:
             if is_first:

@@ -86,7 +86,7 @@ def test_verify_finds_it_clean(finished):
     result = treadwheel("verify", finished.run_dir)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.startswith("80 steps, 5120 groups, 40960 trajectories, ")
-    assert result.stdout.endswith(" tokens: clean\n")
+    assert result.stdout.endswith(" checkpoints: clean\n")
 
 
 def test_info_says_that_it_is_over(finished):

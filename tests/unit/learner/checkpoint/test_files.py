@@ -30,9 +30,9 @@ def _save(directory: Path, *, metric: float | None = None, parameters: str = "p"
         metric=metric,
         learner={},
         extra={"a": 1},
-        files=files,
+        files={},
     )
-    commit(aside, directory, manifest)
+    commit(aside, directory, manifest.sealed(files))
     return directory
 
 
@@ -62,6 +62,26 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Pa
         and "the one before it is" in str(error.value)
         and "step-000001" in str(error.value)
     )
+
+
+@pytest.mark.parametrize(("written", "altered"), [('"policy_version":1', '"policy_version":2'), ('"a":1', '"a":3')])
+def test_an_altered_manifest_is_refused(tmp_path: Path, written: str, altered: str):
+    directory = _save(tmp_path / "step-000001")
+    text = (directory / "manifest.json").read_text().replace(": ", ":")
+    assert written in text
+    (directory / "manifest.json").write_text(text)
+    verify(directory)
+    (directory / "manifest.json").write_text(text.replace(written, altered))
+    with pytest.raises(CheckpointError, match=r"was altered: manifest\.json has another digest"):
+        verify(directory)
+
+
+def test_the_best_of_altered_checkpoints_is_unknown_and_fails_no_save(tmp_path: Path):
+    for step in (1, 2):
+        _save(tmp_path / f"step-{step:06d}", metric=0.5)
+    (tmp_path / "step-000001" / "manifest.json").write_text("{}")
+    prune(tmp_path, keep_last=1, keep_best=True)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002"]
 
 
 def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path):

@@ -1,0 +1,95 @@
+"""What an evaluation reads is what was saved."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import CheckpointError, ConfigError
+from cluster.record.run_directory import RunDirectory
+from deploy import launch, preflight
+from deploy.config.loading import resolved_yaml, validated
+from deploy.evaluation import evaluate
+from deploy.reports.verify import verify
+from learner.checkpoint import files
+
+CONFIG = validated({"model": {"path": "none"}, "prompts": "file", "evaluation": {"prompts": "file"}})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with the checkpoints of steps 1 and 2."""
+    RunDirectory(str(tmp_path)).write_file("run.yaml", resolved_yaml(CONFIG).encode())
+    for step in (1, 2):
+        directory = tmp_path / "checkpoints" / f"step-{step:06d}"
+        aside = files.begin(directory)
+        model = aside / "model" / "model.safetensors"
+        entries = {"model/model.safetensors": files.write_tensors(model, {"w": torch.zeros(4)})}
+        (aside / "model" / "config.json").write_text("{}")
+        entries["model/config.json"] = files.seal(aside / "model" / "config.json")
+        manifest = files.Manifest(
+            policy_version=step, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
+        )
+        files.commit(aside, directory, manifest.sealed(entries))
+    return tmp_path
+
+
+@pytest.fixture
+def flipped(run: Path) -> Path:
+    """The same with one bit of step 2's weights flipped."""
+    weights = run / "checkpoints" / "step-000002" / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    return run
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that come to be evaluated."""
+    paths: list[str] = []
+
+    def scored(config: RunConfig, *, address: str | None) -> dict[str, float]:
+        paths.append(config.model.path)
+        return {}
+
+    monkeypatch.setattr(launch, "evaluate", scored)
+    return paths
+
+
+def test_a_run_stands_for_its_last_checkpoint_and_a_checkpoint_for_itself(run: Path, evaluated: list[str]):
+    evaluate(str(run))
+    evaluate(str(run / "checkpoints" / "step-000001"))
+    assert evaluated == [str(run / "checkpoints" / f"step-00000{step}" / "model") for step in (2, 1)]
+
+
+def test_one_flipped_bit_is_refused_before_anything_starts(flipped: Path, evaluated: list[str]):
+    for target in (flipped, flipped / "checkpoints" / "step-000002"):
+        with pytest.raises(
+            CheckpointError, match=r"step-000002 was altered: model/model\.safetensors has another digest"
+        ):
+            evaluate(str(target))
+    assert evaluated == []
+    evaluate(str(flipped / "checkpoints" / "step-000001"))
+    assert len(evaluated) == 1
+
+
+def test_verification_names_the_file_with_the_flipped_bit(flipped: Path):
+    verdict = verify(RunDirectory(str(flipped)), CONFIG)
+    (problem,) = verdict.problems
+    assert "step-000002 was altered: model/model.safetensors has another digest" in problem
+    assert str(verdict).endswith("0 tokens, 2 checkpoints: 1 problem")
+
+
+def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path):
+    checkpoints = flipped / "checkpoints"
+    preflight._check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
+    with pytest.raises(CheckpointError, match="step-000002 was altered"):
+        preflight._check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
+
+
+def test_without_held_out_prompts_the_way_out_is_named(run: Path, evaluated: list[str]):
+    with pytest.raises(ConfigError, match=r"has no evaluation\.prompts; name a held-out source"):
+        evaluate(str(run), ["evaluation.prompts=null"])
+    assert evaluated == []
