@@ -92,7 +92,9 @@ class LearnerGroup:
             deadline_s = self._config.learner.timeout_s
             name, digest = await self._recorder.call("record", step, *references, deadline_s=deadline_s)
             indices = [index for index, _ in groups]
-            record = self._ledger.append(groups=indices, trajectories=name, trajectories_digest=digest)
+            record = await asyncio.to_thread(
+                self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
+            )
             try:
                 stats = await self._learn(references)
             except (WorkerError, DeadlineError, LostError) as error:
@@ -160,7 +162,7 @@ class LearnerGroup:
 
     async def _save(self, metric: float | None) -> None:
         self._last_save_s = self._clock()
-        next_index = self._ledger.records[self.version - 1].next_index if self.version else 0
+        next_index = await asyncio.to_thread(self._ledger.next_index_after, self.version)
         extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
         try:
             await self._all("save", f"{self._checkpoints}/step-{self.version:06d}", extra)
@@ -170,6 +172,7 @@ class LearnerGroup:
             )
         else:
             self.saved_version = self.version
+            self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         deadline_s = self._config.learner.timeout_s
@@ -206,7 +209,7 @@ class LearnerGroup:
         extra = await self._all("restore_latest", self._checkpoints)
         self.version = self.saved_version = int(extra["policy_version"]) if extra else 0
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
-        for record in self._ledger.after(self.version):
+        for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))
             # Without a metric, since nothing is sampled to rate it. The last step is saved with one when the run ends.
             if self.version < self._config.num_steps and self.is_save_due():

@@ -57,8 +57,8 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
     office = ticket_office(config)
     evaluator = make_evaluator(config)
     ledger = Ledger(run_dir)
-    if ledger.num_cut:
-        log.event("ledger_cut", lines=ledger.num_cut, policy_version=ledger.version)
+    if ledger.num_torn_lines:
+        log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
         async with Steering(config, cluster=made, run_dir=run_dir, log=log).steering():
             await run_loop(

@@ -10,6 +10,7 @@ from typing import Any
 from cluster.contracts.config import CheckpointConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.record.ledger import Ledger, ReadOnly
+from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.weights.broadcast import Weights
 from deploy import launch
@@ -48,7 +49,11 @@ def replay(
         raise ConfigError(
             f"--to-step={num_steps}: {run_dir.url!r} recorded steps 1 to {ledger.version}; choose one of them"
         )
-    del ledger.records[num_steps:]
+    if pruned := num_pruned_steps(run_dir):
+        raise ConfigError(
+            f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
+        )
+    ledger = Ledger(ReadOnly(run_dir, num_lines=num_steps))
     digest = asyncio.run(launch.until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
 

@@ -234,6 +234,12 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     """One worker less after so many steps in a row with a full buffer."""
 
 
+class RecordConfig(Section, mark=Mark.RESOURCES):
+    keep_trajectories: PositiveInt | None = None
+    """Steps whose trajectories stay in the run directory; None keeps all. Those of all steps since the oldest of the last
+    `checkpoint.keep_last` checkpoints stay in any case: a restart may learn them again. A replay needs all of them."""
+
+
 class MetricsConfig(Section, mark=Mark.RESOURCES):
     sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
 
@@ -266,6 +272,7 @@ class RunConfig(Section):
     supervision: SupervisionConfig = SupervisionConfig()
     mismatch: MismatchConfig = MismatchConfig()
     elastic: ElasticConfig = ElasticConfig()
+    record: RecordConfig = RecordConfig()
     metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="after")

@@ -1,12 +1,12 @@
 """What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
-record shows. A tail that a crash tore is cut back to the last whole line, and said so. Replay and recovery feed from here.
+record shows. A last line that a crash tore is removed, and said so. Recovery and replay feed from here.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,14 +33,16 @@ class Journal(Protocol):
 class ReadOnly:
     """Another journal, looked at and left as it is, a torn tail included: for verification and replay."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, num_lines: int | None = None) -> None:
+        """`num_lines` shows only so many lines; None shows all."""
         self._journal = journal
+        self._num_lines = num_lines
 
     def append_line(self, name: str, line: str) -> None:
         raise AssertionError(f"{name} is open for reading only")
 
     def read_lines(self, name: str) -> list[str]:
-        return self._journal.read_lines(name)
+        return self._journal.read_lines(name)[: self._num_lines]
 
     def replace_lines(self, name: str, lines: Sequence[str]) -> None:
         """Leaves the torn line where it is."""
@@ -69,27 +71,34 @@ class Record(BaseModel):
 
 
 class Ledger:
-    """The run's record of consumption. One writer: the controller."""
+    """The run's record of consumption. One writer: the learner. It keeps the last record; earlier ones are read when asked for."""
 
     def __init__(self, journal: Journal) -> None:
         """Reads what is there. Raises LedgerError for a record that contradicts the ones before it."""
         self._journal = journal
+        self._last: Record | None = None
         lines = journal.read_lines(NAME)
-        self.records, self.num_cut = _read(lines)
-        if self.num_cut:
-            journal.replace_lines(NAME, lines[: len(self.records)])
+        for record in _records(lines):
+            self._last = record
+        self.num_torn_lines = len(lines) - self.version
+        """1 when a crash tore the last line, else 0."""
+        if self.num_torn_lines:
+            journal.replace_lines(NAME, lines[: self.version])
 
     @property
     def version(self) -> int:
         """The last step with a record."""
-        return self.records[-1].step if self.records else 0
+        return self._last.step if self._last else 0
 
     @property
     def next_index(self) -> int:
-        return self.records[-1].next_index if self.records else 0
+        return self._last.next_index if self._last else 0
 
     def append(self, *, groups: Sequence[int], trajectories: str, trajectories_digest: str) -> Record:
-        """The record of the next step, on the disk when this returns. Raises LedgerError if a group was consumed before."""
+        """The record of the next step. On the disk when this returns, so it is not for an event loop.
+
+        Raises LedgerError for a group that was consumed before.
+        """
         if not groups or min(groups) < self.next_index or list(groups) != sorted(set(groups)):
             raise LedgerError(
                 f"step {self.version + 1} would consume groups {list(groups)[:8]} from {self.next_index} on: never twice, in order"
@@ -100,41 +109,53 @@ class Ledger:
             next_index=groups[-1] + 1,
             trajectories=trajectories,
             trajectories_digest=trajectories_digest,
-            previous=self.records[-1].digest if self.records else "",
+            previous=self._last.digest if self._last else "",
         )
         self._journal.append_line(NAME, record.model_dump_json())
-        self.records.append(record)
+        self._last = record
         return record
 
+    def records(self) -> Iterator[Record]:
+        """All of them, read from the disk."""
+        return _records(self._journal.read_lines(NAME)[: self.version])
+
     def after(self, version: int) -> list[Record]:
-        """Records of the steps after `version`: what a learner restored to it is fed again."""
-        return self.records[version:]
+        """Records of the steps after `version`, read from the disk: what a learner restored to it is fed again."""
+        return [_parsed(line) for line in self._journal.read_lines(NAME)[version : self.version]]
+
+    def next_index_after(self, version: int) -> int:
+        """Where a run that stands at `version` starts its next group."""
+        if version == 0:
+            return 0
+        return self.next_index if version == self.version else self.after(version - 1)[0].next_index
 
 
-def _read(lines: Sequence[str]) -> tuple[list[Record], int]:
-    """(whole records, lines cut off the end)."""
-    records: list[Record] = []
+def _records(lines: Sequence[str]) -> Iterator[Record]:
+    """Each in its turn, checked against the one before; without a torn last line."""
+    before: Record | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            record = Record.model_validate(json.loads(line))
+            record = _parsed(line)
         except (json.JSONDecodeError, ValidationError) as error:
             if number == len(lines):
-                return records, 1
+                return
             raise LedgerError(
                 f"{NAME} line {number} of {len(lines)} is not a record, and is not the last one: {error}"
             ) from error
-        _check_follows(record, records, number)
-        records.append(record)
-    return records, 0
+        _check_follows(record, before, number)
+        yield record
+        before = record
 
 
-def _check_follows(record: Record, before: Sequence[Record], number: int) -> None:
-    previous = before[-1] if before else None
-    if record.step != (previous.step if previous else 0) + 1:
-        raise LedgerError(
-            f"{NAME} line {number}: step {record.step} does not follow step {previous.step if previous else 0}"
-        )
-    if record.previous != (previous.digest if previous else ""):
+def _parsed(line: str) -> Record:
+    return Record.model_validate(json.loads(line))
+
+
+def _check_follows(record: Record, before: Record | None, number: int) -> None:
+    step = before.step if before else 0
+    if record.step != step + 1:
+        raise LedgerError(f"{NAME} line {number}: step {record.step} does not follow step {step}")
+    if record.previous != (before.digest if before else ""):
         raise LedgerError(f"{NAME} line {number}: the record before it was altered (its digest does not match)")
-    if previous and min(record.groups) < previous.next_index:
+    if before and min(record.groups) < before.next_index:
         raise LedgerError(f"{NAME} line {number}: group {min(record.groups)} was consumed before")

@@ -1,11 +1,13 @@
-"""Writes each step's trajectories before the learner sees them, and reads them back for recovery and replay.
+"""Writes each step's trajectories before the learner sees them, reads them back for recovery and replay, removes old ones if told to.
 
 An actor of its own, so that neither the controller nor the learner touches the bytes.
 """
 
 import hashlib
-from collections.abc import Sequence
-from typing import Protocol
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -13,24 +15,46 @@ from cluster.contracts.errors import LedgerError
 from cluster.contracts.schema import SCHEMA, summarize, validate
 from cluster.contracts.types import GroupSummary
 
+PRUNED = "trajectories/pruned.json"
+"""How many of the first steps have no trajectories any more; not there until some were removed."""
+
 
 class Files(Protocol):
     """Whole files, written atomically: the run directory."""
 
     def write_file(self, name: str, content: pa.Buffer) -> None: ...
 
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None: ...
+
     def read_file(self, name: str) -> pa.Buffer: ...
+
+    def read_text(self, name: str) -> str: ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def names(self, folder: str) -> list[str]: ...
+
+    def remove(self, name: str) -> None: ...
 
 
 def name_of(step: int) -> str:
     return f"trajectories/step-{step:06d}.arrow"
 
 
+def num_pruned_steps(files: Files) -> int:
+    """Trajectories of the steps up to this one were removed; 0 when all are there."""
+    return json.loads(files.read_text(PRUNED))["steps"] if files.exists(PRUNED) else 0
+
+
 class Recorder:
     """One record batch a group, in the order consumed, in one Arrow file a step."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
+        """Keeps the trajectories of the last `keep_steps` steps (None: of all), and those that one of the last `keep_checkpoints`
+        checkpoints needs."""
         self._files = files
+        self._keep_steps = keep_steps
+        self._keep_checkpoints = keep_checkpoints
 
     def record(self, step: int, *groups: pa.RecordBatch) -> tuple[str, str]:
         """(file name, digest of its content), on the disk when this returns."""
@@ -40,10 +64,17 @@ class Recorder:
                 writer.write_batch(validate(group))
         content = sink.getvalue()
         self._files.write_file(name_of(step), content)
+        if self._keep_steps is not None:
+            self._prune(min(step - self._keep_steps, self._restarts_from()))
         return name_of(step), digest_of(content)
 
     def read(self, name: str, digest: str) -> Sequence[pa.RecordBatch]:
-        """The groups of a step. Raises LedgerError when the file is not what was recorded."""
+        """The groups of a step. Raises LedgerError when the file is not what was recorded, or was removed."""
+        if not self._files.exists(name) and (pruned := num_pruned_steps(self._files)):
+            raise LedgerError(
+                f"{name} was removed (record.keep_trajectories): only steps after {pruned} can be learned again; "
+                "go on from a newer checkpoint"
+            )
         content = self._files.read_file(name)
         if digest_of(content) != digest:
             raise LedgerError(f"{name} was altered after it was recorded: its digest is not {digest}")
@@ -54,6 +85,20 @@ class Recorder:
         """True if `group` could be brought here: the call itself fails when its node is gone."""
         return group.num_rows > 0
 
+    def _restarts_from(self) -> int:
+        """The oldest step that a run may be restored to, when all but one of the kept checkpoints are damaged."""
+        steps = sorted(_numbers(self._files.names("checkpoints")))
+        return steps[-self._keep_checkpoints] if len(steps) >= self._keep_checkpoints else 0
+
+    def _prune(self, last: int) -> None:
+        """Removes the trajectories of the steps up to `last`. Said first: a file that is missing and not said to be is an error."""
+        if last <= num_pruned_steps(self._files):
+            return
+        self._files.write_json(PRUNED, {"steps": last})
+        for step in _numbers(self._files.names("trajectories")):
+            if step <= last:
+                self._files.remove(name_of(step))
+
     def summaries(self, *groups: pa.RecordBatch) -> list[GroupSummary]:
         """What the controller knew of the groups that `read` returned."""
         return [summarize(group) for group in groups]
@@ -61,3 +106,9 @@ class Recorder:
 
 def digest_of(content: pa.Buffer) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    """Of what is named for a step: step-000010, step-000010.arrow."""
+    found = (re.match(r"step-(\d+)(\.arrow)?$", name) for name in names)
+    return [int(each[1]) for each in found if each]

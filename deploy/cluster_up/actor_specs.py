@@ -46,7 +46,11 @@ class ActorSpecs:
             name="recorder",
             kind=ActorKind.RECORDER,
             factory="deploy.cluster_up.factories:recorder",
-            arguments={"run_dir": self._run_dir.path()},
+            arguments={
+                "run_dir": self._run_dir.path(),
+                "keep_steps": self._config.record.keep_trajectories,
+                "keep_checkpoints": self._config.checkpoint.keep_last,
+            },
         )
 
     def joining_worker(self, number: int) -> ActorSpec:

@@ -43,8 +43,8 @@ def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str
     return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir)
 
 
-def recorder(*, run_dir: str) -> Any:
+def recorder(*, run_dir: str, keep_steps: int | None, keep_checkpoints: int) -> Any:
     from cluster.record.recorder import Recorder
     from cluster.record.run_directory import RunDirectory
 
-    return Recorder(RunDirectory(run_dir))
+    return Recorder(RunDirectory(run_dir), keep_steps=keep_steps, keep_checkpoints=keep_checkpoints)

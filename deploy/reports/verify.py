@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, TreadwheelError
 from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
-from cluster.record.recorder import Recorder
+from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import METRICS, RunDirectory
 
 
@@ -19,6 +19,8 @@ class Verdict:
     num_trajectories: int
     num_tokens: int
     num_checkpoints: int
+    num_pruned_steps: int = 0
+    """Steps whose trajectories were removed (`record.keep_trajectories`): nothing but the ledger says what they were."""
     problems: tuple[str, ...]
     """Empty when all is well; else one line each, naming file, step and group."""
 
@@ -27,8 +29,11 @@ class Verdict:
             f"{self.num_steps} steps, {self.num_groups} groups, {self.num_trajectories} trajectories, "
             f"{self.num_tokens} tokens, {self.num_checkpoints} checkpoints"
         )
+        pruned = (
+            f"; the trajectories of steps 1 to {self.num_pruned_steps} were removed" if self.num_pruned_steps else ""
+        )
         number = len(self.problems)
-        return f"{counts}: {'clean' if number == 0 else '1 problem' if number == 1 else f'{number} problems'}"
+        return f"{counts}{pruned}: {'clean' if number == 0 else '1 problem' if number == 1 else f'{number} problems'}"
 
 
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
@@ -45,16 +50,19 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
             num_checkpoints=num_checkpoints,
             problems=(str(error), *problems),
         )
-    if ledger.num_cut:
-        problems.append(f"{NAME}: its last line is torn; the next run cuts it away")
+    if ledger.num_torn_lines:
+        problems.append(f"{NAME}: its last line is torn; the next run removes it")
     recorder = Recorder(run_dir)
     seen: dict[int, int] = {}
     num_trajectories = num_tokens = 0
-    for record in ledger.records:
+    num_pruned = num_pruned_steps(run_dir)
+    for record in ledger.records():
         for index in record.groups:
             if index in seen:
                 problems.append(f"step {record.step}: group {index} was consumed by step {seen[index]} already")
             seen[index] = record.step
+        if record.step <= num_pruned:
+            continue
         try:
             trajectories, tokens, found = _check_step(record, recorder, config)
         except TreadwheelError as error:
@@ -70,6 +78,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
         num_trajectories=num_trajectories,
         num_tokens=num_tokens,
         num_checkpoints=num_checkpoints,
+        num_pruned_steps=num_pruned,
         problems=tuple(problems),
     )
 
@@ -119,6 +128,6 @@ def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
 def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
     """A run may log no metrics, or only a part of itself: what it did log must be whole."""
     logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
-    steps = [record.step for record in ledger.records]
+    steps = range(1, ledger.version + 1)
     missing = [step for step in steps if logged and min(logged) < step < max(logged) and step not in logged]
     return [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []

@@ -54,8 +54,8 @@ def test_a_run_whose_driver_was_killed_three_times_equals_the_undisturbed_one(un
     assert resumed.problems() == ()
 
 
-def test_a_torn_ledger_is_cut_back_and_said_so(resumed):
-    assert [event["lines"] for event in resumed.events("ledger_cut")] == [1]
+def test_the_torn_line_of_a_ledger_is_removed_and_said_so(resumed):
+    assert [event["num_lines"] for event in resumed.events("ledger_torn")] == [1]
 
 
 def test_verify_names_what_was_altered(undisturbed, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.record.ledger import NAME, Ledger
+from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
 
 
 class Paper:
@@ -40,12 +40,29 @@ def paper():
 
 def test_it_reads_back_what_it_wrote(paper):
     ledger = Ledger(paper)
-    assert [record.groups for record in ledger.records] == [(0, 1), (2, 4), (5, 6)]
-    assert (ledger.version, ledger.next_index, ledger.num_cut) == (3, 7, 0)
+    assert [record.groups for record in ledger.records()] == [(0, 1), (2, 4), (5, 6)]
+    assert (ledger.version, ledger.next_index, ledger.num_torn_lines) == (3, 7, 0)
 
 
 def test_after_a_checkpoint_come_the_steps_to_learn_again(paper):
     assert [record.step for record in Ledger(paper).after(1)] == [2, 3]
+
+
+def test_it_keeps_no_more_than_the_last_record(paper):
+    ledger = Ledger(paper)
+    write(ledger, [7])
+    kept = [value for value in vars(ledger).values() if isinstance(value, Record | list | tuple | dict)]
+    assert [record.step for record in kept] == [4]
+    assert [record.step for record in ledger.after(2)] == [3, 4]
+
+
+def test_a_run_that_goes_back_to_a_step_knows_its_next_group(paper):
+    assert [Ledger(paper).next_index_after(version) for version in range(4)] == [0, 2, 5, 7]
+
+
+def test_a_replay_sees_only_the_steps_it_learns_again(paper):
+    ledger = Ledger(ReadOnly(paper, num_lines=2))
+    assert [record.step for record in ledger.after(0)] == [1, 2]
 
 
 def test_a_group_is_never_consumed_twice(paper):
@@ -58,10 +75,10 @@ def test_groups_are_consumed_in_start_order(paper):
         write(Ledger(paper), [8, 7])
 
 
-def test_a_torn_tail_is_cut_back_to_the_last_whole_record(paper):
+def test_a_torn_last_line_is_removed(paper):
     paper.lines[-1] = paper.lines[-1][:20]
     ledger = Ledger(paper)
-    assert (ledger.version, ledger.num_cut, len(paper.lines)) == (2, 1, 2)
+    assert (ledger.version, ledger.num_torn_lines, len(paper.lines)) == (2, 1, 2)
     assert write(ledger, [5, 6]).step == 3
 
 

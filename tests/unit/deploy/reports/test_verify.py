@@ -48,5 +48,17 @@ def test_an_altered_trajectory_is_named_by_its_step(directory):
 def test_a_torn_ledger_is_reported_and_left_as_it_is(directory):
     directory.append_line(NAME, '{"step": 4')
     before = directory.read_text(NAME)
-    assert verify(directory, CONFIG).problems == (f"{NAME}: its last line is torn; the next run cuts it away",)
+    assert verify(directory, CONFIG).problems == (f"{NAME}: its last line is torn; the next run removes it",)
     assert directory.read_text(NAME) == before
+
+
+def test_trajectories_that_were_removed_are_said_and_are_no_problem(directory):
+    for step in (1, 2):
+        directory.write_file(f"checkpoints/step-{step:06d}", b"")
+    group = row(ticket_index=2, group_id="00000002", policy_versions=[2] * 3)
+    Recorder(directory, keep_steps=1).record(3, to_batch([group]))
+    directory.remove("checkpoints/step-000001")
+    directory.remove("checkpoints/step-000002")
+    verdict = verify(directory, CONFIG)
+    assert "; the trajectories of steps 1 to 2 were removed: clean" in str(verdict)
+    assert (verdict.num_groups, verdict.num_trajectories) == (3, 1)

@@ -1,0 +1,71 @@
+"""Trajectories come back as they were recorded, or it is said why not."""
+
+import pytest
+
+from cluster.contracts.errors import LedgerError
+from cluster.contracts.schema import to_batch
+from cluster.record.recorder import Recorder, name_of, num_pruned_steps
+from cluster.record.run_directory import RunDirectory
+from tests.unit.cluster.contracts.rows import row
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    return RunDirectory(str(tmp_path))
+
+
+def save_checkpoint(directory: RunDirectory, step: int) -> None:
+    directory.write_file(f"checkpoints/step-{step:06d}/manifest.json", b"{}")
+
+
+def recorded(directory: RunDirectory) -> list[int]:
+    return [step for step in range(20) if directory.exists(name_of(step))]
+
+
+def test_groups_come_back_in_their_order(directory):
+    recorder = Recorder(directory)
+    name, digest = recorder.record(1, to_batch([row(ticket_index=4)]), to_batch([row(ticket_index=7)]))
+    assert [group["ticket_index"][0].as_py() for group in recorder.read(name, digest)] == [4, 7]
+
+
+def test_all_trajectories_are_kept_unless_told_otherwise(directory):
+    recorder = Recorder(directory)
+    for step in range(1, 6):
+        recorder.record(step, to_batch([row()]))
+        save_checkpoint(directory, step)
+    assert recorded(directory) == [1, 2, 3, 4, 5] and num_pruned_steps(directory) == 0
+
+
+def test_what_a_checkpoint_may_need_again_is_never_removed(directory):
+    recorder = Recorder(directory, keep_steps=2, keep_checkpoints=2)
+    for step in range(1, 11):
+        recorder.record(step, to_batch([row()]))
+        if step in (3, 6):
+            save_checkpoint(directory, step)
+        if step == 5:
+            assert recorded(directory) == [1, 2, 3, 4, 5], "should the one checkpoint be damaged, all is learned again"
+    assert recorded(directory) == [4, 5, 6, 7, 8, 9, 10], (
+        "should the newer checkpoint be damaged, step 4 is learned again"
+    )
+    save_checkpoint(directory, 9)
+    recorder.record(11, to_batch([row()]))
+    assert recorded(directory) == [7, 8, 9, 10, 11] and num_pruned_steps(directory) == 6
+
+
+def test_so_many_steps_are_kept_though_newer_checkpoints_need_fewer(directory):
+    recorder = Recorder(directory, keep_steps=4, keep_checkpoints=1)
+    for step in range(1, 11):
+        recorder.record(step, to_batch([row()]))
+        save_checkpoint(directory, step)
+    assert recorded(directory) == [7, 8, 9, 10]
+
+
+def test_a_removed_step_is_not_a_lost_one(directory):
+    recorder = Recorder(directory, keep_steps=1)
+    _, digest = recorder.record(1, to_batch([row()]))
+    save_checkpoint(directory, 1)
+    recorder.record(2, to_batch([row()]))
+    with pytest.raises(
+        LedgerError, match=r"step-000001\.arrow was removed \(record\.keep_trajectories\): only steps after 1"
+    ):
+        recorder.read(name_of(1), digest)
