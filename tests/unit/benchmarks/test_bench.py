@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,9 @@ def test_one_benchmark_replaces_its_own_rows_only(tmp_path, monkeypatch):
     bench.write([row(name="a", value=1), row(name="b", value=1)], keep_others=False)
     bench.write([row(name="b", value=2)], keep_others=True)
     assert {each["name"]: each["value"] for each in json.loads(bench.OUT.read_text())} == {"a": 1, "b": 2}
+
+
+def test_every_file_of_the_folder_is_a_benchmark_that_imports():
+    found = dict(bench.benchmarks(None))
+    assert found.keys() == {path.stem for path in Path(bench.__file__).parent.glob("[a-z]*.py")}
+    assert all(map(callable, found.values()))
