@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,11 +94,13 @@ class Evaluator:
     source: PromptSource
     sampling: SamplingParams
     seed: int
+    thread: Executor | None = None
+    """Makes the prompts; None is the event loop's own."""
 
     async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
         """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
         began = time.monotonic()
-        held_out = await rollouts.evaluate(await asyncio.to_thread(self._tickets, version))
+        held_out = await rollouts.evaluate(await self._made(version))
         rewards = [value for summary in held_out.summaries for value in summary.known_rewards]
         num_trajectories = sum(summary.num_trajectories for summary in held_out.summaries)
         return {
@@ -108,6 +111,9 @@ class Evaluator:
             "eval/num_prompts": float(len(held_out.summaries)),
             "time/eval_s": time.monotonic() - began,
         }
+
+    async def _made(self, version: int) -> list[Ticket]:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, self._tickets, version)
 
     def _tickets(self, version: int) -> list[Ticket]:
         return evaluation_tickets(
