@@ -30,9 +30,13 @@ def check(world: World) -> None:
     # Every group up to the last one learned has a fate: none was lost. (The staleness bound is checked by the loop itself.)
     assert set(range(max(learned) + 1)) == {index for index in {*learned, *dropped} if index <= max(learned)}, seed
     assert world.seen.most_sequences <= nature.max_sequences + PER_GROUP - 1, f"seed {seed}: capacity"
-    assert all(count <= MAX_PROMPT_FAILURES for count in world.seen.killed_by.values()), f"seed {seed}: tried, then left"
+    assert all(count <= MAX_PROMPT_FAILURES for count in world.seen.killed_by.values()), (
+        f"seed {seed}: tried, then left"
+    )
     assert len(world.fleet.serving()) == world.fleet.num_wanted, f"seed {seed}: the fleet is whole"
-    assert world.buffer.size_bytes <= 100 * (nature.bound + 1) * nature.groups_per_step, f"seed {seed}: nothing piles up"
+    assert world.buffer.size_bytes <= 100 * (nature.bound + 1) * nature.groups_per_step, (
+        f"seed {seed}: nothing piles up"
+    )
 
 
 def test_a_schedule_is_its_seed_alone():
