@@ -139,8 +139,8 @@ async def train(
 ) -> None:
     """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
     version = learner.version
-    if version == 0:
-        await evaluate(evaluator, rollouts, version=version, log=log)
+    if version == 0 and evaluator:
+        log.step(version, await evaluator.run(rollouts, version=version))
     async with rollouts.generating(into=buffer):
         while version < plan.num_steps:
             began = time.monotonic()
@@ -158,26 +158,17 @@ async def train(
             sent = await weights.broadcast(fleet)
             timing = {"time/step_s": time.monotonic() - began}
             timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats()}
-            metric = None
-            if _is_due(plan.evaluate_every_steps, version, plan.num_steps):
-                metric = await evaluate(evaluator, rollouts, version=version, log=log)
+            held_out: dict[str, float] = {}
+            if evaluator and _is_due(plan.evaluate_every_steps, version, plan.num_steps):
+                held_out = await evaluator.run(rollouts, version=version)
             buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
-            log.step(version, step_metrics(summaries, stats) | timing)
+            log.step(version, step_metrics(summaries, stats) | timing | held_out)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
             _check_mismatch(stats, plan, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
-                await learner.save(metric if evaluator else mean_reward(summaries))
-
-
-async def evaluate(evaluator: Evaluator | None, rollouts: Rollouts, *, version: int, log: Log) -> float | None:
-    """Logs an evaluation of the weights that serve now, which are those of `version`; its mean reward, None without an evaluator."""
-    if evaluator is None:
-        return None
-    metrics = await evaluator.run(rollouts, version=version)
-    log.step(version, metrics)
-    return metrics["eval/reward"]
+                await learner.save(held_out.get("eval/reward") if evaluator else mean_reward(summaries))
 
 
 async def _take(plan: Plan, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import psutil
@@ -13,7 +13,6 @@ from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import PROMPTS, resolve
 from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator, Plan
-from cluster.controller import evaluate as evaluate_now
 from cluster.controller import train as run_loop
 from cluster.metrics import MetricLog, open_log
 from cluster.record.ledger import Ledger
@@ -38,8 +37,7 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
     run_dir = RunDirectory(config.run_dir)
     run_dir.claim(resolved_yaml(config))
     try:
-        log = open_log(config.metrics, directory=run_dir, num_steps=config.num_steps)
-        with contextlib.closing(log):
+        with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
             asyncio.run(until_interrupted(_train(config, run_dir, log, address=address)))
         return summarize(run_dir)
@@ -53,10 +51,26 @@ def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, floa
     return asyncio.run(until_interrupted(_evaluate(config, run_dir, address=address)))
 
 
+@contextlib.contextmanager
+def _noting_the_end(log: MetricLog) -> Iterator[None]:
+    """The last event says how the run ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        log.event("stopped")
+        raise
+    except BaseException as error:
+        log.event("failed", error=type(error).__name__, reason=str(error))
+        raise
+    log.event("finished")
+
+
 async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, address: str | None) -> None:
     office = ticket_office(config)
     evaluator = make_evaluator(config)
     ledger = Ledger(run_dir)
+    if ledger.version:
+        log.event("resumed", recorded_steps=ledger.version)
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
@@ -79,7 +93,10 @@ async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricL
     learner = made.learner
     if learner.saved_version == learner.version:
         return
-    await learner.save(await evaluate_now(evaluator, made.production, version=learner.version, log=log))
+    held_out = await evaluator.run(made.production, version=learner.version) if evaluator else {}
+    if held_out:
+        log.step(learner.version, held_out)
+    await learner.save(held_out.get("eval/reward"))
     if learner.saved_version != learner.version:
         raise CheckpointError(
             f"the weights of the last step, {learner.version}, were not saved; events.jsonl says why. "

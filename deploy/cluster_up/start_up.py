@@ -113,5 +113,12 @@ def _write_status(run_dir: RunDirectory, made: Cluster) -> None:
     places = [place.progress() for place in (*made.production.places(), made.recorder)]
     doing = [*places, *(rank.last_progress for rank in made.learner.actors())]
     known = [asdict(each) for each in doing if each]
-    with contextlib.suppress(StorageError):  # a full disk must not end the heartbeats; events.jsonl says what happens
-        run_dir.write_json(STATUS, {"time": time.time(), "driver_pid": os.getpid(), "actors": known})
+    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": known}
+
+    def write() -> None:
+        with contextlib.suppress(
+            StorageError
+        ):  # a full disk must not end the heartbeats; events.jsonl says what happens
+            run_dir.write_json(STATUS, status)
+
+    run_dir.writer.put_latest(STATUS, write)

@@ -27,7 +27,7 @@ class Scene:
         self.saved: list[int] = []
         self._mismatch, self._lost, self._age = differs_by, set(lost), age
 
-    async def run(self) -> None:
+    async def run(self, evaluator: Any = None) -> None:
         await train(
             self.plan,
             rollouts=self,
@@ -36,6 +36,7 @@ class Scene:
             buffer=self.buffer,
             weights=self,
             log=self.log,
+            evaluator=evaluator,
         )
 
     # rollouts and fleet
@@ -103,6 +104,20 @@ async def test_every_step_consumes_its_groups_and_is_saved_when_that_is_due():
     scene = Scene()
     await scene.run()
     assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [2, 3]
+
+
+class ScriptedEvaluator:
+    async def run(self, rollouts: Any, *, version: int) -> dict[str, float]:
+        return {"eval/reward": float(version)}
+
+
+async def test_a_step_and_its_evaluation_are_one_line():
+    scene = Scene(evaluate_every_steps=2)
+    await scene.run(ScriptedEvaluator())
+    assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
+    evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
+    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
+    assert all("reward/mean" in numbers for version, numbers in scene.log.steps if version)
 
 
 async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_once():

@@ -1,0 +1,51 @@
+"""How a run ends is its last event."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from cluster.contracts.errors import WorkerError
+from deploy import launch
+from deploy.config.loading import validated
+
+
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """Trains with `outcome` in place of the cluster's work, and returns the last event."""
+
+    def train(outcome):
+        async def work(config, run_dir, log, *, address):
+            log.step(2, {})
+            if outcome:
+                raise outcome
+
+        monkeypatch.setattr(launch, "_train", work)
+        config = validated(
+            {"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path / "run"), "metrics": {"sinks": []}}
+        )
+        with contextlib.suppress(WorkerError, KeyboardInterrupt):
+            launch.train(config)
+        events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+        assert events[0]["kind"] == "launched"
+        return {name: value for name, value in events[-1].items() if name not in ("time", "pid")}
+
+    return train
+
+
+def test_a_run_that_ends_says_so(ended):
+    assert ended(None) == {"kind": "finished", "policy_version": 2}
+
+
+def test_a_run_that_is_stopped_says_so(ended):
+    assert ended(asyncio.CancelledError()) == {"kind": "stopped", "policy_version": 2}
+
+
+def test_a_run_that_fails_says_of_what(ended):
+    assert ended(WorkerError("rollout-0 died")) == {
+        "kind": "failed",
+        "policy_version": 2,
+        "error": "WorkerError",
+        "reason": "rollout-0 died",
+    }
