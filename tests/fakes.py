@@ -116,7 +116,7 @@ class ScriptedWorker:
 
 
 class ScriptedScorer:
-    """A reward service or reference scorer; a reference stands for its group's index."""
+    """A reward service or reference scorer; an object ref is its group's index."""
 
     def __init__(
         self, spec: ActorSpec, score: Callable[[int], GroupSummary], *, gate: asyncio.Event | None = None
@@ -135,11 +135,11 @@ class ScriptedScorer:
     def name(self) -> str:
         return self.spec.name
 
-    async def call_for_batch(self, method: str, reference: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
-        self.scored.append(reference)
+    async def call_for_batch(self, method: str, object_ref: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
+        self.scored.append(object_ref)
         await asyncio.sleep(0)
         if self._gate is not None:
             await self._gate.wait()
-        return self._score(reference), reference
+        return self._score(object_ref), object_ref
 
     async def kill(self) -> None: ...

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
 from cluster.weights.manifest import Canary, pack
 from tests.models import make_tiny_model, make_tokenizer
 
@@ -72,6 +72,7 @@ def _published(path: Path) -> list[Any]:
 async def _sample_with(worker: RolloutWorker, prompts: list[str]) -> float:
     began, num_tokens = time.perf_counter(), 0
     async for batch in worker.generate(tickets(prompts)):
+        assert not isinstance(batch, Refusal), batch
         num_tokens += len(batch["completion_token_ids"].flatten())
     return num_tokens / (time.perf_counter() - began)
 
