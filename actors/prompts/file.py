@@ -15,6 +15,7 @@ import pyarrow.parquet
 
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
+from cluster.record.storage import filesystem_of
 
 Rows = Sequence[Mapping[str, Any]]
 """Rows by index, decoded as they are asked for."""
@@ -129,7 +130,7 @@ def _read(path: str) -> Rows:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix not in _READERS:
         raise ConfigError(f"prompts.path={path!r} has the suffix {suffix or 'none'}; use one of {', '.join(_READERS)}")
-    files, inner = _filesystem_of(path)
+    files, inner = _filesystem(path)
     try:
         with files.open_input_file(inner) as source:
             return _READERS[suffix](source, path)
@@ -191,11 +192,9 @@ _READERS: dict[str, Callable[[pa.NativeFile, str], Rows]] = {
 }
 
 
-def _filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
-    if "://" not in path:
-        return pafs.LocalFileSystem(), path
+def _filesystem(path: str) -> tuple[pafs.FileSystem, str]:
     try:
-        return pafs.FileSystem.from_uri(path)
+        return filesystem_of(path)
     except pa.ArrowInvalid:  # not one of pyarrow's own: https, hf and others are fsspec's
         import fsspec
 
