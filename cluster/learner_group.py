@@ -57,6 +57,8 @@ class LearnerGroup:
         """Policy version of the ranks: completed optimizer steps."""
         self.saved_version = 0
         """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
+        self._asked: tuple[int, list[GroupSummary]] = (0, [])
+        """The step that the ranks were asked for last, and what its groups are."""
         self._clock = clock
         self._last_save_s = clock()
 
@@ -95,6 +97,7 @@ class LearnerGroup:
             record = await asyncio.to_thread(
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
             )
+            self._asked = step, [group.summary for _, group in groups]
             try:
                 stats = await self._learn(references)
             except (WorkerError, DeadlineError, LostError) as error:
@@ -133,6 +136,24 @@ class LearnerGroup:
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
 
+    async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
+        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last.
+
+        It is on the disk when this returns, unless an event says that it failed. Returns what that step did, None where there is
+        nothing to tell: the ranks made no step, or failed in the one under way.
+        """
+        async with self._turn:
+            # A rank answers after the step under way, whose caller no longer waits for it.
+            stats: StepStats | None = await self._all("last_step") if self._ranks else None
+            if stats is None:
+                return None
+            self.version = stats.policy_version
+            if self.version != self.saved_version:
+                await self._save(None)
+            await self._reporting_failure("finish_saving")
+            step, summaries = self._asked
+            return (stats, summaries) if step == self.version else None
+
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before."""
         async with self._turn:
@@ -164,15 +185,20 @@ class LearnerGroup:
         self._last_save_s = self._clock()
         next_index = await asyncio.to_thread(self._ledger.next_index_after, self.version)
         extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
+        if await self._reporting_failure("save", f"{self._checkpoints}/step-{self.version:06d}", extra):
+            self.saved_version = self.version
+            self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
+
+    async def _reporting_failure(self, method: str, *args: Any) -> bool:
+        """Whether the ranks did what concerns a checkpoint; an event says why not."""
         try:
-            await self._all("save", f"{self._checkpoints}/step-{self.version:06d}", extra)
+            await self._all(method, *args)
         except CheckpointError as error:
             self._supervisor.events.event(
                 "checkpoint_failed", policy_version=self.version, reason=str(error), message=str(error)
             )
-        else:
-            self.saved_version = self.version
-            self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
+            return False
+        return True
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         deadline_s = self._config.learner.timeout_s
@@ -180,6 +206,7 @@ class LearnerGroup:
             "read", record.trajectories, record.trajectories_digest, deadline_s=deadline_s
         )
         summaries: list[GroupSummary] = await self._recorder.call("summaries", *references, deadline_s=deadline_s)
+        self._asked = record.step, summaries
         return await self._learn(references), summaries
 
     async def _holds(self, group: Group) -> bool:

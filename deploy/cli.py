@@ -41,7 +41,7 @@ def main() -> None:
 @app.command()
 def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Train, from wherever the run directory stands."""
-    with _reporting(debug=debug, on_interrupt="stopped cleanly; the same command goes on from the last checkpoint"):
+    with _reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy import preflight
         from deploy.config import loading as configuration
@@ -195,12 +195,12 @@ def passport_diff(
 
 
 @contextlib.contextmanager
-def _reporting(*, debug: bool, on_interrupt: str = "interrupted") -> Iterator[None]:
+def _reporting(*, debug: bool) -> Iterator[None]:
     """Our own errors end the command with one line and a code; with --debug they show where they came from."""
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"treadwheel: {on_interrupt}", err=True)
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"treadwheel: {str(interrupt) or 'interrupted'}", err=True)
         raise typer.Exit(130) from None
     except TreadwheelError as error:
         if debug:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import psutil
 
@@ -22,17 +20,16 @@ from cluster.rollouts.tickets import TicketOffice
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import Steering
+from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.reports.summary import Summary, summarize
-
-T = TypeVar("T")
 
 
 def train(config: RunConfig, *, address: str | None = None) -> Summary:
     """Runs `config` to its last step, from wherever its run directory stands. Starts a local Ray if there is no `address`.
 
-    Raises our own errors; KeyboardInterrupt and SIGTERM end it cleanly, and the same call goes on later.
+    Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later.
     """
     run_dir = RunDirectory(config.run_dir)
     run_dir.claim(resolved_yaml(config))
@@ -41,6 +38,8 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
             log.event("launched", started_at=psutil.Process().create_time())
             asyncio.run(until_interrupted(_train(config, run_dir, log, address=address)))
         return summarize(run_dir)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
     finally:
         run_dir.release()
 
@@ -74,7 +73,10 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
-        async with Steering(config, cluster=made, run_dir=run_dir, log=log).steering():
+        async with (
+            saved_when_stopped(made.learner, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+            Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
+        ):
             await run_loop(
                 plan_of(config),
                 rollouts=made.production,
@@ -166,15 +168,3 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
         ),
         seed=config.seed,
     )
-
-
-async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Ctrl-C and SIGTERM cancel the work, which then ends its actors; the caller gets KeyboardInterrupt."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None

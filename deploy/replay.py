@@ -13,9 +13,9 @@ from cluster.record.ledger import Ledger, ReadOnly
 from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.weights.broadcast import Weights
-from deploy import launch
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone
+from deploy.cluster_up.stopping import until_interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def replay(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
         )
     ledger = Ledger(ReadOnly(run_dir, num_lines=num_steps))
-    digest = asyncio.run(launch.until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
+    digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
 
 

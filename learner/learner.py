@@ -52,6 +52,7 @@ class Learner:
         self._phases = Phases("loading")
         self.version = 0
         """Policy version: completed optimizer steps."""
+        self._last_step: StepStats | None = None
         self._num_skipped = 0
         """Steps in a row that were not finite."""
         self._quarantine = Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None
@@ -136,9 +137,14 @@ class Learner:
         self.version += 1
         laps.lap("time/optimizer_s")
         self._phases.enter("waiting")
-        return self._stats(
+        self._last_step = self._stats(
             batch, report, rate=rate, gradient_norm=float(gradient_norm), laps=laps, num_passes=len(micro_batches)
         )
+        return self._last_step
+
+    def last_step(self) -> StepStats | None:
+        """What the last update since the start, or since `restore`, did; None before there was one."""
+        return self._last_step
 
     def _step(
         self,
@@ -282,7 +288,7 @@ class Learner:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._phases.enter("restoring")
         manifest = self._saver.restore(_local_path(directory))
-        self.version = manifest.policy_version
+        self.version, self._last_step = manifest.policy_version, None
         self._phases.enter("waiting")
         return manifest.extra
 

@@ -191,6 +191,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     """What a learner that dies has to learn again, at most; None does not save by steps. The last step is always saved."""
     every_s: PositiveFloat | None = 600.0
     """Also when the last save is so long ago, for runs whose steps take long; None does not save by time."""
+    stop_timeout_s: NonNegativeFloat = 60.0
+    """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
     keep_last: PositiveInt = 2
     keep_best: bool = True
     """Also keeps the one with the best evaluation (or reward, without evaluation)."""

@@ -131,7 +131,17 @@ class Learner(Protocol):
         """Buckets of the current weights, then their manifest: rank 0; the others yield nothing, but must be iterated too."""
         ...
 
-    def save(self, directory: str, extra: Mapping[str, Any]) -> None: ...
+    def last_step(self) -> StepStats | None:
+        """What the last update since the start, or since `restore`, did; None before there was one."""
+        ...
+
+    def save(self, directory: str, extra: Mapping[str, Any]) -> None:
+        """A checkpoint, which may be written while training goes on."""
+        ...
+
+    def finish_saving(self) -> None:
+        """Returns once the last checkpoint is written. Raises CheckpointError when it could not be."""
+        ...
 
     def restore(self, directory: str) -> Mapping[str, Any]:
         """What `save` was given as `extra`."""

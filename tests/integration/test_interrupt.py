@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark
 
 @pytest.fixture
 def command(tmp_path) -> tuple[str, ...]:
-    return ("train", QUICKSTART, *SMALL, f"run_dir={tmp_path / 'run'}", "num_steps=200", "checkpoint.every_steps=2")
+    return ("train", QUICKSTART, *SMALL, f"run_dir={tmp_path / 'run'}", "num_steps=200")
 
 
 def steps_of(run_dir: Path) -> list[int]:
@@ -25,6 +25,7 @@ def assert_ended_cleanly(stopped: Background) -> None:
     assert stopped.exit_code() == 130, stopped.output
     assert stopped.left_behind() == []
     assert "Traceback" not in stopped.output
+    assert "never retrieved" not in stopped.output
     assert "SIGTERM" not in stopped.output
 
 
@@ -34,15 +35,18 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
         first.wait_until(lambda: 3 in steps_of(run_dir))
         first.press_ctrl_c()
         assert_ended_cleanly(first)
-        assert "stopped cleanly; the same command goes on" in first.output
     done = max(steps_of(run_dir))
+    assert f"stopped; step {done} is saved, and the same command goes on from there" in first.output
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
     assert f"{done} of 200" in treadwheel("info", run_dir).stdout
 
-    with Background(*command) as second:
+    with Background(*command, "checkpoint.stop_timeout_s=0") as second:
         second.wait_until(lambda: done + 3 in steps_of(run_dir))
         second.terminate()
         assert_ended_cleanly(second)
-        assert "stopped cleanly; the same command goes on" in second.output
+        assert (
+            f"the last checkpoint is that of step {done}: the same command learns steps {done + 1} to" in second.output
+        )
     done = max(steps_of(run_dir))
     assert sorted(set(steps_of(run_dir))) == list(range(1, done + 1))
     verdict = treadwheel("verify", run_dir)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, FailureKind, LostError, WorkerError
+from cluster.contracts.errors import CheckpointError, DataError, FailureKind, LostError, WorkerError
 from cluster.contracts.types import ActorKind, Group, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
@@ -35,6 +35,7 @@ class ScriptedRank(RemoteActor):
         super().__init__(spec, None, 1, "node")
         self._scene = scene
         self._version = 0
+        self._last_step: StepStats | None = None
 
     async def free_address(self) -> str:
         return "here:1"
@@ -49,6 +50,8 @@ class ScriptedRank(RemoteActor):
             case "restore_latest":
                 self._version = self._scene.saved
                 return {"policy_version": self._version} if self._version else None
+            case "last_step":
+                return self._last_step
             case "describe":
                 return {"layout": "shared", "loading": "streamed"}
             case "save":
@@ -57,9 +60,10 @@ class ScriptedRank(RemoteActor):
             case "update":
                 self._version += 1
                 self._scene.learned.append(args)
-                return StepStats(
+                self._last_step = StepStats(
                     policy_version=self._version, metrics={}, num_trajectories=1, num_trained_tokens=1, seconds=1.0
                 )
+                return self._last_step
 
     async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, self._version)
@@ -244,6 +248,52 @@ async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_fi
     await scene.group.start()
     await scene.learn(2)
     assert scene.saves == [1] and scene.group.is_save_due()
+
+
+async def test_a_run_that_is_stopped_in_an_update_saves_the_step_that_the_update_makes():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    under_way = asyncio.create_task(scene.learn(1))
+    while len(scene.learned) < 2:  # the rank has made the step, its caller has not heard of it
+        await asyncio.sleep(0)
+    under_way.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under_way
+    assert scene.group.version == 1
+    saved = await scene.group.save_progress()
+    assert saved is not None and (saved[0].policy_version, saved[1]) == (2, [group_summary(1)])
+    assert scene.saves == [2] and scene.group.saved_version == 2
+
+
+async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_again():
+    scene = Scene(("update", 1, DataError("row 3 cannot be trained on")))
+    await scene.group.start()
+    await scene.learn(1)
+    with pytest.raises(DataError):
+        await scene.learn(1)
+    assert await scene.group.save_progress() is None
+    assert scene.saves == [1]
+
+
+async def test_a_version_that_is_saved_is_not_saved_again_when_the_run_is_stopped():
+    scene = Scene()
+    await scene.group.start()
+    await scene.group.save_progress()
+    await scene.learn(1)
+    await scene.group.save(None)
+    await scene.group.save_progress()
+    assert scene.saves == [1]
+    await scene.group.stop()
+    await scene.group.save_progress()  # no rank is left
+
+
+async def test_a_checkpoint_that_is_not_written_when_the_run_is_stopped_is_an_event():
+    scene = Scene(("finish_saving", 1, CheckpointError("checkpoint was not saved: No space left on device")))
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save_progress()
+    assert scene.events.kinds()[-1] == "checkpoint_failed"
 
 
 async def test_lost_groups_are_named_and_nothing_is_recorded():

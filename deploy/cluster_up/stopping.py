@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM: a run saves what it has learned, ends its actors, and says how the same command goes on."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from cluster.contracts.errors import TreadwheelError
+from cluster.contracts.types import GroupSummary, StepStats
+from cluster.controller import Log
+from cluster.metrics import step_metrics
+from cluster.record.ledger import Ledger, ReadOnly
+from cluster.record.run_directory import RunDirectory
+
+T = TypeVar("T")
+
+
+class SavingLearner(Protocol):
+    """The learner, as a run that is stopped sees it."""
+
+    async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
+        """Saves the last step, or the one under way. Returns what that step did, where there is something to tell."""
+        ...
+
+
+async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Ctrl-C and SIGTERM cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
+
+    A second signal cancels the saving too. A third one has the system's own effect.
+    """
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    num_received = 0
+
+    def interrupt() -> None:
+        nonlocal num_received
+        num_received += 1
+        if num_received == 2:
+            for number in signals:
+                loop.remove_signal_handler(number)
+        task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+@contextlib.asynccontextmanager
+async def saved_when_stopped(learner: SavingLearner, *, timeout_s: float, log: Log) -> AsyncIterator[None]:
+    """When the block is cancelled, the steps that it learned are saved first, if that takes no longer than `timeout_s` (0: not at all)."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if timeout_s:
+            log.event(
+                "stopping", message=f"stopping: saves a checkpoint, in at most {timeout_s:g} s; Ctrl-C again skips it"
+            )
+            try:
+                async with asyncio.timeout(timeout_s):
+                    saved = await learner.save_progress()
+                if saved is not None:  # the loop may have been stopped before it could log this step
+                    stats, summaries = saved
+                    log.step(stats.policy_version, step_metrics(summaries, stats))
+            except (TimeoutError, TreadwheelError) as error:
+                reason = str(error) or f"it takes longer than checkpoint.stop_timeout_s={timeout_s:g}"
+                log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
+        raise
+
+
+def how_it_goes_on(run_dir: RunDirectory) -> str:
+    """What the command that was stopped will do when it is started again."""
+    recorded = Ledger(ReadOnly(run_dir)).version
+    saved = max((_step(name) for name in run_dir.names("checkpoints") if name.startswith("step-")), default=0)
+    if recorded == 0:
+        return "stopped before the first step; the same command starts again"
+    if saved == recorded:
+        return f"stopped; step {saved} is saved, and the same command goes on from there"
+    again = f"step {recorded}" if saved + 1 == recorded else f"steps {saved + 1} to {recorded}"
+    last = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
+    return f"stopped; {last}: the same command learns {again} again from the record, then goes on"
+
+
+def _step(checkpoint: str) -> int:
+    return int(checkpoint.removeprefix("step-"))

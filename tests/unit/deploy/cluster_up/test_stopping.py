@@ -1,0 +1,103 @@
+"""A run that is stopped saves what it can, and says truly what the same command will do."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.contracts.errors import WorkerError
+from cluster.contracts.types import StepStats
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
+from tests.fakes import ListedEvents, group_summary
+
+
+class ScriptedLearner:
+    """Saves at once, fails, or never ends."""
+
+    def __init__(self, *, error: Exception | None = None, is_stuck: bool = False) -> None:
+        self.is_saved = False
+        self._error, self._is_stuck = error, is_stuck
+
+    async def save_progress(self) -> Any:
+        if self._is_stuck:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+        self.is_saved = True
+        stats = StepStats(policy_version=3, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
+        return stats, [group_summary(0, version=2, rewards=(1.0, 0.0))]
+
+
+async def _run(learner: ScriptedLearner, log: ListedEvents, *, timeout_s: float, number: int) -> None:
+    async with saved_when_stopped(learner, timeout_s=timeout_s, log=log):
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+
+def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = signal.SIGINT) -> ListedEvents:
+    """What a run that is stopped logs."""
+    log = ListedEvents()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(until_interrupted(_run(learner, log, timeout_s=timeout_s, number=number)))
+    return log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_not_come_to_log(number: int):
+    learner = ScriptedLearner()
+    log = _stop(learner, number=number)
+    assert log.kinds() == ["stopping"] and learner.is_saved
+    ((version, metrics),) = log.steps
+    assert version == 3 and metrics["reward/mean"] == 0.5
+
+
+def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
+    assert _stop(ScriptedLearner(error=WorkerError("learner-0 died"))).kinds() == ["stopping", "checkpoint_failed"]
+
+
+def test_a_second_signal_ends_the_saving():
+    assert _stop(ScriptedLearner(is_stuck=True), timeout_s=1e6).kinds() == ["stopping"]
+
+
+def test_a_run_that_is_to_stop_at_once_saves_nothing():
+    learner = ScriptedLearner()
+    assert _stop(learner, timeout_s=0).kinds() == [] and not learner.is_saved
+
+
+async def test_saving_ends_with_its_deadline_and_the_run_is_still_stopped():
+    class Slow:
+        async def save_progress(self) -> None:
+            await asyncio.Event().wait()
+
+    log = ListedEvents()
+    with pytest.raises(asyncio.CancelledError):
+        async with saved_when_stopped(Slow(), timeout_s=0.01, log=log):
+            raise asyncio.CancelledError
+    assert log.events[-1]["message"].endswith("it takes longer than checkpoint.stop_timeout_s=0.01")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "saved", "says"),
+    [
+        (0, (), "stopped before the first step; the same command starts again"),
+        (1, (), "there is no checkpoint: the same command learns step 1 again from the record, then goes on"),
+        (17, (), "there is no checkpoint: the same command learns steps 1 to 17 again from the record"),
+        (17, (5, 10), "the last checkpoint is that of step 10: the same command learns steps 11 to 17 again"),
+        (17, (10, 17), "stopped; step 17 is saved, and the same command goes on from there"),
+    ],
+)
+def test_what_the_same_command_will_do_is_said(tmp_path: Path, recorded: int, saved: tuple[int, ...], says: str):
+    directory = RunDirectory(str(tmp_path))
+    ledger = Ledger(directory)
+    for index in range(recorded):
+        ledger.append(groups=[index], trajectories="none", trajectories_digest="none")
+    for step in saved:
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".step-000099.saving").mkdir(parents=True)
+    assert says in how_it_goes_on(directory)
