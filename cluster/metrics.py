@@ -66,7 +66,10 @@ METRICS: dict[str, str] = {
     "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
     "weights/num_refused": "Proofs that failed since the run started: each time the worker was replaced.",
-    "weights/canary_error": "Difference between engine and learner on the probe, in nats, the worst of the workers.",
+    "weights/canary_error": "Mean difference between engine and learner on the probe, in nats, the worst of the workers.",
+    "weights/canary_max_error": "The same, the largest of a token.",
+    "weights/noise_floor": "The mean difference when both had just loaded the starting files: noise of model, type and hardware.",
+    "weights/num_indistinguishable": "Workers on which noise could hide the step: old and new weights are too near to each other.",
 }
 """Name and meaning. The part before the slash is the group that a dashboard shows together."""
 

@@ -70,7 +70,7 @@ async def _replay(
             await learner.restore()
             if out is not None:
                 await learner.export(os.path.abspath(out))
-            weights = Weights.from_config(config.weights, learner=learner, num_workers=0)
+            weights = Weights.from_config(config.weights, learner=learner, num_workers=0, events=_Quiet())
             return (await weights.publish()).digest
 
 

@@ -9,7 +9,7 @@ A step whose loss or gradient is not finite changes no weights, but counts: vers
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch import Tensor
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, NumericsError
 from cluster.contracts.types import Progress, StepStats
-from cluster.weights.manifest import WeightManifest, packing
+from cluster.weights.manifest import Canary, WeightManifest, packing
+from cluster.weights.model_files import fingerprint
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
@@ -37,16 +38,25 @@ from learner.model.packing import MicroBatch
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
-from learner.publishing import canary_of, exported, exported_adapter
+from learner.publishing import exported, exported_adapter, probe_logprobs, spread_token_ids
 
 
 class Learner:
     """Holds the policy (and critic), the objective, the optimizer and this rank's place in the group."""
 
-    def __init__(self, config: RunConfig, *, rank: int = 0, rendezvous: str = "", run_dir: str = "") -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        rank: int = 0,
+        rendezvous: str = "",
+        run_dir: str = "",
+        probe_token_ids: Sequence[int] = (),
+    ) -> None:
         """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
 
-        `rendezvous` is host:port, where several ranks meet; `run_dir` a local folder for what went wrong, empty for none.
+        `rendezvous` is host:port, where several ranks meet; `run_dir` a local folder for what went wrong, empty for none;
+        `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary.
         """
         self._config, self._rank = config, rank
         self._phases = Phases("loading")
@@ -108,6 +118,11 @@ class Learner:
             group=self._group,
             config=config.checkpoint,
         )
+        num_tokens = config.weights.canary_tokens
+        self._probe = tuple(probe_token_ids) or tuple(spread_token_ids(self.policy.causal_lm, num_tokens=num_tokens))
+        # Now, before a checkpoint replaces the weights that engines start from too.
+        self._starting_logprobs = probe_logprobs(self.networks, self._probe, device=device)
+        self._starting_files = fingerprint(config.model)
         self._phases.enter("waiting")
 
     # One step
@@ -243,7 +258,12 @@ class Learner:
         """
         self._phases.enter("publishing")
         config, causal_lm = self._config, self.policy.causal_lm
-        canary = canary_of(self.networks, num_tokens=config.weights.canary_tokens, device=self._group.device)
+        canary = Canary(
+            token_ids=self._probe,
+            logprobs=probe_logprobs(self.networks, self._probe, device=self._group.device),
+            starting_logprobs=self._starting_logprobs,
+            starting_files=self._starting_files,
+        )
         lora, adapter = config.learner.lora, None
         if lora is not None and lora.publish == "adapter":
             adapter = adapter_of(causal_lm, lora=lora)

@@ -1,10 +1,10 @@
-"""What leaves the learner: weights by checkpoint name, one whole tensor at a time, and the canary that proves them. The learner calls it.
+"""What leaves the learner: weights by checkpoint name, one whole tensor at a time, and the log-probs that prove them.
 
 Shapes: C probe tokens after the first.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,34 +12,33 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from cluster.weights.manifest import Canary
 from learner.model.critic import Networks
 from learner.model.lora import adapters, merged
 from learner.model.policy import output_layer, score, token_row
 
 
-def probe_token_ids(vocabulary_size: int, *, num_tokens: int) -> list[int]:
-    """A fixed sequence spread over the vocabulary: the same for every version, so that only weights change its log-probs."""
-    return [(i * 2_654_435_761 + 12_345) % vocabulary_size for i in range(1, num_tokens + 1)]
+def spread_token_ids(causal_lm: PreTrainedModel, *, num_tokens: int) -> list[int]:
+    """A sequence spread over the vocabulary, for a learner that was given no probe: unlikely text, which rounding blurs most."""
+    limit = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None) or num_tokens
+    vocabulary_size = output_layer(causal_lm).weight.shape[0]
+    return [(i * 2_654_435_761 + 12_345) % vocabulary_size for i in range(1, min(num_tokens, limit) + 1)]
 
 
-def canary_of(networks: Networks, *, num_tokens: int, device: torch.device) -> Canary:
-    """The probe's log-probs at temperature 1 under the present weights; all ranks must call it."""
+def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torch.device) -> tuple[float, ...]:
+    """Log-probs of the tokens after the first, at temperature 1, under the present weights; all ranks must call it."""
     policy = networks.policy
-    limit = getattr(policy.causal_lm.config.get_text_config(), "max_position_embeddings", None) or num_tokens
-    token_ids = probe_token_ids(output_layer(policy.causal_lm).weight.shape[0], num_tokens=min(num_tokens, limit))
     row = token_row(token_ids[:1], token_ids[1:])
     at_run_temperature, policy.head = policy.head, dataclasses.replace(policy.head, temperature=1.0)
     try:
         (logprobs_C,) = score(
-            lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=num_tokens, device=device
+            lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=len(token_ids), device=device
         )
     finally:
         policy.head = at_run_temperature
         if isinstance(networks, FSDPModule):
             # The root stays gathered after a forward pass without a backward one; shards are what is exported and trained.
             networks.reshard()
-    return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs_C.tolist()))
+    return tuple(logprobs_C.tolist())
 
 
 @torch.no_grad()

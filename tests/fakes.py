@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from cluster.contracts.errors import FailureKind, WorkerError
-from cluster.contracts.types import ActorKind, GroupSummary, Prompt, Refusal, Ticket
+from cluster.contracts.types import ActorKind, Attestation, GroupSummary, Prompt, Refusal, Ticket
 from cluster.remote.actor import ActorSpec
 
 
@@ -73,6 +73,18 @@ def group_summary(
         "rewards": rewards,
     }
     return GroupSummary(**{**values, **fields})
+
+
+def attestation(worker: str, version: int, *, digest: str = "", **fields: Any) -> Attestation:
+    values: dict[str, Any] = {
+        "canary_mean_error": 0.0,
+        "canary_max_error": 0.0,
+        "noise_floor": 0.0,
+        "distinguishable": True,
+        "seconds": 0.0,
+        "pause_seconds": 0.0,
+    }
+    return Attestation(worker=worker, policy_version=version, digest=digest or str(version), **{**values, **fields})
 
 
 class ScriptedWorker:

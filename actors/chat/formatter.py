@@ -25,14 +25,21 @@ class EncodedPrompt:
 class ChatFormatter:
     """One model's tokenizer and templates."""
 
-    def __init__(self, tokenizer: Any, *, max_context: int, stop_token_ids: Sequence[int] = ()) -> None:
-        """`max_context` counts prompt and completion tokens; `stop_token_ids` come beside the tokenizer's own eos."""
+    def __init__(
+        self, tokenizer: Any, *, max_context: int, stop_token_ids: Sequence[int] = (), bos_token_id: int | None = None
+    ) -> None:
+        """`max_context` counts prompt and completion tokens; `stop_token_ids` come beside the tokenizer's own eos.
+
+        `bos_token_id` is the model's, for tokenizers that name none.
+        """
         self._tokenizer = tokenizer
         self.max_context = max_context
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*stop_token_ids, *eos}))
         """End of sequence and end of turn; a completion that ends with one keeps it among its tokens."""
         self._bos = tokenizer.bos_token_id
+        self.bos_token_id: int | None = bos_token_id if self._bos is None else self._bos
+        """Begins a text, whether or not the tokenizer adds it; None where neither tokenizer nor model names one."""
         self._adds_bos = self._bos is not None and tokenizer("a").input_ids[:1] == [self._bos]
 
     @classmethod
@@ -51,7 +58,12 @@ class ChatFormatter:
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
         stop_token_ids = _stop_token_ids(model, config)
-        return cls(tokenizer, max_context=_max_context(model, config), stop_token_ids=stop_token_ids)
+        return cls(
+            tokenizer,
+            max_context=_max_context(model, config),
+            stop_token_ids=stop_token_ids,
+            bos_token_id=_bos_token_id(config),
+        )
 
     @property
     def has_template(self) -> bool:
@@ -129,6 +141,13 @@ def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:
     if own is not None and wanted > own:
         raise ConfigError(f"model.max_context={wanted} is beyond the model's own {own}; use at most {own}")
     return wanted
+
+
+def _bos_token_id(config: PretrainedConfig) -> int | None:
+    """Some configurations keep a default that their vocabulary does not hold."""
+    text = config.get_text_config()
+    found: int | None = getattr(text, "bos_token_id", None)
+    return found if isinstance(found, int) and found < text.vocab_size else None
 
 
 def _stop_token_ids(model: ModelConfig, config: PretrainedConfig) -> list[int]:

@@ -1,7 +1,7 @@
-"""One thread that owns one engine: requests, weight updates and aborts reach it as commands and happen between two steps.
+"""One thread owns one engine. Requests, weight updates and aborts are commands to it; it obeys them between two engine steps.
 
-It promises that no token leaves which was not sampled under attested weights, that each token carries the version that sampled it,
-and that its end, for whatever reason, is known to whoever waits. `actors/rollout/worker.py` is its only caller.
+Every token that leaves was sampled under attested weights and carries their version. When the thread ends, `EngineThread.ended` is
+done and holds the reason.
 """
 
 import dataclasses
@@ -17,36 +17,37 @@ from typing import Any, Literal
 from cluster.contracts.errors import WeightsError, WorkerError
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
 from cluster.contracts.types import Completion, FinishReason
+from cluster.weights.attestation import Proof
 
 Sink = Callable[[str, Completion | WeightsError], None]
-"""Takes a request's id and what became of it; called in the engine's thread, so it must hand over and return."""
+"""Takes a request's id and its outcome. It runs in the engine's thread, so it must hand the outcome over and return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """New weights, and how to know that the engine computes with them."""
+    """New weights, and the test that the engine computes with them."""
 
     policy_version: int
     tensors: Callable[[], Iterator[tuple[str, Any]]]
     adapter: Any = None
     """What the tensors are an adapter of; None when they are the whole model."""
     probe_token_ids: Sequence[int]
-    check: Callable[[list[float]], float]
-    """Takes the probe's log-probs, returns the largest error in nats; raises WeightsError when it is too large."""
+    judge: Callable[[list[float]], Proof]
+    """Takes the engine's log-probs of the probe. Raises WeightsError when they are not the version's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
     """How an update went."""
 
-    canary_max_error: float
+    proof: Proof
     pause_seconds: float
-    """How long nothing was sampled for it."""
+    """How long sampling stood still for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    """The one command that does not wait behind an update: the update may be waiting for what is aborted."""
+    """The one command that does not wait behind an update: the update may wait for the request that is aborted."""
 
     request_ids: Sequence[str]
 
@@ -71,7 +72,7 @@ class _Active:
 
 
 class _Outcome:
-    """Hands the end of a thread, good or bad, to a future."""
+    """Puts the outcome of a block of code, success or exception, into a future."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -100,14 +101,14 @@ class EngineThread:
         self._on_update = on_update
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
         self._held: list[Callable[[Engine], None]] = []
-        """An update that lets running requests finish first, and the commands after it."""
+        """An update that waits until running requests are finished, and the commands that came after it."""
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
         self._phase = ("starting", time.time())
         self._last_step = time.time()
         self.ended: Future[None] = Future()
-        """Done when the thread has ended; carries the exception that ended it."""
+        """Done when the thread has ended; holds the exception that ended it."""
         self.ended.set_running_or_notify_cancel()
         up: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(up,), name="engine", daemon=True)
@@ -132,6 +133,13 @@ class EngineThread:
     def submit(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
         """All of them are in the engine before its next step, in this order. Each gets one call of `sink`, unless it is aborted."""
         self._commands.put(lambda engine: self._start(engine, requests, sink))
+
+    def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
+        """The log-prob of each token after the first under the weights that the engine has, attested or not."""
+        done: Future[list[float]] = Future()
+        done.set_running_or_notify_cancel()
+        self._commands.put(lambda engine: done.set_result(engine.prompt_logprobs(token_ids)))
+        return done
 
     def update(self, update: Update) -> Future[Updated]:
         """Loads between two steps and attests. A WeightsError also ends every unfinished request, and nothing is served after it."""
@@ -171,7 +179,7 @@ class EngineThread:
             else:
                 self._obey(engine)
 
-    # On its own so that nothing keeps the last command, and with it an update's buckets, while the engine samples.
+    # A method of its own: a local variable of the loop would keep an update's buckets alive while the engine samples.
     def _obey(self, engine: Engine) -> None:
         command = self._commands.get()
         if command is None:
@@ -180,7 +188,7 @@ class EngineThread:
             self._obey_in_turn(engine, command)
             return
         self._abort(engine, command.request_ids)
-        if self._held:  # what it aborts may still be waiting there
+        if self._held:  # the request may be among the held commands
             self._held.append(lambda engine: self._abort(engine, command.request_ids))
 
     def _obey_held(self, engine: Engine) -> None:
@@ -237,7 +245,7 @@ class EngineThread:
             else:
                 engine.load_adapter(update.tensors(), update.adapter)
             # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
-            largest = update.check(engine.prompt_logprobs(update.probe_token_ids))
+            proof = update.judge(engine.prompt_logprobs(update.probe_token_ids))
         except WeightsError as error:
             self._refuse(engine, error)
             done.set_exception(error)
@@ -245,7 +253,7 @@ class EngineThread:
         self._policy_version = update.policy_version
         if self._on_update == "abort_and_resume":
             self._resume(engine)
-        done.set_result(Updated(canary_max_error=largest, pause_seconds=time.monotonic() - started))
+        done.set_result(Updated(proof=proof, pause_seconds=time.monotonic() - started))
 
     def _resume(self, engine: Engine) -> None:
         for active in self._active.values():

@@ -1,7 +1,7 @@
 """vLLM in this process, behind the `Engine` protocol: tokens in, tokens out, one step at a time, new weights between two steps.
 
 The only module (with the weight transport's engine side) that imports vLLM. One thread builds it and calls it: OpenMP settings
-belong to the thread that makes them. Used by `actors/rollout/worker.py`.
+belong to the thread that makes them.
 """
 
 import logging
@@ -247,6 +247,7 @@ def _arguments(
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=model.dtype,
+        hf_overrides={"head_dtype": _head_dtype(rollout, is_cpu=is_cpu)},
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
         # vLLM drops the token of a half-read prompt by winding its seeded generator back, which a CPU generator cannot do: the
@@ -276,6 +277,13 @@ def _arguments(
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )
+
+
+def _head_dtype(rollout: RolloutConfig, *, is_cpu: bool) -> str:
+    """As vLLM names it: `model` is the model's own."""
+    if rollout.head_dtype == "auto":
+        return "model" if is_cpu else "float32"
+    return rollout.head_dtype
 
 
 def _register_architecture(vllm: Any, model: ModelConfig) -> None:

@@ -9,19 +9,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import pyarrow as pa
 
 from actors.chat.formatter import ChatFormatter
-from actors.rollout.engine_thread import EngineThread, Update, Updated
+from actors.rollout.engine_thread import EngineThread, Update
 from actors.rollout.group import GroupInProgress
 from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError, headline
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
-from cluster.weights.manifest import WeightManifest, canary_tolerance, check_canary, unpack, verify
+from cluster.weights.attestation import Attestor
+from cluster.weights.manifest import WeightManifest, unpack, verify
+from cluster.weights.model_files import fingerprint
+
+T = TypeVar("T")
 
 _GROUP_ABORTED = object()
 
@@ -36,15 +40,15 @@ class RolloutWorker:
         run_id: str,
         make_engine: Callable[[], Engine],
         formatter: ChatFormatter,
-        tolerance: float,
+        attestor: Attestor,
         on_update: Literal["continue", "finish", "abort_and_resume"] = "continue",
         timeout_s: float = 600.0,
     ) -> None:
-        """Returns once the engine is up. `tolerance` is the canary's, in nats; `timeout_s` bounds an engine without progress."""
+        """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
-        self._tolerance = tolerance
+        self._attestor = attestor
         self._timeout_s = timeout_s
         self._inboxes: set[_Inbox] = set()
         self._groups: dict[str, tuple[GroupInProgress, _Inbox]] = {}
@@ -85,7 +89,7 @@ class RolloutWorker:
             run_id=run_id,
             make_engine=make_engine,
             formatter=formatter,
-            tolerance=canary_tolerance(weights, model),
+            attestor=Attestor.from_config(weights, model, worker=name, files=fingerprint(model)),
             on_update=rollout.on_update,
             timeout_s=rollout.timeout_s,
         )
@@ -135,6 +139,9 @@ class RolloutWorker:
         parsed = WeightManifest.model_validate(dict(manifest))
         try:
             await asyncio.to_thread(verify, parsed, buckets)
+            if self._attestor.needs_start:
+                measured = await self._wait_for(self._engine.probe(parsed.canary.token_ids))
+                self._attestor.start(parsed.canary, measured)
         except WeightsError as error:
             self._engine.refuse(error)
             raise
@@ -143,14 +150,17 @@ class RolloutWorker:
             tensors=lambda: unpack(parsed, buckets),
             adapter=parsed.adapter,
             probe_token_ids=parsed.canary.token_ids,
-            check=partial(check_canary, parsed, tolerance=self._tolerance, worker=self._name),
+            judge=partial(self._attestor.judge, parsed),
         )
         updated = await self._wait_for(self._engine.update(update))
         return Attestation(
             worker=self._name,
             policy_version=parsed.policy_version,
             digest=parsed.digest,
-            canary_max_error=updated.canary_max_error,
+            canary_mean_error=updated.proof.mean_error,
+            canary_max_error=updated.proof.max_error,
+            noise_floor=updated.proof.noise_floor,
+            distinguishable=updated.proof.is_distinguishable,
             seconds=time.monotonic() - started,
             pause_seconds=updated.pause_seconds,
         )
@@ -210,10 +220,10 @@ class RolloutWorker:
     def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
         return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))
 
-    async def _wait_for(self, update: Future[Updated]) -> Updated:
+    async def _wait_for(self, result: Future[T]) -> T:
         inbox = self._open_inbox()
         try:
-            update.add_done_callback(inbox.put)
+            result.add_done_callback(inbox.put)
             return (await self._next(inbox)).result()
         finally:
             self._inboxes.discard(inbox)

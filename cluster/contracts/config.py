@@ -140,6 +140,10 @@ class RolloutConfig(Section):
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
     enforce_eager: Layout[bool] = True
     """True starts in seconds; False compiles first and samples faster on long runs."""
+    head_dtype: Layout[Literal["auto", "model", "float32"]] = "auto"
+    """Type in which the engine computes logits. The learner's are float32; a head in bfloat16 rounds them, which is most of what engine
+    and learner differ by. auto is float32 on GPUs, where it costs nothing, and the model's own on CPUs, where a head of a large
+    vocabulary in float32 halves the speed of sampling."""
     prefix_caching: Layout[bool] = True
     on_update: Layout[Literal["continue", "finish", "abort_and_resume"]] = "continue"
     """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as
@@ -167,9 +171,10 @@ class WeightsConfig(Section):
     bucket_bytes: Resources[PositiveInt] = 256 * 1024**2
     """Weights travel in buckets of at most this size (one tensor at least)."""
     canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64
-    """Length of the fixed probe whose log-probs engine and learner must agree on."""
+    """Length of the probe whose log-probs engine and learner must agree on: bos, then the run's own first prompts."""
     canary_tolerance: Resources[PositiveFloat | None] = None
-    """Largest mean absolute difference, in nats; None is 1e-3 for float32 and 0.1 for bfloat16."""
+    """Largest mean absolute difference, in nats. None measures it: three times what engine and learner differ by under the files
+    that both start from, which may be 0.001 at most in float32 and 0.2 in bfloat16."""
     repair_tied_head: Mathematics[bool] = True
     """vLLM on CPU keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch it."""
     timeout_s: Resources[PositiveFloat] = 600.0

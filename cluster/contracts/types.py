@@ -188,13 +188,17 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """A worker's proof that it serves a version: the digest it loaded and how far its canary was off."""
+    """A worker's proof that it serves a version: the digest it loaded, and how far engine and learner differ on the probe, in nats."""
 
     worker: str
     policy_version: int
     digest: str
+    canary_mean_error: float
     canary_max_error: float
-    """Largest absolute difference, in nats, between engine and learner over the probe's tokens."""
+    noise_floor: float
+    """The mean error under the files that engine and learner started from: what is noise of this model, type and hardware."""
+    distinguishable: bool
+    """False when the version is so near to the one before that noise could hide the difference: the proof then shows no step."""
     seconds: float
     pause_seconds: float
     """How long sampling stood still for it."""

@@ -12,15 +12,17 @@ from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, W
 from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.protocols import ActorHandle, PublishingLearner, Transport, WorkerFleet
 from cluster.contracts.types import BroadcastStats
+from cluster.supervision.supervisor import Events
 
 
 class Weights:
     """The published version, and which workers serve it."""
 
-    def __init__(self, transport: Transport, *, learner: PublishingLearner, num_workers: int) -> None:
+    def __init__(self, transport: Transport, *, learner: PublishingLearner, num_workers: int, events: Events) -> None:
         """`num_workers` is how many will join before the first broadcast."""
         self._transport = transport
         self._learner = learner
+        self._events = events
         self._num_workers = num_workers
         """Workers that the last broadcast went to, or that will join before the first."""
         self._version = -1
@@ -33,10 +35,12 @@ class Weights:
         self._last: BroadcastStats | None = None
 
     @classmethod
-    def from_config(cls, config: WeightsConfig, *, learner: PublishingLearner, num_workers: int) -> Self:
+    def from_config(
+        cls, config: WeightsConfig, *, learner: PublishingLearner, num_workers: int, events: Events
+    ) -> Self:
         """Through the transport that `weights.transport` names. Raises ConfigError for one that does not import."""
         make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
-        return cls(make(timeout_s=config.timeout_s), learner=learner, num_workers=num_workers)
+        return cls(make(timeout_s=config.timeout_s), learner=learner, num_workers=num_workers, events=events)
 
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
@@ -78,6 +82,15 @@ class Weights:
                     raise error
                 await self.publish()  # the buckets went with a node
                 version = -1
+            for proof in stats.attestations:
+                self._events.event(
+                    "attested",
+                    actor=proof.worker,
+                    policy_version=proof.policy_version,
+                    canary_mean_error=proof.canary_mean_error,
+                    noise_floor=proof.noise_floor,
+                    distinguishable=proof.distinguishable,
+                )
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last broadcast."""
@@ -91,9 +104,14 @@ class Weights:
             "weights/bytes_per_s": last.size_bytes * len(last.attestations) / max(last.seconds, 1e-9),
             "weights/num_refused": float(self._num_refused),
         }
-        if last.attestations:
-            stats["weights/canary_error"] = max(proof.canary_max_error for proof in last.attestations)
-            stats["weights/pause_s"] = max(proof.pause_seconds for proof in last.attestations)
+        if proofs := last.attestations:
+            stats |= {
+                "weights/canary_error": max(proof.canary_mean_error for proof in proofs),
+                "weights/canary_max_error": max(proof.canary_max_error for proof in proofs),
+                "weights/noise_floor": max(proof.noise_floor for proof in proofs),
+                "weights/num_indistinguishable": float(sum(not proof.distinguishable for proof in proofs)),
+                "weights/pause_s": max(proof.pause_seconds for proof in proofs),
+            }
         return stats
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:

@@ -1,7 +1,7 @@
 """Weights on the move: buckets of bytes, and the manifest that says what is in them and how a worker proves that it serves them.
 
-The learner calls `pack`; a rollout worker calls `verify`, loads what `unpack` yields, and checks its engine with `check_canary`.
-A digest that matches says that the bytes arrived; only the canary says that the engine computes with them.
+`packing` makes both; `verify` and `unpack` take them apart on the other side. A digest that matches says that the bytes arrived; only
+the canary says that the engine computes with them.
 """
 
 import hashlib
@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 
 _ALIGNMENT_BYTES = 64
-_TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 class _Section(BaseModel):
@@ -40,11 +38,15 @@ class TensorEntry(_Section):
 
 
 class Canary(_Section):
-    """A fixed probe: whoever serves the weights must give its tokens these log-probs."""
+    """A fixed probe: an engine that serves the weights gives its tokens these log-probs."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Natural log at temperature 1, computed by the learner; one per token after the first."""
+    starting_logprobs: tuple[float, ...]
+    """The same under the files that learner and engines start from, whatever version the run has reached: what measures the noise."""
+    starting_files: str | None = None
+    """Fingerprint of these files, as the learner read them; None where they have none."""
 
 
 class Adapter(_Section):
@@ -177,32 +179,6 @@ def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[
     for entry in manifest.tensors:
         content = memory[entry.bucket][entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
         yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
-
-
-def canary_tolerance(weights: WeightsConfig, model: ModelConfig) -> float:
-    """Largest mean absolute canary error, in nats, at which weights count as attested."""
-    return weights.canary_tolerance or _TOLERANCE_NATS[model.dtype]
-
-
-def check_canary(manifest: WeightManifest, measured: Sequence[float], *, tolerance: float, worker: str) -> float:
-    """The largest absolute error, in nats. Raises WeightsError when the mean one is above `tolerance`, or not a number.
-
-    It proves what the engine computes up to the tolerance, and no more: versions that differ by less, as the first steps of a
-    learning-rate warm-up may, pass for one another, and a part that stayed old shows once the difference has added up. Which
-    version's bytes were loaded is the digest's to say (`verify`); a worker attests both.
-    """
-    expected = np.asarray(manifest.canary.logprobs, np.float64)
-    errors = np.abs(np.asarray(measured, np.float64) - expected)
-    mean, largest = float(errors.mean()), float(errors.max())
-    if mean <= tolerance:  # false for a NaN, as it must be
-        return largest
-    raise WeightsError(
-        f"{worker} does not compute policy version {manifest.policy_version} (digest {manifest.digest[:16]}…): over "
-        f"{len(expected)} canary tokens its log-probs are off by {mean:.3g} nats on average, at most {largest:.3g}; "
-        f"{tolerance:.3g} is allowed. The bytes arrived whole, so the engine still serves other weights in part, most likely an "
-        "old vocabulary head (tied embeddings need weights.repair_tied_head=true) or a layer that the learner did not publish. "
-        "Raise weights.canary_tolerance only if the engine computes in a lower precision than the learner"
-    )
 
 
 def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:

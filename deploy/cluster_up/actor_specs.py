@@ -12,6 +12,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec
 from cluster.remote.host import SEARCH_PATH
 from cluster.supervision.placement import Bundle, PlacementPlan
+from deploy.cluster_up.probe import probe_token_ids
 
 
 class ActorSpecs:
@@ -23,10 +24,9 @@ class ActorSpecs:
         self._run_dir = run_dir
 
     def learner_ranks(self) -> list[ActorSpec]:
+        common = {"run_dir": self._run_dir.path(), "probe_token_ids": probe_token_ids(self._config)}
         return [
-            self._seated(
-                bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, run_dir=self._run_dir.path()
-            )
+            self._seated(bundle, f"learner-{bundle.index}", "learner_rank", rank=bundle.index, **common)
             for bundle in self._placement.of(ActorKind.LEARNER)
         ]
 

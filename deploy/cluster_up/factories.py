@@ -1,5 +1,6 @@
 """Builds the plain object that each actor hosts. The only place that knows both sides; imported inside the actors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -37,10 +38,18 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     return ReferenceScorer(model=model, name="reference")
 
 
-def learner_rank(*, config: RunConfig, num_threads: int, rank: int, run_dir: str, rendezvous: str) -> Any:
+def learner_rank(
+    *,
+    config: RunConfig,
+    num_threads: int,
+    rank: int,
+    run_dir: str,
+    rendezvous: str,
+    probe_token_ids: Sequence[int] = (),
+) -> Any:
     from learner.learner import Learner
 
-    return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir)
+    return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir, probe_token_ids=probe_token_ids)
 
 
 def recorder(*, run_dir: str, keep_steps: int | None, keep_checkpoints: int) -> Any:

@@ -62,9 +62,10 @@ def _published(path: Path) -> list[Any]:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     probe = list(range(4, 36))
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([probe])).logits[0, :-1], -1)
-    found = logprobs.gather(-1, torch.tensor(probe[1:])[:, None]).squeeze(-1)
-    canary = Canary(token_ids=tuple(probe), logprobs=tuple(found.tolist()))
+        scores = torch.log_softmax(model(torch.tensor([probe])).logits[0, :-1], -1)
+    found = scores.gather(-1, torch.tensor(probe[1:])[:, None]).squeeze(-1)
+    logprobs = tuple(found.tolist())
+    canary = Canary(token_ids=tuple(probe), logprobs=logprobs, starting_logprobs=logprobs)
     manifest, buckets = pack(model.named_parameters(), policy_version=0, bucket_bytes=2**28, canary=canary)
     return [manifest.model_dump(), *buckets]
 

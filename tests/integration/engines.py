@@ -23,13 +23,16 @@ def start_engine(
     repair_tied_head: bool = True,
     stop: tuple[str, ...] = (),
     max_concurrent_sequences: int = 64,
+    **rollout: Any,
 ) -> VllmEngine:
     model = ModelConfig(path=str(path), dtype=dtype)
     formatter = ChatFormatter.load(model)
     return VllmEngine(
         num_threads=1,
         model=model,
-        rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences),
+        rollout=RolloutConfig(
+            kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences, **rollout
+        ),
         sampling=SamplingConfig(stop=stop),
         weights=WeightsConfig(repair_tied_head=repair_tied_head),
         max_context=formatter.max_context,
@@ -76,6 +79,7 @@ class Reference:
 
     def __init__(self, path: Path, *, dtype: torch.dtype = torch.float32) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        self.starting_logprobs = self.logprobs(PROBE)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         return list(self.model.named_parameters())

@@ -8,6 +8,7 @@ from actors.rollout.engine_thread import EngineThread, Update, Updated
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.types import Completion, SamplingParams
+from cluster.weights.attestation import Proof
 from tests.unit.actors.scripted_engine import ScriptedEngine
 
 FIRST_VERSION = 1
@@ -16,13 +17,13 @@ FIRST_VERSION = 1
 def update(version: int, *, is_right: bool = True) -> Update:
     """Weights whose log-probs are minus their version."""
 
-    def check(logprobs: list[float]) -> float:
+    def judge(logprobs: list[float]) -> Proof:
         if not is_right or logprobs != [-float(version)]:
             raise WeightsError(f"version {version} failed its canary")
-        return 0.0
+        return Proof(mean_error=float(version), max_error=0.0, noise_floor=0.0, is_distinguishable=True)
 
     tensor = np.full(1, float(version))
-    return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], check=check)
+    return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], judge=judge)
 
 
 def sampled(*, on_update: Any, new: Update) -> tuple[Completion | WeightsError, Future[Updated], ScriptedEngine]:
@@ -46,13 +47,13 @@ def test_continue_marks_each_token_with_the_version_that_sampled_it():
     assert completion.policy_versions == [1, 1, 1, 2, 2, 2]
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
     assert completion.token_ids == [10, 11, 12, 13, 14, 15]
-    assert updated.result().canary_max_error == 0.0
+    assert updated.result().proof.mean_error == 2.0
 
 
 def test_finish_ends_running_requests_under_the_old_version():
     completion, updated, _ = sampled(on_update="finish", new=update(2))
     assert completion.policy_versions == [1] * 6
-    assert updated.result().canary_max_error == 0.0
+    assert updated.result().proof.mean_error == 2.0
 
 
 def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():

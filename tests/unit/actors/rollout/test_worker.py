@@ -13,6 +13,7 @@ from actors.rollout.worker import RolloutWorker
 from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
 from cluster.contracts.schema import info_of
 from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
+from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import Canary, pack
 from tests.models import make_tokenizer
 from tests.unit.actors.scripted_engine import ScriptedEngine
@@ -25,7 +26,7 @@ def weights(version: int, *, value: float | None = None):
         [("w", torch.full((4,), number))],
         policy_version=version,
         bucket_bytes=1024,
-        canary=Canary(token_ids=(1, 2, 3), logprobs=(-number, -number)),
+        canary=Canary(token_ids=(1, 2, 3), logprobs=(-number, -number), starting_logprobs=(0.0, 0.0)),
     )
     return manifest.model_dump(), *buckets
 
@@ -54,7 +55,7 @@ def make_worker():
             run_id="run",
             make_engine=lambda: engine,
             formatter=ChatFormatter(make_tokenizer(), max_context=64),
-            tolerance=1e-3,
+            attestor=Attestor(worker="w0", dtype="float32"),
             **settings,
         )
         workers.append(worker)
@@ -110,7 +111,7 @@ async def test_an_attestation_says_what_was_loaded(make_worker):
     manifest, *buckets = weights(3)
     attestation = await make_worker(ScriptedEngine()).load(manifest, *buckets)
     assert (attestation.worker, attestation.policy_version, attestation.digest) == ("w0", 3, manifest["digest"])
-    assert attestation.canary_max_error == 0.0
+    assert (attestation.canary_max_error, attestation.noise_floor, attestation.distinguishable) == (0.0, 0.0, True)
 
 
 async def test_an_engine_that_keeps_old_weights_is_caught_and_serves_nothing(make_worker):
@@ -125,6 +126,21 @@ async def test_an_engine_that_keeps_old_weights_is_caught_and_serves_nothing(mak
     engine.ignores_loads = False
     await worker.load(*weights(3))
     assert len(await collect(worker.generate([ticket(0)]))) == 1
+
+
+async def test_an_engine_that_is_broken_from_the_start_is_refused_and_may_not_call_it_noise(make_worker):
+    engine = ScriptedEngine()
+    engine.weight = 1.0
+    with pytest.raises(WeightsError, match="does not compute what the learner computes with the same files"):
+        await make_worker(engine).load(*weights(2))
+    assert engine.weight == 1.0, "it is refused before it loads anything"
+
+
+async def test_the_noise_of_a_worker_that_joins_late_is_measured_under_the_starting_files(make_worker):
+    engine = ScriptedEngine()
+    engine.weight = 4e-4
+    late = await make_worker(engine).load(*weights(100))
+    assert late.noise_floor == pytest.approx(4e-4)
 
 
 async def test_an_altered_bucket_stops_service_before_the_engine_sees_it(make_worker):
@@ -237,7 +253,7 @@ async def test_an_engine_that_does_not_start_says_why():
             run_id="run",
             make_engine=broken,
             formatter=ChatFormatter(make_tokenizer(), max_context=64),
-            tolerance=1e-3,
+            attestor=Attestor(worker="w0", dtype="float32"),
         )
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from cluster.contracts.config import WeightsConfig
 from cluster.contracts.errors import ConfigError, LostError, TreadwheelError, WeightsError, WorkerError
-from cluster.contracts.types import Attestation, BroadcastStats
+from cluster.contracts.types import BroadcastStats
 from cluster.weights.broadcast import Weights, verdict
-from tests.fakes import death
+from tests.fakes import ListedEvents, attestation, death
 
 
 class ScriptedWorker:
@@ -26,6 +26,8 @@ class ScriptedTransport:
         self.loading = asyncio.Event()
         self.loading.set()
         self.errors = errors or {}
+        self.found: dict[str, Any] = {}
+        """Facts of every attestation."""
 
     async def broadcast(self, learner: Any, workers: Any) -> BroadcastStats:
         self.version += 1
@@ -43,7 +45,7 @@ class ScriptedTransport:
                 failures.append((worker.name, errors.pop(0)))
             else:
                 worker.version = version
-                proofs.append(proof(worker.name, version))
+                proofs.append(attestation(worker.name, version, **self.found))
         return BroadcastStats(
             policy_version=version,
             digest=str(version),
@@ -53,12 +55,6 @@ class ScriptedTransport:
             attestations=tuple(proofs),
             failures=tuple(failures),
         )
-
-
-def proof(worker: str, version: int) -> Attestation:
-    return Attestation(
-        worker=worker, policy_version=version, digest=str(version), canary_max_error=0.0, seconds=0.0, pause_seconds=0.0
-    )
 
 
 class Fleet:
@@ -73,8 +69,8 @@ class Fleet:
         self.replaced.append((actor.name, error))
 
 
-def weights_over(transport: ScriptedTransport, *, num_workers: int = 1) -> Weights:
-    return Weights(transport, learner=None, num_workers=num_workers)
+def weights_over(transport: ScriptedTransport, *, num_workers: int = 1, events: ListedEvents | None = None) -> Weights:
+    return Weights(transport, learner=None, num_workers=num_workers, events=events or ListedEvents())
 
 
 async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
@@ -178,6 +174,28 @@ async def test_a_worker_that_dies_while_it_joins_says_so():
         await weights.join(ScriptedWorker("late"))
 
 
+async def test_the_noise_floor_of_a_worker_is_an_event_and_a_metric():
+    transport, events = ScriptedTransport(), ListedEvents()
+    transport.found = {"canary_mean_error": 0.02, "noise_floor": 0.018, "distinguishable": False}
+    weights = weights_over(transport, events=events)
+    await weights.publish()
+    await weights.join(ScriptedWorker("a"))
+    assert events.events == [
+        {
+            "kind": "attested",
+            "actor": "a",
+            "policy_version": 0,
+            "canary_mean_error": 0.02,
+            "noise_floor": 0.018,
+            "distinguishable": False,
+        }
+    ]
+    await weights.broadcast(Fleet("a", "b"))
+    stats = weights.stats()
+    assert (stats["weights/canary_error"], stats["weights/noise_floor"]) == (0.02, 0.018)
+    assert stats["weights/num_indistinguishable"] == 2.0
+
+
 def own_transport(*, timeout_s: float, window: int) -> Any:
     """A transport by full path, as a user's."""
     return {"timeout_s": timeout_s, "window": window}
@@ -185,7 +203,7 @@ def own_transport(*, timeout_s: float, window: int) -> Any:
 
 def test_the_configured_transport_is_the_one_that_is_used():
     config = WeightsConfig(transport={"name": f"{__name__}:own_transport", "window": 3}, timeout_s=7.0)
-    weights = Weights.from_config(config, learner=None, num_workers=1)
+    weights = Weights.from_config(config, learner=None, num_workers=1, events=ListedEvents())
     assert weights._transport == {"timeout_s": 7.0, "window": 3}
     with pytest.raises(ConfigError, match=r"weights\.transport='smoke'"):
-        Weights.from_config(WeightsConfig(transport="smoke"), learner=None, num_workers=1)
+        Weights.from_config(WeightsConfig(transport="smoke"), learner=None, num_workers=1, events=ListedEvents())

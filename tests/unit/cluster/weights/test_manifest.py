@@ -1,14 +1,11 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Canary, WeightManifest, canary_tolerance, check_canary, pack, unpack, verify
+from cluster.weights.manifest import Canary, WeightManifest, pack, unpack, verify
 
-CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
+CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-1.0, -2.0))
 
 
 def packed(tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1024, policy_version: int = 7):
@@ -100,22 +97,3 @@ def test_read_only_buckets_unpack_without_a_warning(recwarn):
     buckets[0].flags.writeable = False
     assert dict(unpack(manifest, buckets))["a"].tolist() == [1.0, 1.0, 1.0]
     assert not recwarn.list
-
-
-def test_a_canary_within_tolerance_reports_its_largest_error():
-    manifest, _ = packed({"a": torch.ones(3)})
-    assert check_canary(manifest, [-1.0, -2.004], tolerance=0.01, worker="w0") == pytest.approx(0.004)
-
-
-@pytest.mark.parametrize("measured", [[-1.0, -2.5], [-1.0, math.nan]])
-def test_a_canary_that_is_off_names_worker_version_and_error(measured):
-    manifest, _ = packed({"a": torch.ones(3)})
-    with pytest.raises(WeightsError, match="w0 does not compute policy version 7"):
-        check_canary(manifest, measured, tolerance=0.01, worker="w0")
-
-
-def test_the_tolerance_follows_the_dtype_unless_it_is_set():
-    model = ModelConfig(path="m", dtype="float32")
-    assert canary_tolerance(WeightsConfig(), model) == 1e-3
-    assert canary_tolerance(WeightsConfig(), ModelConfig(path="m", dtype="bfloat16")) == 0.1
-    assert canary_tolerance(WeightsConfig(canary_tolerance=0.5), model) == 0.5

@@ -6,6 +6,7 @@ import pytest
 from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
 from cluster.contracts.types import Attestation
 from cluster.weights.object_store import ObjectStoreTransport
+from tests.fakes import attestation
 
 MANIFEST = {"policy_version": 3, "digest": "d3", "total_bytes": 100}
 
@@ -43,14 +44,7 @@ class FakeWorker:
         if self.error:
             raise self.error
         self.loaded = [await manifest, *[await bucket for bucket in buckets]]
-        return Attestation(
-            worker=self.name,
-            policy_version=3,
-            digest=self.digest,
-            canary_max_error=0.0,
-            seconds=0.0,
-            pause_seconds=0.0,
-        )
+        return attestation(self.name, 3, digest=self.digest)
 
 
 async def test_every_worker_gets_manifest_and_buckets():

@@ -1,0 +1,179 @@
+"""A real vLLM is attested against a real learner with default settings, whatever the model; one that serves old weights in part is not.
+
+Every model of `CASES` has one learner and one engine, which all tests share.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.vllm_engine import VllmEngine
+from actors.rollout.worker import RolloutWorker
+from cluster.contracts.config import RunConfig, WeightsConfig
+from cluster.contracts.errors import WeightsError
+from cluster.contracts.types import Attestation
+from cluster.weights.attestation import Attestor
+from cluster.weights.manifest import WeightManifest, pack, unpack
+from cluster.weights.model_files import fingerprint
+from deploy.cluster_up import factories
+from deploy.cluster_up.probe import probe_token_ids
+from learner.learner import Learner
+from tests.integration.engines import start_engine
+from tests.models import make_tiny_model
+
+pytestmark = pytest.mark.engine
+
+CASES = {
+    "llama-float32-with-bos": {"architecture": "llama", "tied": False, "adds_bos": True},
+    "llama-bfloat16": {"architecture": "llama", "dtype": "bfloat16"},
+    "qwen3-float32": {"architecture": "qwen3"},
+    "qwen3-bfloat16-untied": {"architecture": "qwen3", "dtype": "bfloat16", "tied": False},
+    # Sliding windows shorter than the probe, and the vocabulary of the real one.
+    "gemma3-float32": {"architecture": "gemma3", "adds_bos": True},
+    "gemma3-bfloat16-with-bos-262k": {
+        "architecture": "gemma3",
+        "dtype": "bfloat16",
+        "adds_bos": True,
+        "vocab_size": 262_144,
+        "hidden_size": 32,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A learner, and a worker that loads what it publishes."""
+
+    learner: Learner
+    worker: RolloutWorker
+    engine: VllmEngine
+    dtype: str
+
+    async def load(self, published: list[Any]) -> Attestation:
+        *buckets, manifest = published
+        return await self.worker.load(manifest, *buckets)
+
+    def step(self, *, size: float) -> list[Any]:
+        """What is published after every weight has moved by a share `size` of its tensor's spread."""
+        generator = torch.Generator().manual_seed(self.learner.version)
+        with torch.no_grad():
+            for parameter in self.learner.policy.causal_lm.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(size * parameter.std(correction=0) * noise)
+        self.learner.version += 1
+        return list(self.learner.publish())
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("run")
+    dtype = request.param.get("dtype", "float32")
+    path = make_tiny_model(folder / "model", **request.param)
+    questions = [{"prompt": f"What is {number} + {number + 7}?"} for number in range(10)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(path), "dtype": dtype},
+            "prompts": {"name": "file", "path": str(folder / "prompts.jsonl")},
+            "learner": {"num_threads": 1},
+        }
+    )
+    probe = probe_token_ids(config)
+    learner = factories.learner_rank(
+        config=config, num_threads=1, rank=0, run_dir=str(folder), rendezvous="", probe_token_ids=probe
+    )
+    engines: list[VllmEngine] = []
+
+    def make_engine() -> VllmEngine:
+        engines.append(start_engine(path, dtype=dtype))
+        return engines[0]
+
+    worker = RolloutWorker(
+        name="w0",
+        run_id="run",
+        make_engine=make_engine,
+        formatter=ChatFormatter.load(config.model),
+        attestor=Attestor.from_config(config.weights, config.model, worker="w0", files=fingerprint(config.model)),
+    )
+    yield Pair(learner=learner, worker=worker, engine=engines[0], dtype=dtype)
+    worker.stop()
+
+
+def half_old(old: list[Any], new: list[Any], *, part: str) -> list[Any]:
+    """`new` with those tensors of `old` whose name begins with `part`: whole bytes, and a digest that is theirs."""
+    manifest, before = WeightManifest.model_validate(new[-1]), WeightManifest.model_validate(old[-1])
+    tensors = dict(unpack(manifest, new[:-1]))
+    stale = {name: tensor for name, tensor in unpack(before, old[:-1]) if name.startswith(part)}
+    assert stale
+    mixed, buckets = pack(
+        (tensors | stale).items(),
+        policy_version=manifest.policy_version,
+        bucket_bytes=2**20,
+        canary=manifest.canary,
+    )
+    return [*buckets, mixed.model_dump()]
+
+
+async def test_weights_are_attested_with_default_settings_from_the_first_version_on(pair: Pair):
+    """On the old code a real bfloat16 model was refused at version 0: random tokens, and a tolerance that was guessed."""
+    first = await pair.load(list(pair.learner.publish()))
+    assert not first.distinguishable, "version 0 is what the engine started from"
+    assert first.canary_mean_error == first.noise_floor <= (0.05 if pair.dtype == "bfloat16" else 5e-6)
+    for _ in range(2):
+        proof = await pair.load(pair.step(size=0.1))
+        assert proof.distinguishable and proof.noise_floor == first.noise_floor
+
+
+async def test_a_layer_that_stayed_old_is_caught(pair: Pair):
+    old = pair.step(size=0.1)
+    await pair.load(old)
+    with pytest.raises(WeightsError, match="the engine still serves other weights in part"):
+        await pair.load(half_old(old, pair.step(size=0.1), part="model.layers.1."))
+
+
+async def test_a_head_that_stayed_old_is_caught(pair: Pair):
+    old = pair.step(size=0.1)
+    await pair.load(old)
+    new = pair.step(size=0.1)
+    if pair.learner.policy.causal_lm.config.tie_word_embeddings:
+        pair.engine._weights = WeightsConfig(repair_tied_head=False)
+    else:
+        new = half_old(old, new, part="lm_head.")
+    with pytest.raises(WeightsError, match="most likely an old vocabulary head"):
+        await pair.load(new)
+    pair.engine._weights = WeightsConfig()
+    await pair.load(pair.step(size=0.0))
+
+
+async def test_a_small_step_is_told_apart_or_said_to_be_indistinguishable(pair: Pair):
+    """In float32 a step of a thousandth shows; the rounding of bfloat16 hides it, and the attestation says so."""
+    old = pair.step(size=0.1)
+    await pair.load(old)
+    new = pair.step(size=0.001)
+    proof = await pair.load(new)
+    assert proof.distinguishable is (pair.dtype == "float32")
+    await pair.load([*old[:-1], {**old[-1], "policy_version": pair.learner.version}])
+    stale = half_old(old, new, part="")
+    if proof.distinguishable:
+        with pytest.raises(WeightsError, match="does not compute policy version"):
+            await pair.load(stale)
+    else:
+        assert not (await pair.load(stale)).distinguishable
+
+
+def test_a_float32_head_lowers_the_noise_of_a_bfloat16_model(tmp_path: Path):
+    path = make_tiny_model(tmp_path, dtype="bfloat16", vocab_size=4096)
+    learner = Learner(RunConfig.model_validate({"model": {"path": str(path)}, "prompts": "none"}))
+    *_, manifest = learner.publish()
+    canary = WeightManifest.model_validate(manifest).canary
+    errors = {}
+    for head_dtype in ("model", "float32"):
+        found = start_engine(path, dtype="bfloat16", head_dtype=head_dtype).prompt_logprobs(canary.token_ids)
+        errors[head_dtype] = sum(abs(a - b) for a, b in zip(found, canary.logprobs, strict=True)) / len(found)
+    assert errors["float32"] < 0.8 * errors["model"]

@@ -1,0 +1,107 @@
+"""Whether an engine is believed: a measured noise floor with a cap, and the choice between the new version and the one before."""
+
+import math
+
+import pytest
+import torch
+
+from cluster.contracts.config import ModelConfig, WeightsConfig
+from cluster.contracts.errors import WeightsError
+from cluster.weights.attestation import Attestor
+from cluster.weights.manifest import Canary, WeightManifest, pack
+
+STARTING = (-1.0, -2.0)
+
+
+def version(*logprobs: float, number: int = 7, files: str | None = None) -> WeightManifest:
+    """A version under which the learner gives the probe these log-probs."""
+    canary = Canary(token_ids=(1, 2, 3), logprobs=logprobs, starting_logprobs=STARTING, starting_files=files)
+    manifest, _ = pack([("a", torch.ones(3))], policy_version=number, bucket_bytes=64, canary=canary)
+    return manifest
+
+
+def started(*measured: float, dtype: str = "bfloat16", **settings) -> Attestor:
+    """An engine that gives the probe these log-probs under its starting files."""
+    attestor = Attestor(worker="w0", dtype=dtype, **settings)
+    attestor.start(version(*STARTING).canary, measured)
+    return attestor
+
+
+def test_the_noise_floor_is_the_mean_difference_under_the_starting_files():
+    attestor = started(-1.01, -2.03)
+    proof = attestor.judge(version(-1.5, -2.5), [-1.51, -2.47])
+    assert proof.noise_floor == pytest.approx(0.02)
+    assert (proof.mean_error, proof.max_error) == (pytest.approx(0.02), pytest.approx(0.03))
+    assert proof.is_distinguishable
+
+
+@pytest.mark.parametrize(("error", "is_believed"), [(0.055, True), (0.065, False)])
+def test_a_version_may_be_off_by_three_times_the_noise(error, is_believed):
+    attestor, measured = started(-1.02, -2.02), [-1.0 - error, -1.8 - error]
+    if is_believed:
+        assert attestor.judge(version(-1.0, -1.8), measured).mean_error == pytest.approx(error)
+    else:
+        with pytest.raises(
+            WeightsError, match=r"w0 does not compute policy version 7 .* off by 0\.065 nats .* 0\.06 is allowed"
+        ):
+            attestor.judge(version(-1.0, -1.8), measured)
+
+
+def test_an_unlikelier_probe_is_allowed_proportionally_more_noise():
+    # Mean nats rise from 1.5 to 4.5, so the noise of 0.02 may be 0.06, and an error of 0.15 is below three times that.
+    assert started(-1.02, -2.02).judge(version(-4.0, -5.0), [-4.15, -5.15]).mean_error == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(("dtype", "floor"), [("bfloat16", 0.21), ("float32", 1.1e-3), ("float32", math.nan)])
+def test_a_broken_engine_cannot_declare_its_brokenness_as_noise(dtype, floor):
+    with pytest.raises(WeightsError, match="w0 does not compute what the learner computes with the same files"):
+        started(-1.0 - floor, -2.0 - floor, dtype=dtype)
+
+
+def test_other_files_than_the_learners_are_refused_before_they_are_measured():
+    attestor = Attestor(worker="w0", dtype="bfloat16", files="aaaa")
+    with pytest.raises(
+        WeightsError, match=r"loaded other files than the learner .* model\.path must hold the same model"
+    ):
+        attestor.start(version(*STARTING, files="bbbb").canary, STARTING)
+    attestor.start(version(*STARTING, files="aaaa").canary, STARTING)
+
+
+def test_stale_weights_inside_the_tolerance_are_caught_when_the_versions_can_be_told_apart():
+    # Noise 0.02: allowed are 0.06, told apart is from 0.04 on. The step moves the probe by 0.05, and the engine did not take it.
+    attestor = started(-1.02, -2.02)
+    with pytest.raises(WeightsError, match=r"by 0\.01 from the version before, to which it is nearer"):
+        attestor.judge(version(-1.05, -2.05), [-1.01, -2.01])
+
+
+def test_a_step_that_noise_could_hide_is_said_to_be_indistinguishable():
+    attestor = started(-1.02, -2.02)
+    assert not attestor.judge(version(-1.03, -2.03), [-1.01, -2.01]).is_distinguishable
+
+
+def test_each_version_is_told_from_the_one_that_the_engine_served_before():
+    attestor = started(-1.0, -2.0)
+    attestor.judge(version(-3.0, -3.0, number=1), [-3.0, -3.0])
+    assert not attestor.judge(version(-3.0, -3.0, number=2), [-3.0, -3.0]).is_distinguishable
+    assert attestor.judge(version(*STARTING, number=3), STARTING).is_distinguishable
+
+
+def test_a_refused_version_is_not_taken_for_the_one_before():
+    attestor = started(-1.0, -2.0)
+    with pytest.raises(WeightsError):
+        attestor.judge(version(-3.0, -3.0), [-1.0, -2.0])
+    assert attestor.judge(version(-3.0, -3.0), [-3.0, -3.0]).is_distinguishable
+
+
+def test_log_probs_that_are_no_numbers_are_refused():
+    with pytest.raises(WeightsError, match="off by nan nats"):
+        started(-1.0, -2.0).judge(version(-1.0, -2.0), [-1.0, math.nan])
+
+
+def test_an_absolute_tolerance_replaces_the_measured_one():
+    weights, model = WeightsConfig(canary_tolerance=0.5), ModelConfig(path="m", dtype="float32")
+    attestor = Attestor.from_config(weights, model, worker="w0", files=None)
+    attestor.start(version(*STARTING).canary, [-1.4, -2.4])
+    assert attestor.judge(version(-1.0, -2.0), [-1.45, -2.45]).noise_floor == pytest.approx(0.4)
+    with pytest.raises(WeightsError, match=r"0\.5 is allowed"):
+        attestor.judge(version(-1.0, -2.0), [-1.55, -2.55])
