@@ -59,9 +59,7 @@ def wire(
     recorder, learner = learning(
         config, seats=seats, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=run_dir.path("checkpoints")
     )
-    weights = Weights.from_config(
-        config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log
-    )
+    weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
     fleet = WorkerPool(
         specs.rollout_workers(),
         joining=specs.joining_worker,

@@ -40,6 +40,11 @@ def start_engine(
     )
 
 
+def end(engine: VllmEngine) -> None:
+    """A forgotten vLLM ends when it is collected, and takes the process's torch groups along: they may be the next engine's by then."""
+    engine._engine.engine_core.shutdown()
+
+
 def request(
     name: str, prompt: Sequence[int], *, seed: int = 0, kept: Completion | None = None, **sampling: Any
 ) -> EngineRequest:
