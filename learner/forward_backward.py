@@ -1,14 +1,16 @@
-"""The passes of one step: a batch is split into this rank's micro-batches, looked at, and turned into gradients.
+"""The passes of one step: a batch is split into this rank's micro-batches, looked at, turned into gradients, and these are checked.
 
 Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
 """
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig
+from cluster.contracts.errors import NumericsError
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics
@@ -109,3 +111,57 @@ class Passes:
         merged = Statistics.merge(statistics)
         parts = self._group.stack(merged.to_tensor().to(self._group.device))
         return torch.stack(losses), Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
+
+
+class NonFiniteGuard:
+    """Keeps steps whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
+
+    def __init__(self, *, max_in_a_row: int, group: RankGroup, folder: Path | None) -> None:
+        """`folder` takes the trajectories of such steps, for inspection; None saves none."""
+        self._max_in_a_row, self._group, self._folder = max_in_a_row, group, folder
+        self.num_in_a_row = 0
+
+    def admits(
+        self,
+        batch: Batch,
+        micro_batches: list[MicroBatch],
+        *,
+        losses: Tensor,
+        gradient_norm: Tensor,
+        policy_version: int,
+    ) -> bool:
+        """Whether the step may be taken. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
+
+        Raises NumericsError when this is one step too many in a row that may not.
+        """
+        is_bad = ~losses.isfinite()
+        num_bad = int(self._group.sum(is_bad.sum()))
+        if num_bad == 0 and bool(gradient_norm.isfinite()):
+            self.num_in_a_row = 0
+            return True
+        self.num_in_a_row += 1
+        # Where only the gradient is not finite, any micro-batch of any rank may be why.
+        suspects = [m for m, bad in zip(micro_batches, is_bad.tolist(), strict=True) if bad or num_bad == 0]
+        saved = self._save(batch, suspects, policy_version=policy_version)
+        if self.num_in_a_row > self._max_in_a_row:
+            raise NumericsError(
+                f"loss or gradient was not finite in {self.num_in_a_row} steps in a row, the last at policy version {policy_version} "
+                f"(gradient norm {float(gradient_norm)}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
+                "lower optimizer.learning_rate, or look at these trajectories"
+            )
+        return False
+
+    def _save(self, batch: Batch, micro_batches: list[MicroBatch], *, policy_version: int) -> str:
+        """Writes the trajectories of these micro-batches of this rank; says where they are, or why nowhere."""
+        if not micro_batches:
+            return "its trajectories are with another rank"
+        if self._folder is None:
+            return "its trajectories were not saved (no local run directory)"
+        rows = sorted(row for micro_batch in micro_batches for row in micro_batch.rows)
+        path = self._folder / f"version-{policy_version:06d}-rank-{self._group.rank}.arrow"
+        try:
+            batch.write_rows(rows, path)
+        except OSError as error:
+            # They are for inspection: a full disk does not end a run that goes on without them.
+            return f"its trajectories were not saved ({error})"
+        return f"its trajectories are in {path}"

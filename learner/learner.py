@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, NumericsError
+from cluster.contracts.errors import CheckpointError
 from cluster.contracts.types import Progress, StepStats
 from cluster.weights.manifest import Canary, WeightManifest, packing
 from cluster.weights.model_files import fingerprint
@@ -30,7 +30,7 @@ from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
 from learner.distributed import RankGroup, choose_device, leave
-from learner.forward_backward import Passes
+from learner.forward_backward import NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.lora import adapter_of
@@ -63,9 +63,6 @@ class Learner:
         self.version = 0
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
-        self._num_skipped = 0
-        """Steps in a row that were not finite."""
-        self._quarantine = Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None
         torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
         torch.manual_seed(config.seed)
         if config.deterministic:
@@ -110,6 +107,11 @@ class Learner:
         )
         self._passes = Passes(
             self.networks, objective=self.objective, group=self._group, config=config.learner, phases=self._phases
+        )
+        self._guard = NonFiniteGuard(
+            max_in_a_row=config.learner.max_non_finite_steps,
+            group=self._group,
+            folder=Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None,
         )
         self._saver = Saver(
             self.optimizer,
@@ -172,44 +174,17 @@ class Learner:
         gradient_norm: Tensor,
     ) -> tuple[dict[str, float], float]:
         """Takes the optimizer step, or skips it. The report of the step and its learning rate, 0 when skipped."""
-        report = statistics.compute()
-        num_bad = self._group.sum((~losses.isfinite()).sum())
-        if prepared.num_active_tokens == 0:
-            # Filters took everything: there is no gradient, and weight decay alone is no step.
-            self.optimizer.zero()
-            return report | {"skipped": 0.0}, 0.0
-        if int(num_bad) == 0 and bool(gradient_norm.isfinite()):
-            rate = self.optimizer.step(self.version, gradient_norm=gradient_norm)
-            self.objective.observe(report)
-            self.optimizer.zero()
-            self._num_skipped = 0
-            return report | {"skipped": 0.0}, rate
-        self.optimizer.zero()
-        self._num_skipped += 1
-        is_bad = (~losses.isfinite()).tolist()
-        # Where only the gradient is not finite, any micro-batch of any rank may be why.
-        suspects = [m for m, bad in zip(micro_batches, is_bad, strict=True) if bad or int(num_bad) == 0]
-        saved = self._save_offender(batch, suspects) if suspects else "its trajectories are with another rank"
-        if self._num_skipped > self._config.learner.max_non_finite_steps:
-            raise NumericsError(
-                f"loss or gradient was not finite in {self._num_skipped} steps in a row, the last at policy version {self.version} "
-                f"(gradient norm {float(gradient_norm)}, {int(num_bad)} micro-batches with a loss that is not finite); {saved}; "
-                "lower optimizer.learning_rate, or look at these trajectories"
+        report, rate, is_finite = statistics.compute(), 0.0, True
+        # Where filters took everything there is no gradient, and weight decay alone is no step.
+        if prepared.num_active_tokens > 0:
+            is_finite = self._guard.admits(
+                batch, micro_batches, losses=losses, gradient_norm=gradient_norm, policy_version=self.version
             )
-        return report | {"skipped": 1.0}, 0.0
-
-    def _save_offender(self, batch: Batch, micro_batches: list[MicroBatch]) -> str:
-        """Writes the trajectories of these micro-batches of this rank; says where they are, or why nowhere."""
-        if self._quarantine is None:
-            return "its trajectories were not saved (no local run directory)"
-        rows = sorted(row for micro_batch in micro_batches for row in micro_batch.rows)
-        path = self._quarantine / f"version-{self.version:06d}-rank-{self._group.rank}.arrow"
-        try:
-            batch.write_rows(rows, path)
-        except OSError as error:
-            # They are for inspection: a full disk does not end a run that goes on without them.
-            return f"its trajectories were not saved ({error})"
-        return f"its trajectories are in {path}"
+            if is_finite:
+                rate = self.optimizer.step(self.version, gradient_norm=gradient_norm)
+                self.objective.observe(report)
+        self.optimizer.zero()
+        return report | {"skipped": float(not is_finite)}, rate
 
     def _stats(
         self,
@@ -228,7 +203,7 @@ class Learner:
             "learner/gradient_norm": gradient_norm,
             "learner/learning_rate": rate,
             "learner/kl_coefficient": self.objective.kl_coefficient,
-            "learner/skipped_in_a_row": float(self._num_skipped),
+            "learner/skipped_in_a_row": float(self._guard.num_in_a_row),
             "learner/failed_rewards": float(batch.num_failed),
             "learner/aborted": float(batch.num_aborted),
             "learner/micro_batches": float(num_passes * self._group.size),
