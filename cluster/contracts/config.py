@@ -38,9 +38,12 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     temperature: PositiveFloat = 1.0
     """The learner divides logits by it too, so that log-probs mean the same on both sides."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Samples from the most likely tokens that have this probability together; 1 means all tokens."""
     top_k: NonNegativeInt = 0
-    """0 means all tokens. Truncated sampling (top_k, top_p) biases ratios: the learner's log-probs are of the full softmax."""
+    """Samples from so many most likely tokens; 0 means all. Truncated sampling (top_k, top_p) biases ratios: the learner's log-probs
+    are of the full softmax."""
     stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
 
 
 class RewardConfig(Section):
@@ -49,7 +52,7 @@ class RewardConfig(Section):
     timeout_s: Resources[PositiveFloat] = 30.0
     """Deadline of one trajectory's reward; beyond it the status is `timeout`."""
     max_concurrency: Resources[PositiveInt] = 64
-    """Rewards judged at the same time."""
+    """Trajectories that are judged at the same time."""
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
     """What a judge's process may take, beyond which it gets a MemoryError."""
     env: Resources[tuple[str, ...]] = ()
@@ -61,37 +64,45 @@ class BufferConfig(Section):
     groups_per_step: Mathematics[PositiveInt] = 64
     """Groups in one optimizer step."""
     trajectories_per_group: Mathematics[PositiveInt] = 8
+    """Completions of one prompt."""
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
     """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
-    """Trajectories that wait in the object store, scored or not. No group starts that could pass it, were it as large as the
-    largest so far; only the groups of the next step always may."""
+    """Limit on the trajectories that wait in the object store. A new group counts as large as the largest group so far. The groups
+    of the next step start even beyond the limit, or the run would stop."""
     max_head_of_line_s: Mathematics[PositiveFloat | None] = None
-    """Cuts stragglers: when the learner has waited so long for unfinished groups although enough finished ones for its step stand
-    behind them, those in front are dropped (event `drop`, reason `cut`), their sampling is aborted, and others start in their
-    place. Prompts that take long are seen less often, a bias: None never cuts. Needs max_off_policy_steps of 1 or more."""
+    """Drops stragglers. The clock runs while the learner waits for unfinished groups and enough finished groups for its step stand
+    behind them. When it runs out, the unfinished groups are dropped (event `drop`, reason `straggler`), their requests are aborted, and
+    other groups start in their place. This is a bias: prompts that take long are seen less often. None drops none."""
     max_failed_share: Mathematics[Annotated[float, Field(ge=0, le=1)]] = 0.5
-    """A group with a larger share of failed rewards is dropped and another one sampled; below it, its other trajectories train."""
+    """A group with a larger share of failed rewards is dropped, and another one is sampled. In any other group the trajectories
+    whose reward is known are trained on."""
 
     @model_validator(mode="after")
-    def _something_can_stand_behind(self) -> "BufferConfig":
+    def _require_async_for_straggler_drop(self) -> "BufferConfig":
         if self.max_head_of_line_s is not None and self.max_off_policy_steps == 0:
             raise ValueError(
-                f"max_head_of_line_s={self.max_head_of_line_s:g} never cuts with max_off_policy_steps=0: only the groups of one step "
+                f"max_head_of_line_s={self.max_head_of_line_s:g} drops nothing with max_off_policy_steps=0: only the groups of one step "
                 "start then, and none stand behind them; leave it out, or raise max_off_policy_steps to 1 or more"
             )
         return self
 
 
 class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
+    """AdamW."""
+
     learning_rate: PositiveFloat = 1e-6
+    """After the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled from the gradient."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up; linear and cosine end at `min_learning_rate_share` at the last step."""
+    """After the warm-up. Linear and cosine end at `min_learning_rate_share` at the last step."""
     warmup_steps: NonNegativeInt = 0
+    """Steps in which the learning rate rises linearly to its full value."""
     min_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of `learning_rate` that is left at the last step."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Global L2 norm; None does not clip."""
 
@@ -102,7 +113,7 @@ class LoraConfig(Section, mark=Mark.MATHEMATICS):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     publish: Layout[Literal["merged", "adapter"]] = "merged"
-    """What workers receive: whole merged weights, or the adapter alone (small, and the engine multiplies it in)."""
+    """What workers receive: whole merged weights, or the adapter alone, which is small and which the engine multiplies in."""
 
 
 class LearnerConfig(Section):
@@ -115,13 +126,15 @@ class LearnerConfig(Section):
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
     """Prompt and completion tokens in one forward pass, padding included."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
-    """auto packs sequences into one row where the attention implementation keeps them apart, else pads buckets of like length."""
+    """auto packs sequences into one row where the attention implementation keeps them apart; otherwise it pads buckets of sequences
+    of about the same length."""
     head_chunk_tokens: Layout[PositiveInt] = 1024
     """Completion positions whose logits exist at one time."""
     activation_checkpointing: Layout[bool] = False
+    """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     lora: Mathematics[LoraConfig | None] = None
     max_non_finite_steps: Resources[NonNegativeInt] = 3
-    """Skipped steps in a row (loss or gradient not finite) after which the run stops."""
+    """A step whose loss or gradient is not finite is skipped. More skipped steps in a row than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0
     """Deadline of one update."""
 
@@ -138,6 +151,7 @@ class RolloutConfig(Section):
     kv_cache_bytes: Layout[PositiveInt | None] = None
     """Key-value cache of a CPU engine; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
+    """Share of a GPU's memory that its engine takes, weights and cache together."""
     enforce_eager: Layout[bool] = True
     """True starts in seconds; False compiles first and samples faster on long runs."""
     head_dtype: Layout[Literal["auto", "model", "float32"]] = "auto"
@@ -145,15 +159,17 @@ class RolloutConfig(Section):
     and learner differ by. auto is float32 on GPUs, where it costs nothing, and the model's own on CPUs, where a head of a large
     vocabulary in float32 halves the speed of sampling."""
     prefix_caching: Layout[bool] = True
+    """Keys and values of a common beginning are computed once."""
     on_update: Layout[Literal["continue", "finish", "abort_and_resume"]] = "continue"
-    """What running requests do when new weights come: go on between two engine steps, finish first, or stop and resume as
-    partial rollouts (the kept tokens' keys and values are computed again under the new weights)."""
+    """What running requests do when new weights come. `continue`: they wait while the weights are loaded between two engine steps, and
+    go on. `finish`: they end first. `abort_and_resume`: they stop and go on as partial rollouts; keys and values of the tokens so far are
+    computed again under the new weights."""
     extra_trajectories: Mathematics[NonNegativeInt] = 0
-    """Over-sampling inside a group: so many are started beyond buffer.trajectories_per_group. The first ones to end make the
-    group; the others are aborted and leave no row. Short completions are favoured, a bias that no ratio corrects: that is why it
-    is off. After APRIL (arXiv:2509.18521), which over-provisions as well, but keeps what it stops and resumes it later."""
+    """Over-sampling inside a group: so many trajectories are started beyond buffer.trajectories_per_group. The first ones to end make
+    the group; the others are aborted and leave no row. Short completions are favoured, a bias that no ratio corrects: it is off by
+    default for this reason. After APRIL (arXiv:2509.18521), which over-samples as well, but resumes what it aborted later."""
     timeout_s: Resources[PositiveFloat] = 600.0
-    """Deadline of one group, and of an engine without progress."""
+    """Deadline of one group, and of an engine that makes no progress."""
 
 
 class ReferenceConfig(Section):
@@ -163,6 +179,7 @@ class ReferenceConfig(Section):
     path: Mathematics[str | None] = None
     """Model that the KL pulls towards; None is the model the run starts from."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
+    """Prompt and completion tokens in one forward pass, padding included."""
     timeout_s: Resources[PositiveFloat] = 600.0
 
 
@@ -189,20 +206,22 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
     num_samples: PositiveInt = 1
+    """Completions of each prompt."""
 
 
 class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_steps: PositiveInt | None = 20
-    """What a learner that dies has to learn again, at most; None does not save by steps. The last step is always saved."""
+    """A learner that dies learns so many steps again, at most. None does not save by steps. The last step is always saved."""
     every_s: PositiveFloat | None = 600.0
-    """Also when the last save is so long ago, for runs whose steps take long; None does not save by time."""
+    """Also saves when the last save is so long ago, for runs whose steps take long. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
     """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
     keep_last: PositiveInt = 2
+    """Checkpoints that stay."""
     keep_best: bool = True
-    """Also keeps the one with the best evaluation (or reward, without evaluation)."""
+    """Also keeps the checkpoint with the best evaluation, or with the best reward in a run that does not evaluate."""
     asynchronous: bool = True
-    """Copies state, then writes beside the training."""
+    """Copies the state, and writes it while training goes on."""
 
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
@@ -211,15 +230,16 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     that die with one node."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
-    """Doubles with each restart in the window."""
+    """Wait before a restart. It doubles with each restart in the window."""
     heartbeat_s: PositiveFloat = 5.0
     """How often actors are asked what they do."""
     hang_s: PositiveFloat = 60.0
-    """An actor that has not answered for so long is killed and replaced; one that answers and does not move meets its call's deadline."""
+    """An actor that does not answer for so long is killed and replaced. An actor that answers but makes no progress is found by the
+    deadline of the call that it works on (`timeout_s` of its section)."""
     start_s: PositiveFloat = 300.0
     """Deadline for an actor to come up, model loading included."""
     max_prompt_failures: PositiveInt = 3
-    """A prompt whose groups failed so often is quarantined by id."""
+    """A prompt whose groups failed so often is not sampled again."""
 
 
 class MismatchConfig(Section, mark=Mark.RESOURCES):
@@ -227,8 +247,9 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
     where a late asynchronous step has none of them, the newest weights that sampled any."""
 
     alarm_nats: PositiveFloat = 0.5
+    """A larger difference is logged as event `mismatch_alarm`."""
     stop_nats: PositiveFloat | None = None
-    """None never stops; beyond it the run stops and the offending trajectories are saved."""
+    """A larger difference stops the run, with the name of the step's trajectories. None never stops."""
 
 
 class ElasticConfig(Section, mark=Mark.LAYOUT):
@@ -236,9 +257,9 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     max_workers: PositiveInt | None = None
     """None does not scale by itself."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """More workers while the learner waits for a larger share of its time."""
+    """Workers are added while the learner waits for groups for a larger share of its time."""
     scale_down_full_steps: PositiveInt = 10
-    """One worker less after so many steps in a row with a full buffer."""
+    """One worker is removed after so many steps in a row with a full buffer."""
 
 
 class RecordConfig(Section, mark=Mark.RESOURCES):
@@ -248,6 +269,8 @@ class RecordConfig(Section, mark=Mark.RESOURCES):
 
 
 class MetricsConfig(Section, mark=Mark.RESOURCES):
+    """Where the numbers of each step go. Events always go to events.jsonl too."""
+
     sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
 
 
@@ -255,10 +278,12 @@ class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
     run_dir: Resources[str] = "runs/run"
-    """Local path; on several nodes, one that all of them mount. Ledger, metrics and trajectories can also lie in an object store
-    (s3://, gs://), checkpoints cannot yet, so training refuses one."""
+    """Local path; on several nodes, one that all of them mount. Checkpoints cannot lie in an object store yet, so training refuses
+    one."""
     seed: Mathematics[NonNegativeInt] = 0
+    """Of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
+    """Optimizer steps."""
     deterministic: Mathematics[bool] = False
     """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
     model: ModelConfig
@@ -283,7 +308,7 @@ class RunConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="after")
-    def _ranks_have_work(self) -> "RunConfig":
+    def _require_a_trajectory_for_every_rank(self) -> "RunConfig":
         batch = self.buffer.groups_per_step * self.buffer.trajectories_per_group
         if batch < self.learner.num_ranks:
             raise ValueError(
@@ -293,7 +318,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _clocks_decide_nothing_in_a_deterministic_run(self) -> "RunConfig":
+    def _forbid_timing_rules_in_a_deterministic_run(self) -> "RunConfig":
         if self.deterministic and self.rollout.extra_trajectories:
             raise ValueError(
                 f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: when the surplus is aborted "
@@ -301,7 +326,7 @@ class RunConfig(Section):
             )
         if self.deterministic and self.buffer.max_head_of_line_s is not None:
             raise ValueError(
-                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are cut depends "
+                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped depends "
                 "on timing; set one of them to its default"
             )
         return self

@@ -31,7 +31,7 @@ _PACKAGES = (
 def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
-    """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however their files are cut."""
+    """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
     settings = _mathematical(config.model_dump(mode="json", exclude={"algorithm"}))  # the formula resolves that section
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
     passport = {

@@ -10,7 +10,7 @@ def configured(**sections) -> RunConfig:
     return RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", **sections})
 
 
-def test_a_cut_that_can_never_come_is_refused():
+def test_dropping_stragglers_that_nothing_stands_behind_is_refused():
     with pytest.raises(ValidationError, match="only the groups of one step start then, and none stand behind them"):
         configured(buffer={"max_head_of_line_s": 5})
     assert configured(buffer={"max_head_of_line_s": 5, "max_off_policy_steps": 1}).buffer.max_head_of_line_s == 5
