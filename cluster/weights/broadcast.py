@@ -136,12 +136,13 @@ class Weights:
 
 
 def verdict(proofs: Mapping[str, WeightsError | None], *, num_workers: int) -> WeightsError | None:
-    """Why no worker may serve a version: when more than half of all workers failed to prove it, no single machine is to blame.
+    """Why no worker may serve a version: when more than half of `num_workers` failed to prove it, no single machine is to blame.
 
-    `proofs` holds those that were asked so far, of `num_workers` or more.
+    A worker beyond them that fails, and its successors, are no part of the half: the version serves without them.
     """
     refused = [error for error in proofs.values() if error is not None]
-    num_workers = max(num_workers, len(proofs))
-    if 2 * len(refused) <= num_workers:
+    num_missing = num_workers - (len(proofs) - len(refused))
+    num_refused = min(len(refused), num_missing)
+    if 2 * num_refused <= num_workers:
         return None
-    return refused[0] if num_workers == 1 else WeightsError(f"{len(refused)} of {num_workers} workers: {refused[0]}")
+    return refused[0] if num_workers == 1 else WeightsError(f"{num_refused} of {num_workers} workers: {refused[0]}")

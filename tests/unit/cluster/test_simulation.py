@@ -39,6 +39,18 @@ def check(world: World) -> None:
     )
 
 
+def test_a_worker_that_fails_its_canary_is_replaced_and_the_run_goes_on():
+    world = World(Nature(seed=3, num_workers=4, num_accidents=1, num_steps=6))
+    world.loss_share = 0.2
+    run_simulated(world.run())
+    refused = [event for event in world.events.events if "off by 3 nats" in event.get("reason", "")]
+    assert refused and all(event["kind"] == "failure" and event["decision"] == "restart" for event in refused)
+    assert {event["actor"] for event in refused} <= {
+        event["actor"] for event in world.events.events if event["kind"] == "recovery"
+    }
+    check(world)
+
+
 def test_a_schedule_is_its_seed_alone():
     def events(seed: int) -> list[str]:
         world = World(Nature.of(seed))

@@ -140,7 +140,15 @@ async def test_a_bad_machine_that_joins_a_healthy_fleet_does_not_stop_the_run():
 
 @pytest.mark.parametrize(
     ("num_refused", "num_proved", "num_workers", "stops"),
-    [(1, 0, 1, True), (1, 0, 2, False), (1, 1, 1, False), (2, 1, 3, True), (2, 0, 128, False), (1, 0, 0, True)],
+    [
+        (1, 0, 1, True),
+        (1, 0, 2, False),
+        (1, 1, 1, False),
+        (2, 1, 3, True),
+        (2, 0, 128, False),
+        (50, 4, 4, False),
+        (3, 1, 4, True),
+    ],
 )
 def test_most_is_more_than_half_of_all_workers(num_refused, num_proved, num_workers, stops):
     proofs = {f"bad{i}": WeightsError("off") for i in range(num_refused)} | {
