@@ -90,16 +90,16 @@ class LearnerGroup:
         """
         async with self._turn:
             step = self._ledger.version + 1
-            references = [group.object_ref for _, group in groups]
+            object_refs = [group.object_ref for _, group in groups]
             deadline_s = self._config.learner.timeout_s
-            name, digest = await self._recorder.call("record", step, *references, deadline_s=deadline_s)
+            name, digest = await self._recorder.call("record", step, *object_refs, deadline_s=deadline_s)
             indices = [index for index, _ in groups]
             record = await asyncio.to_thread(
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
             )
             self._asked = step, [group.summary for _, group in groups]
             try:
-                stats = await self._learn(references)
+                stats = await self._learn(object_refs)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
             assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
@@ -110,12 +110,12 @@ class LearnerGroup:
         return {index for index, group in groups if not await self._holds(group)}
 
     async def publish(self) -> list[Any]:
-        """References to the buckets of the current weights and, last, to their manifest."""
+        """Object refs of the buckets of the current weights and, last, of their manifest."""
         timeout_s = self._config.weights.timeout_s
         async with self._turn:
             while True:
                 try:
-                    calls = (rank.call_for_references("publish", deadline_s=timeout_s) for rank in self._ranks)
+                    calls = (rank.call_for_object_refs("publish", deadline_s=timeout_s) for rank in self._ranks)
                     return (await asyncio.gather(*calls))[0]
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
@@ -176,8 +176,8 @@ class LearnerGroup:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.kill() for rank in ranks))
 
-    async def _learn(self, references: Sequence[Any]) -> StepStats:
-        stats: StepStats = await self._all("update", *references)
+    async def _learn(self, object_refs: Sequence[Any]) -> StepStats:
+        stats: StepStats = await self._all("update", *object_refs)
         self.version = stats.policy_version
         return stats
 
@@ -202,12 +202,12 @@ class LearnerGroup:
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         deadline_s = self._config.learner.timeout_s
-        references = await self._recorder.call_for_references(
+        object_refs = await self._recorder.call_for_object_refs(
             "read", record.trajectories, record.trajectories_digest, deadline_s=deadline_s
         )
-        summaries: list[GroupSummary] = await self._recorder.call("summaries", *references, deadline_s=deadline_s)
+        summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=deadline_s)
         self._asked = record.step, summaries
-        return await self._learn(references), summaries
+        return await self._learn(object_refs), summaries
 
     async def _holds(self, group: Group) -> bool:
         try:

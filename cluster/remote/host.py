@@ -1,4 +1,4 @@
-"""Ray's edge, actor side: one class hosts any plain object. Nothing but this file and `actor.py` knows that Ray exists.
+"""Ray's edge, actor side: one class hosts any plain object, which does not know that Ray exists.
 
 A hosted object's coroutines share the actor's event loop; its synchronous methods run one after another in a thread of their
 own, so that the actor answers `progress` while it computes.
@@ -43,8 +43,9 @@ class Host:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
-        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread; then `warm_up`, if
-        it has one, does in the event loop what the first call would wait for.
+        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread.
+
+        An object with a `warm_up` then runs it, in the event loop: its first call need not wait for what that does.
 
         Not in `__init__`, where an error of ours would reach the driver as an actor's death without its cause.
         """
@@ -54,7 +55,7 @@ class Host:
         self._object = made
 
     async def free_address(self) -> str:
-        """host:port where a process group can meet: this node's address and a port that nobody holds now."""
+        """host:port where a process group can meet: this node's address and a port that is free now."""
         host = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -65,14 +66,14 @@ class Host:
         return await self._run(getattr(self._object, method), *args)
 
     async def call_for_batch(self, method: str, *args: Any) -> tuple[Any, Any]:
-        """(summary, batch) of a method that returns a trajectory batch: the driver reads the first and passes the second on."""
+        """(summary, batch) of a method that returns a trajectory batch: the driver reads the summary and passes the batch's ref on."""
         batch = await self._run(getattr(self._object, method), *args)
         return summarize(batch), batch
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Each item of what the method returns, as an object of its own; then None, the mark of a complete stream."""
+        """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""
         items = iter(await self._run(getattr(self._object, method), *args) or ())
-        # A generator computes when it is asked: in the object's thread, like everything else of it.
+        # A generator computes when it is asked for an item: that belongs into the object's thread too.
         while (item := await self._run(next, items, _END)) is not _END:
             yield item
         yield None
@@ -108,7 +109,7 @@ class Host:
         )
 
     async def identify(self) -> tuple[int, str]:
-        """(pid, node id): whom to kill, and where, when it no longer answers."""
+        """(pid, node id): what it takes to kill this process when it no longer answers."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:

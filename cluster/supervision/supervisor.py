@@ -138,9 +138,9 @@ class SupervisedActor:
         """As RemoteActor.call_for_batch, tried again on the replacement of an actor that died."""
         return await self._retry(lambda actor: actor.call_for_batch(method, *args, deadline_s=deadline_s))
 
-    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
-        """As RemoteActor.call_for_references, tried again on the replacement of an actor that died."""
-        return await self._retry(lambda actor: actor.call_for_references(method, *args, deadline_s=deadline_s))
+    async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        """As RemoteActor.call_for_object_refs, tried again on the replacement of an actor that died."""
+        return await self._retry(lambda actor: actor.call_for_object_refs(method, *args, deadline_s=deadline_s))
 
     def progress(self) -> Progress | None:
         """What the actor said last that it does, or since when the place waits for one."""
@@ -218,7 +218,7 @@ def heartbeats(
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
 
-    Its callers notice its death as well: whoever is first replaces it.
+    Its callers notice a death too: the first to notice it replaces the actor.
     """
     return beside(_beat(actors, supervisor, heal, report))
 

@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config
 from ray.job_config import JobConfig
 
 from cluster.contracts.errors import ConfigError
 
 _ANSWER_S = 10.0
 """A cluster that does not take a connection within so long is not there; Ray itself would try for many minutes."""
+
+_NICENESS = "RAY_worker_niceness"
 
 
 class _Job(JobConfig):
@@ -32,19 +36,28 @@ async def connected(address: str | None) -> AsyncIterator[None]:
 
     Raises ConfigError for a cluster that does not answer, or refuses us.
     """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        with _environment_of_own_cluster():
+            async with _initialized("local", include_dashboard=False, _node_ip_address="127.0.0.1"):
+                yield
+    else:
+        await _check_answers(address)
+        async with _initialized(address):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
     options: dict[str, Any] = {
         "job_config": _Job(),
         "log_to_driver": False,
         "namespace": "treadwheel",
         "logging_level": "error",
+        **more,
     }
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    else:
-        await _check_answers(address)
     try:
-        await asyncio.to_thread(lambda: ray.init(address or "local", **options))
+        await asyncio.to_thread(lambda: ray.init(address, **options))
     except ConnectionError as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
@@ -56,6 +69,35 @@ async def connected(address: str | None) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(ray.shutdown)
+
+
+@contextlib.contextmanager
+def _environment_of_own_cluster() -> Iterator[None]:
+    """A token that no other process has, and workers at our own priority: Ray's default is niceness 15, behind all else on a laptop.
+
+    Ray takes both from the environment, which its processes inherit. Afterwards it is as before: a token mode left in this process
+    would be asked of every later cluster.
+    """
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        _NICENESS: os.environ.get(_NICENESS, "0"),
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    _read_environment_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        _read_environment_again()
+
+
+def _read_environment_again() -> None:
+    """Ray remembers it, and has no public way to forget. The mode goes first: a thread that still ends must not miss its token."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 async def _check_answers(address: str) -> None:

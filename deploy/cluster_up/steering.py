@@ -12,7 +12,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
-from cluster.remote.actor import draining_nodes
+from cluster.remote.nodes import draining_nodes
 from cluster.supervision.autoscaling import StepLoad, decide, most_loads
 from cluster.supervision.tasks import background
 from deploy.cluster_up.wiring import Cluster

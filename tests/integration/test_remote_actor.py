@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import placement_group, placement_group_table
 
-from cluster.contracts.errors import LostError, WorkerError
-from cluster.contracts.types import ActorKind
+from cluster.contracts.errors import DataError, FailureKind, LostError, WorkerError
+from cluster.contracts.types import ActorKind, Refusal
 from cluster.remote.actor import ActorSpec, RemoteActor
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
 from tests.unit.actors.batches import batch_of
@@ -24,6 +24,9 @@ from tests.unit.actors.batches import batch_of
 pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(600)]
 _MIB = 1024**2
 _STORE = {"object_store_memory": 100 * _MIB}
+
+
+REFUSED = Refusal(group_id="00000001", prompt_id="p1", reason="too long")
 
 
 class Maker:
@@ -35,9 +38,13 @@ class Maker:
 
     async def batch_then_death(self, has_arrived: str) -> AsyncIterator[pa.RecordBatch]:
         yield batch_of(["x" * _MIB])
+        yield REFUSED
         while not Path(has_arrived).exists():
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def refuse(self) -> None:
+        raise DataError("prompt 'p1' is empty", prompt_id="p1")
 
     def batch(self) -> pa.RecordBatch:
         return batch_of(["x"])
@@ -85,19 +92,24 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
         actor = await start()
         found = [(summary, reference) async for summary, reference in actor.stream_batches("batches", 2, deadline_s=60)]
         assert [summary.num_trajectories for summary, _ in found] == [1, 1]
-        buckets = await actor.call_for_references("buckets", 3, deadline_s=60)
+        buckets = await actor.call_for_object_refs("buckets", 3, deadline_s=60)
         assert len(buckets) == 3
         assert not any(is_here(reference) for reference in [*(reference for _, reference in found), *buckets])
         assert (await buckets[0]).nbytes == _MIB and is_here(buckets[0]), "only the one that asks gets it"
 
         with pytest.raises(WorkerError, match="no more"):
-            await actor.call_for_references("bucket_then_error", deadline_s=60)
+            await actor.call_for_object_refs("bucket_then_error", deadline_s=60)
+        with pytest.raises(DataError, match=r"^prompt 'p1' is empty$") as caught:
+            await actor.call("refuse", deadline_s=60)
+        assert vars(caught.value) == {"actor": "w", "prompt_id": "p1", "stage": "refuse"}
         has_arrived, arrived = tmp_path / "arrived", []
-        with pytest.raises(WorkerError, match="w died in 'batch_then_death'"):
-            async for summary, _ in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=60):
-                arrived.append(summary)
-                has_arrived.touch()
-        assert len(arrived) == 1
+        with pytest.raises(WorkerError, match="w died in 'batch_then_death'") as caught:
+            async for summary, ref in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=60):
+                arrived.append((summary, ref))
+                if summary == REFUSED:
+                    has_arrived.touch()
+        assert arrived[0][0].num_trajectories == 1 and arrived[1:] == [(REFUSED, None)]
+        assert (caught.value.kind, caught.value.actor) == (FailureKind.DEATH, "w")
 
 
 async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere():
@@ -118,13 +130,34 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         assert again.node_id == taker.node_id
 
 
+async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_its_placement_group():
+    """Seen before: it waited outside, for GPUs that the group held, until the run gave up. Ray takes our word that there are GPUs."""
+    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
+        first = cluster.add_node(num_cpus=1, num_gpus=2)
+        seats = placement_group([{"CPU": 0.5, "GPU": 1}] * 2)
+        ray.get(seats.ready(), timeout=60)
+        learner, worker = [await start(f"a{seat}", num_gpus=1, bundle=seat, placement_group=seats) for seat in (0, 1)]
+        assert learner.node_id == worker.node_id == first.node_id
+        end(cluster, first)
+        while ray.cluster_resources().get("GPU"):  # the head does not know yet that the node is gone
+            await asyncio.sleep(0.1)
+        starting = [
+            asyncio.create_task(start(f"a{seat}", num_gpus=1, bundle=seat, placement_group=seats)) for seat in (0, 1)
+        ]
+        second = cluster.add_node(num_cpus=1, num_gpus=2)
+        again = await asyncio.wait_for(asyncio.gather(*starting), 60)
+        assert [actor.node_id for actor in again] == [second.node_id] * 2
+        taken = placement_group_table(seats)["bundles_to_node_id"]
+        assert taken == {0: second.node_id, 1: second.node_id}, "the group has its GPUs back, and its actors have them"
+
+
 async def test_a_full_object_store_is_a_clear_error_and_no_hang():
     # A full store spills to disk, which costs speed and no more: here the disk counts as full too.
     full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
     with connected(num_cpus=1, _system_config=full_disk, **_STORE):
         actor = await start("rollout-0")
-        kept = await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
+        kept = await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)
         with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
-            await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
+            await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)
         del kept  # the next one fits again
-        assert await actor.call_for_references("buckets", 1, 60 * _MIB, deadline_s=60)
+        assert await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)

@@ -65,7 +65,7 @@ class ScriptedRank(RemoteActor):
                 )
                 return self._last_step
 
-    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+    async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, self._version)
         return [f"weights {self._version}"]
 
@@ -88,7 +88,7 @@ class ScriptedRecorder(ScriptedRank):
             case _:
                 return [group_summary(0)]
 
-    async def call_for_references(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+    async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         return list(self._scene.recorded[args[0]])
 
 

@@ -1,42 +1,78 @@
-"""Ray's errors as ours: who failed, and who only had an argument that is gone."""
+"""Where an actor starts when the seat that it has in its placement group is lost."""
+
+import asyncio
+from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from cluster.contracts.errors import FailureKind, LostError, WeightsError, WorkerError
-from cluster.remote.actor import _translated
-
-
-def raised_in_score(cause: Exception) -> Exception:
-    """As Ray raises it to who called `score`."""
-    return RayTaskError("score", "", cause).as_instanceof_cause()
+from cluster.contracts.types import ActorKind
+from cluster.remote import actor as actor_module
+from cluster.remote.actor import ActorSpec, RemoteActor
 
 
-@pytest.mark.parametrize("cause", [ActorDiedError(), ObjectLostError("ab" * 28, "", "")])
-def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause):
-    with pytest.raises(LostError, match=r"^reward, 'score': "), _translated("reward", "score"):
-        raise raised_in_score(cause)
+class Seats:
+    """A group's seats as Ray shows them, and what was asked of Ray; nothing starts in a lost seat."""
+
+    def __init__(self, *, lost_after: int) -> None:
+        """Each seat is lost from question number `lost_after` on."""
+        self.num_asked = 0
+        self.spawned: list[dict[str, Any]] = []
+        self.may_start = asyncio.Event()
+        self._lost_after = lost_after
+
+    async def is_lost(self, group: Any, seat: int) -> bool:
+        self.num_asked += 1
+        return self.num_asked > self._lost_after
+
+    async def spawn(self, spec: ActorSpec, *, deadline_s: float, **options: Any) -> RemoteActor:
+        self.spawned.append(options)
+        if "scheduling_strategy" in options:
+            await self.may_start.wait()
+        return RemoteActor(spec, None, 1, "node-1")
 
 
-def test_the_death_of_the_actor_itself_is_its_failure():
-    with pytest.raises(WorkerError, match=r"^reward died in 'score': ") as caught, _translated("reward", "score"):
-        raise ActorDiedError()
-    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.DEATH, "reward", "score")
+@pytest.fixture
+def seats(monkeypatch):
+    def make(*, lost_after: int) -> Seats:
+        made = Seats(lost_after=lost_after)
+        monkeypatch.setattr(actor_module, "is_seat_lost", made.is_lost)
+        monkeypatch.setattr(actor_module, "_SEAT_CHECK_S", 0.001)
+        monkeypatch.setattr(RemoteActor, "_spawn", made.spawn)
+        return made
+
+    return make
 
 
-def test_a_message_that_speaks_of_death_is_no_death():
-    """Seen before: the words decided."""
-    with pytest.raises(WorkerError) as caught, _translated("reward", "score"):
-        raise raised_in_score(KeyError("he died in 'May'"))
-    assert caught.value.kind is FailureKind.ERROR
+def spawning(*, num_gpus: float) -> asyncio.Task[RemoteActor]:
+    spec = ActorSpec(
+        name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, num_cpus=0.5, num_gpus=num_gpus, bundle=0
+    )
+    return asyncio.create_task(RemoteActor.spawn(spec, placement_group=object(), deadline_s=10))
 
 
-def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
-    with (
-        pytest.raises(WorkerError, match=r"^reward failed in 'score': KeyError: 'answer'"),
-        _translated("reward", "score"),
-    ):
-        raise raised_in_score(KeyError("answer"))
-    with pytest.raises(WeightsError, match=r"^stale head$") as caught, _translated("reward", "score"):
-        raise raised_in_score(WeightsError("stale head"))
-    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.REFUSAL, "reward", "score")
+@pytest.mark.parametrize("lost_after", [0, 3])
+async def test_an_actor_without_a_gpu_leaves_a_lost_seat_and_asks_no_cpus_elsewhere(seats, lost_after):
+    found = seats(lost_after=lost_after)
+    await asyncio.wait_for(spawning(num_gpus=0), 5)
+    *in_seat, elsewhere = found.spawned
+    assert elsewhere == {"num_cpus": 0.0}
+    assert [asked["num_cpus"] for asked in in_seat] == ([0.5] if lost_after else []), "a seat that is lost is not tried"
+
+
+async def test_an_actor_with_a_gpu_waits_in_its_lost_seat_for_the_replacement(seats):
+    """Seen before: it left, to wait for a GPU that the group held."""
+    found = seats(lost_after=0)
+    waiting = spawning(num_gpus=1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    found.may_start.set()
+    await asyncio.wait_for(waiting, 5)
+    assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
+
+
+async def test_an_actor_starts_in_a_seat_that_is_there(seats):
+    found = seats(lost_after=1000)
+    found.may_start.set()
+    await asyncio.wait_for(spawning(num_gpus=0), 5)
+    assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]

@@ -1,0 +1,71 @@
+"""Ray's failures as ours: one message for people, and the kind, the actor and the stage for code.
+
+They come out as one of four: a deliberate error of ours (raised as it was), `WorkerError` (death of the actor, or a bug in it),
+`DeadlineError`, `LostError` (an argument went with its node).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+
+from cluster.contracts.errors import DeadlineError, FailureKind, LostError, TreadwheelError, WorkerError
+
+T = TypeVar("T")
+
+
+async def answer_of(
+    call: Awaitable[T],
+    *,
+    actor: str,
+    stage: str,
+    deadline_s: float,
+    last_words: Callable[[], Awaitable[str]] | None = None,
+) -> T:
+    """What a call of `actor` returns. A DeadlineError ends with the `last_words`, asked for when it is too late."""
+    limit = asyncio.timeout(deadline_s)
+    with translated(actor, stage):
+        try:
+            async with limit:
+                return await call
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            words = f"; {await last_words()}" if last_words else ""
+            late = f"{actor} did not finish {stage!r} within {deadline_s:g} s{words}"
+            raise DeadlineError(late, actor=actor, stage=stage) from None
+
+
+@contextlib.contextmanager
+def translated(actor: str, stage: str) -> Iterator[None]:
+    """Raises our error for Ray's; the cause is kept."""
+    try:
+        yield
+    except ObjectLostError as error:  # before the others: a task whose argument is lost raises both
+        raise _lost(actor, stage, error) from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, TreadwheelError):
+            cause.actor, cause.stage = cause.actor or actor, cause.stage or stage
+            raise cause from None
+        # The actor that made an argument died before its stream ended: Ray takes its items back.
+        if isinstance(cause, RayActorError):
+            raise _lost(actor, stage, cause) from error
+        what = f"{type(cause).__name__}: {cause}\n{error}"
+        raise WorkerError(f"{actor} failed in {stage!r}: {what}", actor=actor, stage=stage) from error
+    except RayActorError as error:
+        what = f"{actor} died in {stage!r}: {_in_one_line(error)}"
+        raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage) from error
+    except RayError as error:
+        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)}"
+        raise WorkerError(what, actor=actor, stage=stage) from error
+
+
+def _lost(actor: str, stage: str, error: RayError) -> LostError:
+    return LostError(f"{actor}, {stage!r}: {_in_one_line(error)[:300]}", actor=actor, stage=stage)
+
+
+def _in_one_line(error: RayError) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,48 @@
+"""A local cluster is its command's alone: its token, its priority, and nothing left in the process afterwards."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import ray
+
+from deploy.cluster_up.connection import connected
+
+pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(300)]
+JOIN = "import sys, ray; ray.init(sys.argv[1], logging_level='error'); print('joined', ray.cluster_resources())"
+OURS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness")
+
+
+def taken_from_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in OURS}
+
+
+def join(address: str, **authentication: str) -> subprocess.CompletedProcess[str]:
+    """Another process that tries to use the cluster."""
+    clean = {name: value for name, value in os.environ.items() if name not in OURS}
+    command = [sys.executable, "-c", JOIN, address]
+    return subprocess.run(command, env={**clean, **authentication}, capture_output=True, text=True, timeout=120)
+
+
+async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_trace_of_it():
+    before = taken_from_environment()
+    niceness = ray.remote(num_cpus=0)(lambda: os.nice(0))
+    tokens: set[str] = set()
+    for _ in range(2):  # one after the other in one process, each with a token of its own
+        async with connected(None):
+            assert await niceness.remote() == os.nice(0), "workers are not behind everything else on the machine"
+            tokens.add(os.environ["RAY_AUTH_TOKEN"])
+            address = ray.get_runtime_context().gcs_address
+            if len(tokens) == 1:
+                for authentication in (
+                    {"RAY_AUTH_MODE": "disabled"},
+                    {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guessed"},
+                ):
+                    refused = join(address, **authentication)
+                    assert refused.returncode != 0 and "joined" not in refused.stdout
+                assert (
+                    "joined" in join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=os.environ["RAY_AUTH_TOKEN"]).stdout
+                )
+        assert taken_from_environment() == before
+    assert len(tokens) == 2

@@ -1,0 +1,42 @@
+"""Ray's errors as ours: who failed, and who only had an argument that is gone."""
+
+import pytest
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+
+from cluster.contracts.errors import FailureKind, LostError, WeightsError, WorkerError
+from cluster.remote.failures import translated
+
+
+def raised_in_score(cause: Exception) -> Exception:
+    """As Ray raises it to who called `score`."""
+    return RayTaskError("score", "", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize("cause", [ActorDiedError(), ObjectLostError("ab" * 28, "", "")])
+def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause):
+    with pytest.raises(LostError, match=r"^reward, 'score': "), translated("reward", "score"):
+        raise raised_in_score(cause)
+
+
+def test_the_death_of_the_actor_itself_is_its_failure():
+    with pytest.raises(WorkerError, match=r"^reward died in 'score': ") as caught, translated("reward", "score"):
+        raise ActorDiedError()
+    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.DEATH, "reward", "score")
+
+
+def test_a_message_that_speaks_of_death_is_no_death():
+    """Seen before: the words decided."""
+    with pytest.raises(WorkerError) as caught, translated("reward", "score"):
+        raise raised_in_score(KeyError("he died in 'May'"))
+    assert caught.value.kind is FailureKind.ERROR
+
+
+def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
+    with (
+        pytest.raises(WorkerError, match=r"^reward failed in 'score': KeyError: 'answer'"),
+        translated("reward", "score"),
+    ):
+        raise raised_in_score(KeyError("answer"))
+    with pytest.raises(WeightsError, match=r"^stale head$") as caught, translated("reward", "score"):
+        raise raised_in_score(WeightsError("stale head"))
+    assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.REFUSAL, "reward", "score")
