@@ -101,8 +101,11 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
         module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # foreign code: whatever its import raises is the user's to see, as one message
-        raise ConfigError(f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}") from error
+    except Exception as error:  # foreign code: the user sees what its import raises, as one message
+        raise ConfigError(
+            f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "
+            f"{home.package}: {', '.join(names(home))}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{field}={plugin.name!r} is a {type(found).__name__}; it must be a function or a class")
     if why := home.refusal(_takes(found)):

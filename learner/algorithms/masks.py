@@ -67,14 +67,6 @@ def expm1_minus(x: Tensor) -> Tensor:
     return x.exp() - x - 1 if is_kept else torch.expm1(x) - x
 
 
-def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:
-    """Σ m·(x − mean)² / (Σ m − ddof) over everything; 0 where that leaves no degree of freedom (verl raises)."""
-    centred_BT = masked(x_BT, loss_mask_BT=loss_mask_BT) - masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
-    count = loss_mask_BT.sum()
-    squares = masked_sum(centred_BT.square(), loss_mask_BT=loss_mask_BT)
-    return torch.where(count > ddof, squares / (count - ddof).clamp(min=1), torch.zeros_like(squares))
-
-
 def is_constant(x_BT: Tensor, *, loss_mask_BT: Tensor) -> Tensor:
     """True when the unmasked entries are all equal (or there are none): max == min, since rounding of the mean hides it from a variance."""
     x_BT = at_least_float32(x_BT)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.algorithms.corrections.importance import Level
 from learner.algorithms.groups import group_rows
-from learner.algorithms.masks import log_ratio, masked, masked_mean
+from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
 
 def remax(returns_NT: Tensor, *, greedy_rewards_N: Tensor, loss_mask_NT: Tensor) -> Tensor:
@@ -82,3 +82,11 @@ def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
 def none(losses_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     """The losses per token, 0 where masked (torchrl `reduction="none"`)."""
     return torch.where(loss_mask_NT, losses_NT, torch.zeros_like(losses_NT))
+
+
+def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:
+    """Σ m·(x − mean)² / (Σ m − ddof) over everything; 0 where that leaves no degree of freedom (verl raises)."""
+    centred_BT = masked(x_BT, loss_mask_BT=loss_mask_BT) - masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
+    count = loss_mask_BT.sum()
+    squares = masked_sum(centred_BT.square(), loss_mask_BT=loss_mask_BT)
+    return torch.where(count > ddof, squares / (count - ddof).clamp(min=1), torch.zeros_like(squares))

@@ -9,7 +9,7 @@ from learner.algorithms.advantages.returns import gae
 from learner.algorithms.kl import k1
 from learner.algorithms.losses.values import value_clip
 from learner.algorithms.objective.token_rewards import place_rewards
-from tests.golden import logprobs, sequences
+from tests.golden import logprobs, peer_parts, sequences
 from tests.golden.cases import Variant
 from tests.golden.through_objective import Step, aggregated
 
@@ -73,8 +73,8 @@ def masked_mean(v: Variant) -> dict[str, Any]:
 
 def masked_var(v: Variant) -> dict[str, Any]:
     return {
-        "unbiased": masks.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=1),
-        "biased": masks.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=0),
+        "unbiased": peer_parts.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=1),
+        "biased": peer_parts.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=0),
     }
 
 

@@ -40,8 +40,8 @@ def masked_mean(v: Variant) -> dict[str, Any]:
 def masked_var(v: Variant) -> dict[str, Any]:
     v.only("unbiased", [True, False])
     return {
-        "unbiased": masks.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=1),
-        "biased": masks.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=0),
+        "unbiased": peer_parts.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=1),
+        "biased": peer_parts.masked_var(v["entropy"], loss_mask_BT=v.mask(), ddof=0),
     }
 
 

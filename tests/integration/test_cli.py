@@ -72,7 +72,12 @@ def test_check_shows_what_a_run_will_be(run_file):
             "sampling.max_tokens=300 leaves no room for a prompt",
             "lower it, or raise model.max",
         ),
-        ("reward.judge=my_rewards:judge", "reward.judge='my_rewards:judge' does not import", "use a name below"),
+        (
+            "reward.judge=my_rewards:judge",
+            "reward.judge='my_rewards:judge' does not import",
+            "or use one of actors.rewards: exact",
+        ),
+        ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
         ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
         (
             "reward.judge.column=solution",
@@ -81,11 +86,15 @@ def test_check_shows_what_a_run_will_be(run_file):
         ),
         (
             "algorithm.advantage=grop",
-            "advantage='grop' does not import",
-            "use a name below learner.algorithms.advantages",
+            "advantage='grop' is not there; did you mean 'grpo'?",
+            "learner.algorithms.advantages has: cpgd, ",
         ),
-        ("metrics.sinks=[carrier_pigeon]", "metrics.sinks[0]='carrier_pigeon' does not import", "use a name below"),
-        ("weights.transport=smoke", "weights.transport='smoke' is no transport", "use object_store"),
+        (
+            "metrics.sinks=[carrier_pigeon]",
+            "metrics.sinks[0]='carrier_pigeon' is not there",
+            "cluster.sinks has: console",
+        ),
+        ("weights.transport=smoke", "weights.transport='smoke' is not there", "cluster.weights has: "),
         ("rollout.num_workers=1000", "rollout.cpus_per_worker=1 x 1000 workers: 1000 CPUs asked for", "ask for less"),
         (
             "rollout.gpus_per_worker=64",

@@ -16,7 +16,6 @@ from learner.algorithms.advantages.batch import (
 )
 from learner.algorithms.advantages.group import cpgd, grpo, max_rl, mean_centered, pass_at_k, rloo
 from learner.algorithms.groups import over_groups
-from tests.golden.peer_parts import optimal_token_baseline, remax
 
 
 def test_grpo_divides_by_the_unbiased_spread():
@@ -114,24 +113,6 @@ def test_opo_weighs_its_baseline_by_the_tokens_that_the_policy_wrote():
 def test_gpg_scales_up_by_the_share_of_failures():
     rewards, groups = tensor([1.0, 0.0, 0.0, 0.0]), tensor([0, 0, 0, 0])
     assert_close(gpg(rewards, group_index_N=groups), 4 * tensor([0.75, -0.25, -0.25, -0.25]))
-
-
-def test_remax_subtracts_what_the_greedy_answer_earned():
-    result = remax(tensor([[2.0, 1.0]]), greedy_rewards_N=tensor([0.5]), loss_mask_NT=tensor([[True, False]]))
-    assert result.tolist() == [[1.5, 0.0]]
-
-
-def test_the_optimal_token_baseline_leaves_the_last_one_standing():
-    returns = tensor([[1.0, 1.0], [0.0, 0.0]])
-    mask = tensor([[True, True], [True, False]])
-    result = optimal_token_baseline(
-        returns,
-        logprobs_NT=torch.full((2, 2), 0.5).log(),
-        sum_squared_probs_NT=torch.full((2, 2), 0.5),
-        loss_mask_NT=mask,
-        group_index_N=tensor([0, 0]),
-    )
-    assert_close(result, tensor([[0.5, 1.0], [-0.5, 0.0]]))
 
 
 def test_groups_may_lie_anywhere_in_the_batch():

@@ -32,7 +32,6 @@ from learner.algorithms.losses.policy import (
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.losses.values import value_clip
 from learner.algorithms.registry.homes import HOMES
-from tests.golden.peer_parts import none
 
 YES = tensor([[True, True, True, True]])
 
@@ -213,10 +212,6 @@ def test_a_batch_of_nothing_has_a_loss_of_zero():
     nothing = torch.zeros(2, 2, dtype=torch.bool)
     for weigh in (token_mean, sequence_mean, sequence_sum_mean, sequence_sum_over_length, token_sum):
         assert aggregate(torch.full((2, 2), math.nan), weights_BT=weigh(nothing)).item() == 0
-
-
-def test_none_leaves_losses_as_they_are():
-    assert none(row(1.0, math.nan), loss_mask_NT=tensor([[True, False]])).tolist() == [[1.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "cispo", "gspo"])
