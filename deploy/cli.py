@@ -75,7 +75,7 @@ def list_variants(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """What a run file may name: every kind with its names, or one kind with parameters, defaults and meaning."""
+    """Variants that a run file may name: all kinds with their names, or one kind with parameters, defaults and meaning."""
     with _reporting(debug=debug):
         from deploy import listing
 

@@ -1,4 +1,4 @@
-"""What a run file may name, kind by kind: names, parameters with types and defaults, meaning. For the terminal and for docs/variants.md."""
+"""The variants that a run file may name, kind by kind: parameters with types and defaults, meaning."""
 
 import difflib
 import inspect
@@ -31,7 +31,7 @@ from learner.algorithms.registry.resolving import FILLED_IN
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     setting: str
-    """What names a variant of this kind in a run file."""
+    """The setting of a run file that names a variant of this kind."""
     home: Home
 
 

@@ -1,7 +1,7 @@
-"""What a run computes: the algorithm section of the configuration. Mathematics lives in `learner/algorithms`, named here.
+"""The algorithm section of the configuration. It names the mathematics, which lives in `learner/algorithms`.
 
-Every part is a variant by name with its own parameters; `docs/algorithms.md` lists them. Presets (`preset: dapo`) are expanded to
-this ordinary form by `learner.algorithms.registry.presets.expand` before validation, so a validated section never mentions one.
+Every part is a variant by name with its own parameters; `docs/algorithms.md` lists them. A preset (`preset: dapo`) is
+expanded to this ordinary form before validation, so a validated section never mentions one.
 """
 
 from typing import Literal
@@ -48,7 +48,7 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     loss: Plugin = Plugin(name="value_clip")
     """A name below learner.algorithms.losses."""
     coefficient: NonNegativeFloat = 0.1
-    """Weight of the value loss beside the policy loss (0.1 as in torchtune)."""
+    """Weight of the value loss against the policy loss (0.1 as in torchtune)."""
     aggregation: Plugin = Plugin(name="token_mean")
     """How value losses of tokens become one number; a name below learner.algorithms.batch_rules.aggregation."""
     learning_rate: PositiveFloat = 1e-5
@@ -76,12 +76,12 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     advantage_shaping: tuple[Plugin, ...] = ()
     """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.batch_rules.shaping."""
     filters: tuple[Plugin, ...] = ()
-    """What does not train: trajectories leave the batch and its denominators, tokens only lose their gradient. Names below
+    """They choose what trains: a dropped trajectory leaves the batch and its denominators, a dropped token its gradient. Names below
     learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
     """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
     proximal: Literal["rollout", "policy", "recompute", "approximate"] = "rollout"
-    """What stands for π_old: the rollout's own log-probs; the learner's present ones, detached (ratio 1: one update per batch);
+    """The log-probs of π_old: the rollout's own; the learner's present ones, detached (ratio 1: one update per batch);
     the learner's at the start of the step, from an extra forward pass; or log μ + (1 − 1/lag)(log π − log μ) by version lag."""
     value: ValueConfig | None = None
     """None trains no critic."""

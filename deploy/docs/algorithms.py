@@ -23,7 +23,7 @@ _INTRODUCTION = """\
 
 ρ = π/π_old with π the learner's policy now, π_old ("proximal") the policy at the start of the step, μ the rollout policy that sampled
 (`rollout_logprobs`), A the advantage, r a reward, m the loss mask, sg the stop of a gradient. Everything is per completion token and
-masked by the explicit loss mask; what is masked gives neither value nor gradient, even if it is inf or NaN. Every part is chosen in
+masked by the explicit loss mask; masked entries give neither value nor gradient, even if they are inf or NaN. Every part is chosen in
 `algorithm:` by its name and parameters, or is a function of yours by full path (`my_package.module:function`), which gets the tensors
 that it names as parameters:
 
@@ -45,19 +45,17 @@ _DECISIONS = """\
 | a reward of a turn on a masked token (an environment's answer) | goes to the last unmasked token before it, which earned it; \
 before the first such token, or not finite: refused by name | |
 | holes in the mask (tool output) under GAE and returns | skipped: the successor is the next unmasked token | `holes: discount` |
-| what an entropy filter divides by | all tokens: dropped ones stay in the denominator | `denominator: kept` |
-| what a dropped trajectory is divided by | it leaves the batch and its denominators | |
-| what stands for π_old | the rollout's own log-probs, engine's rounding included | `proximal`; preset `gspo` takes the learner's own, \
+| the denominator under an entropy filter | all tokens: dropped ones stay in the denominator | `denominator: kept` |
+| the denominator without a dropped trajectory | it leaves the batch and its denominators | |
+| the log-probs of π_old | the rollout's own log-probs, engine's rounding included | `proximal`; preset `gspo` takes the learner's own, \
 its bounds being tighter than that rounding |
 | clamps on log-ratios | none | `log_ratio_clamp`, and `kl.log_ratio_clamp` |
 | ddof of a group's spread | 1 | `ddof: 0` |
 | ddof of reported spreads | 0: they describe the batch | |
-| what the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
+| the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
 | KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | |
 | bfloat16 | computed in float32 | |
-| extreme ratios | kept in log space until a bound cuts them | an unbounded formula overflows to inf, not NaN |
-| a failed trajectory of a streaming group | completes its group without being part of it | |
-| an incomplete group when a stream ends | dropped | `incomplete: release` |"""
+| extreme ratios | kept in log space until a bound applies | an unbounded formula overflows to inf, not NaN |"""
 
 _TITLES = {
     "advantage": "Advantages",
@@ -132,7 +130,7 @@ def _presets() -> str:
     lines = [
         "## Presets",
         "",
-        "`preset: dapo` expands to ordinary configuration; fields beside it override.",
+        "`preset: dapo` expands to ordinary configuration; your own fields override it.",
         "",
         "| preset | expands to |",
         "|---|---|",

@@ -1,4 +1,4 @@
-"""docs/variants.md: judges, prompt sources, sinks and transports, the built-in ones and what your own must be."""
+"""docs/variants.md: judges, prompt sources, sinks and transports, the built-in ones and the form of your own."""
 
 import inspect
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def judge(*, prompt: str, completion: str, columns: dict, bonus: float = 0.1) ->
 """
 
 _INTRODUCTION = """\
-# What a run file may name
+# Names in a run file
 {note}
 
 A setting of kind *variant* takes a name, or a mapping of name and parameters; a function or class of yours goes by full path. Parameters
@@ -77,7 +77,7 @@ def _table(word: str) -> str:
 
 
 def _protocol(protocol: type[Any]) -> str:
-    """What one of your own must have."""
+    """The methods of one of your own."""
     methods = [(name, item) for name, item in vars(protocol).items() if inspect.isfunction(item) and item.__doc__]
     lines = [f"* `{name}{_call(item)}`: {' '.join((item.__doc__ or '').split())}" for name, item in methods]
     return "\n".join([" ".join((inspect.getdoc(protocol) or "").split()), "", *lines])

@@ -1,7 +1,7 @@
 """KL estimators from samples of the policy, per token. Shapes: B rows, T tokens.
 
 All take the policy's log-probs and those of the other model (reference, rollout policy); masked entries give 0. The estimate is of
-KL(π ‖ other) when tokens were sampled from π. A clamp, where given, cuts the log-ratio; none by default.
+KL(π ‖ other) when tokens were sampled from π. `log_ratio_clamp` bounds the log-ratio; the default is no bound.
 """
 
 from collections.abc import Callable
@@ -101,7 +101,7 @@ def drift(
 
 
 ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased, "drift": drift}
-"""What config may name; `unbiased` also takes the proximal log-probs."""
+"""The names of `kl.estimator`; `unbiased` also takes the proximal log-probs."""
 
 
 def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:

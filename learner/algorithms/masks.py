@@ -1,4 +1,4 @@
-"""Masked arithmetic. Masked entries give no value and no gradient, whatever is in them: they are replaced before the maths.
+"""Masked arithmetic. Masked entries give no value and no gradient, be they inf or NaN: they are replaced before the maths.
 
 Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forward and backward.
 Shapes: B rows, T tokens. `dim=None` is over everything.
@@ -24,7 +24,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 @contextmanager
 def half_precision_kept() -> Iterator[None]:
-    """Inside, bfloat16 is computed in bfloat16, rounded at every step, as torchtune, verl and torchrl do with such inputs."""
+    """Inside, bfloat16 is computed in bfloat16, rounded at every step, as torchtune, verl and torchrl do."""
     token = _keeps_half.set(True)
     try:
         yield
@@ -41,7 +41,7 @@ def masked(x_BT: Tensor, *, loss_mask_BT: Tensor, fill: float = 0.0) -> Tensor:
 def log_ratio(
     numerator_BT: Tensor, *, denominator_BT: Tensor, loss_mask_BT: Tensor, clamp: float | None = None
 ) -> Tensor:
-    """Difference of two log-probs, 0 where masked. A clamp cuts value and gradient outside ±clamp; None does not clamp."""
+    """Difference of two log-probs, 0 where masked. A clamp holds the value inside ±clamp, without gradient outside; None does not clamp."""
     # Masking the difference is enough: where() hands masked entries a gradient of 0, and a subtraction passes 0 on as it is.
     difference_BT = at_least_float32(numerator_BT) - at_least_float32(denominator_BT)
     difference_BT = masked(difference_BT, loss_mask_BT=loss_mask_BT)

@@ -22,7 +22,7 @@ VECTORS = Path(__file__).with_name("vectors")
 
 
 class Unsupported(Exception):
-    """We do not offer what this variant records; the message says why."""
+    """We do not offer this variant; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Variant:
 
 
 Adapter = Callable[[Variant], Mapping[str, Any]]
-"""Translates a peer's function and settings into ours, and returns our outputs under the peer's names. `total` is what gradients are of."""
+"""Translates a peer's function and settings into ours, and returns our outputs under the peer's names. Gradients are taken of `total`."""
 
 
 @dataclass
 class Outcome:
-    """What running one case gave."""
+    """The result of one case."""
 
     name: str
     passed: list[str] = field(default_factory=list)
@@ -197,7 +197,7 @@ def _problems(
     *,
     noise: Mapping[str, Tensor] | None = None,
 ) -> dict[str, str]:
-    """Output to what differs most in it, for those that do not agree."""
+    """Outputs that do not agree, each with its largest difference."""
     noise = noise or {}
     found = {name: difference(got[name], want, tolerance, noise=noise.get(name)) for name, want in wanted.items()}
     return {name: problem for name, problem in found.items() if problem}
@@ -215,7 +215,7 @@ def _again(adapter: Adapter, variant: Variant, inputs: Mapping[str, Any]) -> dic
 
 
 def _adapter(adapters: Mapping[str, Adapter], function: str) -> Adapter:
-    """The adapter for this function: by its whole name, or by the path's end, whatever follows in brackets or words."""
+    """The adapter for this function: by its whole name, or by the path's end; a following bracket or word is ignored."""
     head = function.partition("(")[0].partition(" ")[0]
     found = [key for key in adapters if key == function or head == key or head.endswith("." + key)]
     # `MCAdvantage.inv` is a method of what `MCAdvantage` adapts.

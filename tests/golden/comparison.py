@@ -1,4 +1,4 @@
-"""Comparing what we compute with what a peer recorded, and finding the entries that no two programs would agree on."""
+"""Compares our outputs with a peer's, and finds the entries that no two programs would agree on."""
 
 import json
 import math
@@ -14,7 +14,7 @@ _NOISE_FACTOR = 4.0
 
 
 def difference(got: Any, want: Any, tolerance: Mapping[str, Any], *, noise: Tensor | None = None) -> str:
-    """Empty when they agree; else what differs most.
+    """Empty when they agree; else the largest difference.
 
     `noise`, of the output's shape, widens the absolute tolerance of single entries: how far rounding of the inputs moves them.
     """
@@ -39,8 +39,8 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Per output and entry, how far it moves when the floating-point inputs are off by two units in their last place.
 
-    Where a group without variance is divided by a tiny epsilon that is of the order of the entry itself: what is recorded there is
-    the order in which a peer happened to sum. Everywhere else it is nothing beside the tolerance.
+    Where a group without variance is divided by a tiny epsilon, it is as large as the entry itself: the recorded value shows the order
+    in which the peer summed. Everywhere else it is far below the tolerance.
     """
     generator = torch.Generator().manual_seed(0)
     moved = {

@@ -1,4 +1,4 @@
-"""What peers compute and a run does not: composed with our parts by the adapters, so that their golden cases stay covered.
+"""Formulas that peers have and no run of ours reaches: the adapters compose them with our parts.
 
 Shapes: B rows (N of the batch), T tokens.
 """

@@ -1,4 +1,4 @@
-"""What the public golden vectors gave, per peer and function, as kept in `results.json` for the documentation."""
+"""Results of the golden vectors per peer and function: `results.json`, a source of the documentation."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The harness itself: what it lets pass, and what it does not."""
+"""The harness itself: it lets agreement pass, and nothing else."""
 
 import json
 

@@ -1,7 +1,7 @@
 """A peer's loss by the road that a run takes: parts named in config, a batch, `Objective.prepare`, `Objective.loss`.
 
-What no configuration says (weights that a case gives as numbers) or a run refuses (a log-prob that is not finite where it counts) goes
-through the same parts by hand.
+A case that no configuration can state (weights given as numbers), or that a run refuses (a log-prob that is not finite where it counts),
+goes through the same parts by hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def aggregated(losses_BT: Tensor, aggregation: Plugins, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one optimizer step sees."""
+    """The tensors of one optimizer step."""
 
     policy_BT: Tensor
     old_BT: Tensor
@@ -133,7 +133,7 @@ class Step:
         num_rows, width = int(rows.sum()), self.mask.shape[1]
         sampled_BT = self.old_BT if self.rollout_BT is None else self.rollout_BT
 
-        def cut(x_BT: Tensor | None) -> Tensor | None:
+        def of_rows(x_BT: Tensor | None) -> Tensor | None:
             return None if x_BT is None else x_BT.detach()[rows]
 
         return BatchTensors(
@@ -147,9 +147,9 @@ class Step:
             trajectory_ids=[str(row) for row in range(num_rows)],
             group_ids=[str(row) for row in range(num_rows)],
             current_version=0,
-            reference_logprobs_NT=cut(self.reference_BT),
-            proximal_logprobs_NT=cut(self.old_BT),
-            entropies_NT=cut(self.entropies_BT),
+            reference_logprobs_NT=of_rows(self.reference_BT),
+            proximal_logprobs_NT=of_rows(self.old_BT),
+            entropies_NT=of_rows(self.entropies_BT),
             token_rewards_NT=torch.where(self.mask, self.advantages_BT.detach(), 0)[rows],
         )
 

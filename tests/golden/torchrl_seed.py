@@ -1,7 +1,7 @@
 """torchrl at commit 77dbc6c9f, the version treadwheel set out from.
 
 Its mask is `old log-prob is not 0`, its means run over all positions, its clip range is always 0.2 and its MCAdvantage never empties.
-We take these as what they are where an option of ours says the same, and leave the rest as unsupported.
+Cases that an option of ours reproduces are compared; the others are unsupported.
 """
 
 from typing import Any

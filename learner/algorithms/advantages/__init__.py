@@ -1,4 +1,4 @@
-"""Advantages. What a function works on, its first parameter, says how it is called.
+"""Advantages. The first parameter of a function says how it is called.
 
 `rewards_G`: once per group, returns one number per trajectory. `rewards_N` or `reward_components_NK`: once, for the whole batch.
 `token_rewards_NT`: once, returns advantages per token, or those and the returns that a critic learns.

@@ -1,4 +1,4 @@
-"""Which trajectories of an oversampled group to train on. Used by streaming groups; plain numbers in, places out."""
+"""Which trajectories of an oversampled group to train on. Plain numbers in, places out."""
 
 import math
 from collections.abc import Sequence

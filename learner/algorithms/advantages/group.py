@@ -106,12 +106,12 @@ def max_rl(rewards_G: Tensor, *, epsilon: float = 1e-6) -> Tensor:
 
 
 def cpgd(rewards_G: Tensor, *, center: Literal["raw", "mean", "normalised"] = "mean", epsilon: float = 1e-8) -> Tensor:
-    """What CPGD's loss takes: raw, centred or normalised reward.
+    """The weight of CPGD's loss: the raw, centred or normalised reward.
 
     Formula: r (`raw`), r − mean_G (`mean`), or (r − mean_G)/(std_G + ε) with ddof 0 (`normalised`)
     Source: CPGD, arXiv:2505.12504
     Degenerate: equal rewards give exactly 0, save for `raw`; a group of one gives 0, save for `raw`
-    Peers: what LightRFT means: its own are always 0, as 1-D rewards are summed over the batch
+    Peers: LightRFT as documented; as coded, its advantages are always 0, since it sums 1-D rewards over the batch
     """
     rewards_G = at_least_float32(rewards_G)
     if center == "raw":

@@ -1,9 +1,9 @@
 """Group advantages of trajectories that arrive in any order and from several workers: a group leaves when it is complete.
 
-The numbers are those of the batch: a group's trajectories are put in the order of their sample index before anything is summed. The rule
-for what does not arrive whole: a failed trajectory counts as arrived but not as data; a group whose data are fewer than `min_size` is
-dropped, and so is, on `close()`, a group still incomplete, unless `incomplete="release"` and enough of it is there. A group that may have
-more candidates than places waits for further ones when none of its subsets is inside the bounds, and is dropped after the last.
+The order of arrival changes no number: a group's trajectories are sorted by sample index before anything is summed. A failed trajectory
+counts towards completeness, and has no reward. A group with fewer than `min_size` rewards is dropped. `close()` drops incomplete groups;
+with `incomplete="release"` it releases those that have `min_size` rewards. A group with more candidates than places waits for another
+candidate while no subset lies inside the bounds, and is dropped after the last.
 Shapes: G trajectories of a group, S steps of all of them.
 """
 
@@ -31,7 +31,7 @@ class Arrival:
     step_rewards: tuple[float, ...] = ()
     """One per step or turn; a reward at the end alone is one step, or zeros before it."""
     has_failed: bool = False
-    """No reward could be had: it completes its group without being part of it."""
+    """It has no reward: it counts towards its group's completeness, and gets no advantage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class StreamingGroups:
         return released
 
     def close(self) -> list[ReleasedGroup]:
-        """No more will arrive: what can be released of incomplete groups, in the order they began; the rest is dropped."""
+        """Nothing arrives any more: releases the incomplete groups that may leave, in the order they began, and drops the others."""
         remaining, self._waiting = self._waiting, {}
         if self._incomplete == "drop":
             self._num_dropped += len(remaining)

@@ -1,1 +1,1 @@
-"""Rules over the whole batch of a step: what is shaped, what trains, and how token losses become one number."""
+"""Rules over the whole batch of a step: shaping, filters, and aggregation of token losses to one number."""

@@ -1,4 +1,4 @@
-"""Filters: what of a batch trains. They look at the whole batch, once, before micro-batching.
+"""Filters choose the groups, trajectories and tokens that train. They see the whole batch, once, before micro-batching.
 
 A filter on `rewards_G` judges one group: false drops it. It needs no more than the rewards, so the cluster asks it as soon as a group
 is finished, and samples another prompt in its place. Other filters return `[N]` (false: the trajectory leaves the batch and its
@@ -34,7 +34,7 @@ def zero_variance(rewards_G: Tensor) -> bool:
 
 
 def overlong_mask(truncated_N: Tensor) -> Tensor:
-    """Drops trajectories that were truncated: nobody knows what they would have earned.
+    """Drops truncated trajectories: the reward of the whole completion is unknown.
 
     Formula: keep if the completion ended by itself
     Source: DAPO's overlong filtering, arXiv:2503.14476

@@ -48,9 +48,9 @@ def overlong_penalty(
 
 
 def truncation_penalty(rewards_N: Tensor, *, truncated_N: Tensor, coefficient: float) -> Tensor:
-    """Less reward for completions cut at the length limit.
+    """Less reward for truncated completions.
 
-    Formula: coefficient·r where cut, for a coefficient in [0, 1]; the coefficient itself where cut, for a negative one
+    Formula: where truncated, coefficient·r for a coefficient in [0, 1], the coefficient itself for a negative one
     Source: OpenRLHF
     Degenerate: a coefficient of 1 changes nothing
     Peers: OpenRLHF `stop_properly_penalty_coef`

@@ -65,7 +65,7 @@ def decoupled(
 ) -> Tensor:
     """Behaviour correction of the decoupled objective: the policy loss is clipped around π_prox, and weighted back to μ.
 
-    Formula: π_prox/μ, cut at `cap` where given
+    Formula: min(π_prox/μ, cap), or π_prox/μ without a cap
     Source: AReaL, arXiv:2505.24298; approximated proximal policy arXiv:2512.06547
     Degenerate: 1 where π_prox = μ
     Peers: none of the golden ones

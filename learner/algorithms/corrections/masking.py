@@ -1,4 +1,4 @@
-"""Weights of 0 and 1: what is too far from the rollout policy is dropped. Shapes: B rows (whole trajectories), T tokens."""
+"""Weights of 0 and 1, which drop what is too far from the rollout policy. Shapes: B rows (whole trajectories), T tokens."""
 
 from typing import Literal
 

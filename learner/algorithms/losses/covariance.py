@@ -1,4 +1,4 @@
-"""Losses that single out the tokens of highest covariance between advantage and log-prob. Config names them as `losses` does.
+"""Losses that single out the tokens of highest covariance between advantage and log-prob.
 
 The covariances are of the whole batch, so the objective takes them before micro-batching, under the policy at the start of the step.
 Shapes: B rows, T tokens, M all loss tokens of the step.
@@ -82,7 +82,7 @@ def kl_cov(
 
 
 def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Tensor) -> Tensor:
-    """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: what `clip_cov` and `kl_cov` rank by."""
+    """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: the ranking of `clip_cov` and `kl_cov`."""
     centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, loss_mask_BT=loss_mask_NT)
     centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, loss_mask_BT=loss_mask_NT)
     return masked(centred_logprobs_NT * centred_advantages_NT, loss_mask_BT=loss_mask_NT, fill=-math.inf)

@@ -25,9 +25,9 @@ def ppo_clip(
 ) -> TokenLosses:
     """Clipped surrogate of PPO and GRPO.
 
-    Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: the unclipped ρ is cut at δ
+    Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: the unclipped ρ is at most δ
     Source: PPO, arXiv:1707.06347 eq. 7; dual clip arXiv:1912.09729; two-sided bound INTELLECT-2, arXiv:2505.07291
-    Degenerate: A = 0 gives 0 whatever the ratio; at ρ = 1 the gradient is the policy gradient −A∇log π
+    Degenerate: A = 0 gives 0 for any ratio; at ρ = 1 the gradient is the policy gradient −A∇log π
     Peers: torchrl ClipPPO/GRPO, torchtune PPOLoss (ε 0.1), TapeAgents `grpo`, TRL (delta), DAPO (0.2/0.28); verl `vanilla` is
         dual_clip 3.0 and log_ratio_clamp 20; OpenRLHF log_ratio_clamp 20
     """
@@ -174,7 +174,7 @@ def sapo(
     Formula: −(4/τ)·σ(τ(ρ − 1))·A, τ by the sign of A
     Source: SAPO, arXiv:2511.20347
     Degenerate: the gate saturates, so an extreme ratio has no gradient
-    Peers: TRL `sapo`, verl `sapo` (log_ratio_clamp 20, aggregated as a sequence mean whatever is configured)
+    Peers: TRL `sapo`, verl `sapo` (log_ratio_clamp 20, always aggregated as a sequence mean)
     """
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
@@ -204,7 +204,7 @@ def dppo(
     """A trust region on probabilities: tokens whose probability already moved too far, the way A pushes it, get no gradient.
 
     Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or the KL of
-        keeping against not keeping the token (`kl`); `ratio_cap` cuts ρ; `score_function` takes sg(ρ)·log π for ρ
+        keeping against not keeping the token (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
     Source: arXiv:2602.04879
     Degenerate: a rare token may have any ratio, as |π − μ| stays small: that is the point
     Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20)

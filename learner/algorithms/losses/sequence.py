@@ -1,4 +1,4 @@
-"""Policy losses with one ratio per trajectory (GSPO, GMPO), per token before aggregation. Config names them as `losses` does.
+"""Policy losses with one ratio per trajectory (GSPO, GMPO), per token before aggregation.
 
 A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as their papers do. Shapes: B rows, T tokens.
 """

@@ -1,4 +1,4 @@
-"""The clipped surrogate that the PPO family shares, and the form in which losses say what they clipped. Shapes: B rows, T tokens."""
+"""The clipped surrogate that the PPO family shares, and the form in which losses report clipped tokens. Shapes: B rows, T tokens."""
 
 import math
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def clipped_surrogate(
     low = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf
     high = math.log1p(epsilon_high)
     delta_bound = math.inf if delta is None else math.log(delta)
-    # δ cuts the unclipped term alone: where A < 0 the minimum still takes the clipped one, if that is larger.
+    # δ bounds the unclipped term alone: where A < 0 the minimum still takes the clipped one, if that is larger.
     dual_bound = min(math.inf if dual_clip is None else math.log(dual_clip), max(delta_bound, high))
     high = min(high, delta_bound)
     is_negative_BT = advantages_BT < 0

@@ -1,4 +1,4 @@
-"""What the objective takes and hands on: the batch of a step as padded tensors, and the same with everything fixed that needs all of it.
+"""The batch of a step as padded tensors (`BatchTensors`), and the same with everything fixed that depends on all of it (`Prepared`).
 
 Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
 """
@@ -14,7 +14,7 @@ from cluster.contracts.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTensors:
-    """The whole batch of a step. Where the loss mask is false, the content of per-token tensors does not matter, save token rewards'."""
+    """The whole batch of a step. Per-token tensors may hold anything where the loss mask is false, except `token_rewards_NT`."""
 
     loss_mask_NT: Tensor
     """bool; true for tokens that the policy sampled and that train. The only thing that says which tokens count."""
@@ -27,7 +27,7 @@ class BatchTensors:
     group_index_N: Tensor
     """int64; trajectories of one prompt share it."""
     truncated_N: Tensor
-    """bool; the completion was cut at the length limit."""
+    """bool; the completion was truncated."""
     completion_lengths_N: Tensor
     """int64; completion tokens, masked ones included."""
     trajectory_ids: list[str]
@@ -86,7 +86,7 @@ class BatchTensors:
                 self._refuse(name, bad_NT.any(1), "is not finite at an unmasked token")
 
     def name(self, row: int) -> str:
-        """How messages call a trajectory."""
+        """A trajectory's name in messages."""
         return f"trajectory {self.trajectory_ids[row]} of group {self.group_ids[row]}"
 
     def _refuse(self, field: str, is_bad_N: Tensor, problem: str, values_N: Tensor | None = None) -> None:
@@ -100,7 +100,7 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A batch ready for micro-batching: whatever depends on the whole of it is fixed. `rows` cuts micro-batches out of it."""
+    """A batch ready for micro-batching: everything that depends on the whole of it is fixed. `rows` takes a micro-batch out of it."""
 
     loss_mask_NT: Tensor
     """Without the trajectories that filters took out."""
@@ -113,7 +113,7 @@ class Prepared:
     lags_NT: Tensor
     """Off-policy steps of each token."""
     newest_lag: int
-    """The fewest of any token that is left: on those the mismatch is measured, whose policy has moved least since. 0 without tokens."""
+    """The fewest off-policy steps of any token left; 0 without tokens. The mismatch is measured on tokens of this lag."""
     correction_weights_NT: Tensor
     """Product of the corrections that need no present policy; 1 without any."""
     proximal_logprobs_NT: Tensor | None
@@ -123,7 +123,7 @@ class Prepared:
     value_weights_NT: Tensor | None
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None
-    """Not cut by `rows`: of the whole batch."""
+    """Of the whole batch: `rows` leaves it whole."""
     sampled_mask_NT: Tensor
     """The batch's loss mask, filtered trajectories included: for counting."""
     rewards_N: Tensor
@@ -152,8 +152,8 @@ class Prepared:
         chosen = (
             torch.as_tensor(index, dtype=torch.long, device=self.rewards_N.device) if isinstance(index, list) else index
         )
-        cut = {name: tensor[chosen] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
-        return replace(self, **cut)
+        taken = {name: tensor[chosen] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
+        return replace(self, **taken)
 
     def columns(self, width: int) -> "Prepared":
         """The first `width` tokens of each trajectory. Raises DataError if unmasked tokens would be lost."""

@@ -1,4 +1,4 @@
-"""What changes from step to step: KL coefficients, running moments. All are values: observing a step gives the next one."""
+"""State that moves from step to step: KL coefficients, running moments. All are values: observing a step gives the next one."""
 
 from dataclasses import dataclass, replace
 

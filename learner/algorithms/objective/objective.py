@@ -1,8 +1,8 @@
-"""The objective of a run: the configured parts, composed. The learner calls `prepare` once per step, `loss` once per micro-batch.
+"""The objective of a run: the configured parts, composed. `prepare` runs once per step, `loss` once per micro-batch.
 
-Whatever needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`; a micro-batch's loss is then a
-sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. Shapes: N trajectories of the step, B of a
-micro-batch, T tokens, M all loss tokens.
+Everything that needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`. A micro-batch's loss is
+then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics.
+Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class LossResult:
 
 
 class Objective:
-    """What a run optimizes. It holds no state but the adaptive KL coefficient."""
+    """The loss of a run. Its only state is the adaptive KL coefficient."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -66,7 +66,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be supplied beside policy and rollout log-probs: "reference_logprobs" (in the batch), "proximal_logprobs" (in the
+        """Tensors to supply besides policy and rollout log-probs: "reference_logprobs" (in the batch), "proximal_logprobs" (in the
         batch, from a pass at the start of the step), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that
         pass), "values" (old ones in the batch, present ones to `loss`)."""
         parts, config = self._parts, self._parts.config
@@ -92,7 +92,7 @@ class Objective:
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:
-        """Fixes whatever depends on the whole batch. Raises DataError that names trajectory, group and field."""
+        """Fixes everything that depends on the whole batch. Raises DataError that names trajectory, group and field."""
         return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficient=self.kl_coefficient)
 
     def loss(
@@ -152,7 +152,7 @@ class Objective:
         return self._controller.coefficient
 
     def observe(self, report: dict[str, float]) -> None:
-        """Tells the controller what a step measured (`Statistics.compute()` of the whole step)."""
+        """Gives the KL controller the numbers of a step (`Statistics.compute()` of the whole step)."""
         measured = report.get("kl_reference_per_trajectory_mean")
         if measured is not None:
             self._controller = self._controller.observe(measured, num_trajectories=int(report["trajectories"]))

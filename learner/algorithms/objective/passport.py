@@ -51,7 +51,7 @@ def _kl(parts: Parts) -> dict[str, Any]:
 
 
 def _text(passport: dict[str, Any], has_critic: bool) -> str:
-    """One line: what the optimizer minimises."""
+    """One line: the loss that the optimizer minimises."""
     kl_config = passport["kl"]
     terms = [f"{passport['policy_loss']['name']}(A = {passport['advantage']['name']})"]
     terms += [f"× {correction['name']}" for correction in passport["corrections"]]

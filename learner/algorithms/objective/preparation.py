@@ -1,7 +1,7 @@
 """From a batch to a prepared one, in this order: reward shaping, KL in the reward, advantages, filters, advantage shaping, weights.
 
 Advantages see all trajectories, filtered ones too (a truncated answer still moves its group's mean); advantage shaping and aggregation
-see what is left. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
+see the rest. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
 """
 
 from typing import Any, Literal
@@ -108,7 +108,7 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
 
 
 def _supply(batch: BatchTensors) -> dict[str, Any]:
-    """Per-token tensors are cleaned of what lies outside the mask, once, here."""
+    """Per-token tensors, 0 outside the mask: cleaned once, here."""
     names = ("rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "values_NT", "entropies_NT")
     per_token = {name: getattr(batch, name) for name in names}
     cleaned = {name: None if x is None else masked(x, loss_mask_BT=batch.loss_mask_NT) for name, x in per_token.items()}
@@ -125,7 +125,7 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
 
 
 def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal["last_token", "every_token"]) -> Tensor:
-    """Rewards per token. Where turns carry their own, what shaping changed of the whole lands as a reward of the whole would."""
+    """Rewards per token. Where turns carry their own, the difference that shaping made is placed as a whole trajectory's reward is."""
     if batch.token_rewards_NT is None:
         return place_rewards(shaped_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
     own_NT = move_to_earner(batch.token_rewards_NT, loss_mask_NT=batch.loss_mask_NT)

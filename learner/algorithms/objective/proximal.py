@@ -1,4 +1,4 @@
-"""What stands for π_old, the policy at the start of the step (`algorithm.proximal`). Shapes: B rows, T tokens."""
+"""An estimate of π_old, the policy at the start of the step (`algorithm.proximal: approximate`). Shapes: B rows, T tokens."""
 
 import torch
 from torch import Tensor

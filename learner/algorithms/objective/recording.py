@@ -1,4 +1,4 @@
-"""What a micro-batch measures of itself. Names and meanings: `statistics.QUANTITIES`. Shapes: B rows, T tokens."""
+"""The statistics of a micro-batch. Names and meanings: `statistics.QUANTITIES`. Shapes: B rows, T tokens."""
 
 import torch
 from torch import Tensor

@@ -27,7 +27,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "clip_fraction_dual": (("share",), "Share of tokens held by dual_clip, delta or a cap on weights."),
     "ratio_outside": (
         ("share",),
-        "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, whatever their advantage.",
+        "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage.",
     ),
     "ratio": (("mean", "min", "max"), "π/π_old."),
     "kl_old_k1": (("mean", "min", "max"), "log π_old − log π."),
@@ -38,7 +38,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "kl_reference_k3": (("mean", "min", "max"), "π_ref/π − 1 − log π_ref/π: KL(π ‖ π_ref)."),
     "kl_reference_per_trajectory": (
         ("mean",),
-        "Sum over a trajectory of log π − log π_ref: what the adaptive controller steers.",
+        "Sum over a trajectory of log π − log π_ref: the adaptive controller steers it.",
     ),
     "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
     "mismatch_off_policy_steps": (
@@ -66,7 +66,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "value_clip_fraction": (("share",), "Share of tokens whose value was held near its old one."),
     "value_error": (("mean", "std"), "Return minus old value; with `return` it gives `explained_variance`."),
     "completion_length": (("mean", "min", "max"), "Completion tokens per trajectory, masked ones included."),
-    "truncated": (("share",), "Share of trajectories cut at the length limit."),
+    "truncated": (("share",), "Share of trajectories that were truncated."),
     "off_policy_steps": (("mean", "max"), "Learner version minus the version that sampled the token."),
     "groups": (("total",), "Groups of the step."),
     "groups_without_variance": (("total",), "Groups whose shaped rewards are all equal."),
@@ -74,7 +74,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "trajectories_filtered": (("total",), "Trajectories that filters took out."),
     "tokens": (("total",), "Unmasked completion tokens of the step, filtered ones included."),
 }
-"""Quantity: what is reported of it, and what it is. A total or share goes by the quantity's own name, others add theirs: `reward_std`."""
+"""Quantity to its reported outputs and its meaning. A total or share has the quantity's own name, others add theirs: `reward_std`."""
 
 DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
 OF_THE_LEARNER = {
@@ -194,6 +194,6 @@ def _variance(row: list[float]) -> float:
 
 
 def reported_names() -> dict[str, str]:
-    """Every name that `compute` may report, with what it means."""
+    """Every name that `compute` may report, with its meaning."""
     names = {_key(name, output): text for name, (outputs, text) in QUANTITIES.items() for output in outputs}
     return names | DERIVED | OF_THE_LEARNER

@@ -31,7 +31,7 @@ def place_rewards(
 def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     """Rewards on masked tokens (an environment's answer) go to the last unmasked token before them: the action that earned them.
 
-    Several that meet on a token add up, so a row keeps its sum. What lies before the first unmasked token has no earner and is lost:
+    Several that meet on a token add up, so a row keeps its sum. A reward before the first unmasked token has no earner:
     `BatchTensors.validate` refuses it.
     """
     position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)

@@ -1,1 +1,1 @@
-"""What config may name: the homes of all variants, how one is called, and the presets. Imports no mathematics."""
+"""The names that config may use: homes of the variants, their signatures, presets. Imports no mathematics."""

@@ -1,8 +1,8 @@
 """Presets: named bundles of ordinary configuration. `{preset: dapo, ...}` becomes the bundle with your own fields on top.
 
 A field you give replaces the preset's: a variant as a whole (`policy_loss: gspo`), or, when you name no other variant, its parameters
-(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. What would silently undo the point of a
-preset is refused.
+(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. An override that undoes the
+point of a preset is refused.
 """
 
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
     },
 }
-"""Each is the resolved algorithm section; what it leaves out is AlgorithmConfig's default."""
+"""Each is an algorithm section; fields that it leaves out have AlgorithmConfig's defaults."""
 
 _POINT_OF = {
     "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "dividing by the group's spread is what Dr. GRPO takes out"),

@@ -1,4 +1,4 @@
-"""The algorithm section of a run file made whole: its preset expanded, and what the run knows filled in."""
+"""The algorithm section of a run file made whole: its preset expanded, parameters filled in that other settings determine."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -31,7 +31,7 @@ class Variant:
         return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any]) -> Any:
-        """Calls it with what it asks for. Raises ConfigError naming a tensor that the run does not have."""
+        """Calls it with the tensors that it asks for. Raises ConfigError naming a tensor that the run does not have."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
@@ -53,7 +53,7 @@ class Variant:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter that is not a tensor, defaults included: what the passport writes down."""
+        """Every parameter that is not a tensor, defaults included, for the passport."""
         signature = inspect.signature(self.call)
         return {
             name: parameter.default
