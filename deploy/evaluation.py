@@ -58,7 +58,9 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
         checkpoint = os.path.abspath(target)
         run = RunDirectory(os.path.dirname(os.path.dirname(checkpoint)))
         if not run.exists(RUN_YAML):
-            raise ConfigError(f"{target!r} is no run file (.yaml), run directory, or checkpoint inside one")
+            raise ConfigError(
+                f"{target!r} is neither a run file (.yaml), nor a run directory, nor a checkpoint inside one"
+            )
     model = Path(checkpoint) / "model"
     if not model.is_dir():
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")

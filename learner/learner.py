@@ -269,7 +269,9 @@ class Learner:
         """
         self._phases.enter("saving")
         is_last = self.version >= self._config.num_steps
-        save = self._saver.save_beside if self._config.checkpoint.asynchronous and not is_last else self._saver.save
+        save = (
+            self._saver.save_in_background if self._config.checkpoint.asynchronous and not is_last else self._saver.save
+        )
         save(_local_path(directory), policy_version=self.version, extra=extra)
         self._phases.enter("waiting")
 

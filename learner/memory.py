@@ -29,7 +29,7 @@ class MemoryEstimate:
     activations_bytes: int
     """Of one micro-batch."""
     head_bytes: int
-    """Logits that exist at one time, and hidden states beside them."""
+    """Logits that exist at one time, and the hidden states that they are made from."""
     saving_bytes: int
     """The copy of a checkpoint that is written while training goes on. 0 with a GPU: the copy lies in the host's memory."""
 

@@ -94,12 +94,12 @@ def saving(directory: Path) -> Iterator[None]:
 
 
 def aside_of(directory: Path) -> Path:
-    """The folder that a checkpoint is written into: beside its own, and hidden."""
+    """The hidden folder next to `directory` that the checkpoint is written into."""
     return directory.with_name(f".{directory.name}.saving")
 
 
 def begin(directory: Path) -> Path:
-    """An empty folder beside `directory` to write into."""
+    """That folder, empty."""
     aside = aside_of(directory)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -165,7 +165,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{directory} is no checkpoint: it has no {MANIFEST}{_offer(directory)}") from error
+        raise CheckpointError(f"{directory} is not a checkpoint: it has no {MANIFEST}{_offer(directory)}") from error
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise CheckpointError(
             f"checkpoint {directory}: {MANIFEST} cannot be read or was altered{_offer(directory)}"
@@ -216,7 +216,7 @@ class States:
         return list(self._files[0].keys())
 
     def tensor(self, name: str) -> Tensor:
-        """Whole: parts of every rank together, or rank 0's where it is no shard (a scalar)."""
+        """Whole: parts of every rank together, or rank 0's where it is not sharded (a scalar)."""
         first = self._files[0].get_tensor(name)
         if len(self._files) == 1 or first.ndim == 0:
             return first

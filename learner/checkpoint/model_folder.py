@@ -27,7 +27,7 @@ class ModelFolder:
         self._causal_lm, self._model, self._lora = causal_lm, model, lora
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, whoever writes."""
+        """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, also if it writes nothing."""
         return self._on_cpu(exported(self._causal_lm, dtype=self._dtype))
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """A rank's checkpoints: what goes in, how all ranks write one together, how it comes back to any number of ranks.
 
-`save_beside` copies the state and writes while training goes on. It needs memory for the copy, and one rank: several ranks, whose writing
-is a collective operation, save at once.
+`save_in_background` copies the state and writes while training goes on. It needs memory for the copy, and a single rank: writing is a
+collective operation, for which several ranks interrupt their training.
 """
 
 from collections import deque
@@ -72,16 +72,16 @@ class Saver:
         """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not."""
         try:
             self.finish()
-        finally:
+        finally:  # this version is saved also where the one before could not be
             self._write(self._snapshot(directory, policy_version=policy_version, extra=extra))
 
-    def save_beside(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+    def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
         """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
         if self._group.size > 1 or not self._has_room_for_a_copy():
             return self.save(directory, policy_version=policy_version, extra=extra)
         try:
             self.finish()
-        finally:
+        finally:  # as in `save`
             snapshot = self._snapshot(directory, policy_version=policy_version, extra=extra)
             copy = _Snapshot(
                 directory=directory,

@@ -1,4 +1,4 @@
-"""Values: a critic with its own backbone or a head on the policy's hidden states, beside the policy as one module.
+"""Values: a critic with its own backbone or a head on the policy's hidden states, in one module with the policy.
 
 The value of a token is predicted from the hidden state before it, as its log-prob is. Shapes: C completion positions, H hidden size.
 """

@@ -1,4 +1,4 @@
-"""The vocabulary head: log-probs of the sampled tokens, and entropies, from hidden states. `learner.model.policy` calls it.
+"""The vocabulary head: log-probs of the sampled tokens, and entropies, from hidden states.
 
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
@@ -200,7 +200,7 @@ def _is_on_gpu(x: Tensor) -> bool:
 
 
 def _can_fuse(hidden_CH: Tensor, *, head: Head, bias_V: Tensor | None, entropies: bool) -> bool:
-    """Whether cut-cross-entropy computes the same, and is there. Not yet run on hardware.
+    """Whether the package cut-cross-entropy is there and computes the same. Not yet run on hardware.
 
     It can scale logits only by scaling its half-precision inputs, which rounds them: such heads, and no positions, stay here. Liger's
     fused linear cross-entropy is left out on purpose: it makes gradients in forward for one common upstream gradient, and a policy

@@ -149,7 +149,10 @@ def test_scale_refuses_what_it_cannot_do(tmp_path):
 
 def test_evaluation_names_what_is_missing(run_file, tmp_path):
     assert "has no evaluation.prompts" in treadwheel("eval", run_file).stderr
-    assert "is no run file (.yaml), run directory, or checkpoint" in treadwheel("eval", tmp_path / "nothing").stderr
+    assert (
+        "is neither a run file (.yaml), nor a run directory, nor a checkpoint"
+        in treadwheel("eval", tmp_path / "nothing").stderr
+    )
 
 
 def test_the_installed_command_ends_without_a_traceback(run_file):

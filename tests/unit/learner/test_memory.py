@@ -36,7 +36,7 @@ def test_two_ranks_hold_half_each(model_path: Path):
     assert two.weights_bytes * 2 == one.weights_bytes and two.optimizer_bytes * 2 == one.optimizer_bytes
 
 
-def test_a_save_beside_the_training_copies_masters_moments_and_the_model(model_path: Path):
+def test_a_save_in_the_background_copies_masters_moments_and_the_model(model_path: Path):
     found = _estimate(model_path)
     assert found.saving_bytes == (4 + 8 + 2) * found.num_parameters
     last_only = _estimate(model_path, checkpoint={"every_steps": None, "every_s": None})
