@@ -78,7 +78,7 @@ def _rows(
     yield "model", config.model.path
     yield "steps", f"{done} of {config.num_steps}"
     owner = directory.owner()
-    yield "driver", f"process {owner.pid} on {owner.host}" if owner else "none: the run is over, or was stopped"
+    yield "driver", f"process {owner.pid} on {owner.host}" if owner else f"none: {_end(events)}"
     if steps:
         latest: dict[str, float] = {}
         for numbers in steps.values():
@@ -112,6 +112,17 @@ def _failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]
         counts[failure["kind"]] += failure["count"]
         messages.setdefault(failure["kind"], failure["message"])
     return [(messages[kind], count) for kind, count in counts.most_common()]
+
+
+def _end(events: Sequence[Mapping[str, Any]]) -> str:
+    """How the last driver ended."""
+    ends = {"finished": "the run is finished", "stopped": "the run was stopped", "launched": "it was killed"}
+    for event in reversed(events):
+        if event["kind"] == "failed":
+            return f"the run failed: {event['reason']}"
+        if event["kind"] in ends:
+            return ends[event["kind"]]
+    return "the run has not started"
 
 
 def _passport(place: str) -> dict[str, Any]:

@@ -40,6 +40,23 @@ def test_a_living_run_tells_what_everyone_does(directory):
     assert "sampling for" in shown(directory)
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ({"kind": "finished"}, "none: the run is finished"),
+        ({"kind": "stopped"}, "none: the run was stopped"),
+        ({"kind": "failed", "reason": "disk full"}, "none: the run failed: disk full"),
+        ({"kind": "launched"}, "none: it was killed"),
+    ],
+)
+def test_a_run_without_a_driver_tells_how_it_ended(directory, end, told):
+    directory.append_json(EVENTS, {"kind": "launched", "time": 0.0})
+    directory.append_json(EVENTS, {**end, "time": 1.0})
+    directory.append_json(EVENTS, {"kind": "broadcast", "time": 2.0})
+    directory.release()
+    assert told in shown(directory)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         table(RunDirectory(str(tmp_path)))
