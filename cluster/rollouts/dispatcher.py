@@ -150,7 +150,6 @@ class Dispatcher:
             "time/sampling_s": seconds,
             "speed/sampling_tokens_per_s": num_tokens / seconds if seconds else 0.0,
             "rollout/num_aborted": float(num_aborted),
-            "rollout/num_workers": float(len(self._fleet.serving())),
         }
 
     # New groups

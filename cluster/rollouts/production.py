@@ -61,7 +61,8 @@ class Production:
         return await self._dispatcher.evaluate(tickets)
 
     def drain_stats(self) -> dict[str, float]:
-        return self._dispatcher.drain_stats()
+        """Of dispatcher and fleet, since the last call."""
+        return self._dispatcher.drain_stats() | self.fleet.drain_stats()
 
     def places(self) -> list[SupervisedActor]:
         """Where actors are, or will be again."""

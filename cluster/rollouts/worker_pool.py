@@ -177,6 +177,11 @@ class WorkerPool:
         await self._heal(member, actor, error)
         return await member.place.ready()
 
+    def drain_stats(self) -> dict[str, float]:
+        """Size of the fleet, and restarts of all actors since the last call."""
+        size = {"rollout/num_workers": float(len(self.serving())), "rollout/num_wanted": float(self._num_wanted)}
+        return size | self._supervisor.drain_stats()
+
     async def stop(self) -> None:
         await asyncio.gather(*(member.place.stop() for member in self._members))
 

@@ -55,21 +55,11 @@ class History:
     """Past failures of this run: the only state of supervision."""
 
     failures: list[Failure] = field(default_factory=list[Failure])
-    prompt_failures: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, failure: Failure, *, window_s: float = float("inf")) -> None:
         """Remembers `failure` and forgets what is older than `window_s`: nothing decides by it any more."""
         self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
         self.failures.append(failure)
-
-    def blame(self, prompt_ids: Sequence[str]) -> None:
-        """Counts one more failure for each prompt that was under way."""
-        for prompt_id in prompt_ids:
-            self.prompt_failures[prompt_id] = self.prompt_failures.get(prompt_id, 0) + 1
-
-    def absolve(self, prompt_id: str) -> None:
-        """It ran alone and nothing died: the failures were another's."""
-        self.prompt_failures.pop(prompt_id, None)
 
 
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Drain | Abort:
@@ -110,8 +100,3 @@ def _num_incidents(failures: Sequence[Failure]) -> int:
             began, dead = failure.at, set[str]()
         losses[failure.node_id] = began, dead | {failure.actor}
     return count
-
-
-def is_poison(prompt_id: str, history: History, config: SupervisionConfig) -> bool:
-    """Whether a prompt failed so often that it is quarantined."""
-    return history.prompt_failures.get(prompt_id, 0) >= config.max_prompt_failures

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ class Supervisor:
     def __init__(self, config: SupervisionConfig, events: Events) -> None:
         self.config = config
         self.history = History()
+        self._num_restarts: Counter[FailureKind] = Counter()
         self.events = events
 
     async def handle(self, spec: ActorSpec, error: TreadwheelError, *, actor: RemoteActor | None) -> None:
@@ -43,9 +45,20 @@ class Supervisor:
                     raise error
                 raise WorkerError(reason, kind=kind, actor=spec.name) from error
             case Restart(delay_s=delay_s):
+                self._num_restarts[kind] += 1
                 await asyncio.sleep(delay_s)
             case Drain():
                 raise AssertionError(f"{spec.name} failed and is not to be drained: only a node that leaves is")
+
+    def drain_stats(self) -> dict[str, float]:
+        """Restarts since the last call, and why."""
+        drained, self._num_restarts = self._num_restarts, Counter()
+        return {
+            "supervision/num_restarts": float(drained.total()),
+            "supervision/num_deaths": float(drained[FailureKind.DEATH]),
+            "supervision/num_hangs": float(drained[FailureKind.HANG]),
+            "supervision/num_errors": float(drained[FailureKind.ERROR]),
+        }
 
     def leaves(self, actor: RemoteActor) -> bool:
         """Its node announced that it goes away. True: `actor` finishes what it has, gets nothing more, and another one starts."""

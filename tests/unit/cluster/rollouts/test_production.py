@@ -678,3 +678,16 @@ async def test_a_run_whose_workers_can_never_start_ends_with_their_error():
     scene.start_error = lambda: WorkerError("rollout failed in 'build': no such model", kind=FailureKind.ERROR)
     with pytest.raises(WorkerError, match="no such model"):
         await scene.take()
+
+
+@simulated
+async def test_restarts_are_metrics_with_their_reasons():
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None))
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await buffer.take(4)
+        stats = scene.production.drain_stats()
+        assert (stats["supervision/num_restarts"], stats["supervision/num_deaths"]) == (1, 1)
+        assert (stats["rollout/num_workers"], stats["rollout/num_wanted"]) == (1, 1)
+        assert scene.production.drain_stats()["supervision/num_restarts"] == 0

@@ -2,7 +2,7 @@
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.types import ActorKind
-from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, History, Restart, decide, is_poison
+from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, History, Restart, decide
 
 CONFIG = SupervisionConfig(max_restarts=3, window_s=100, backoff_s=2)
 
@@ -72,14 +72,6 @@ def test_a_refusal_is_never_tried_again():
 
 def test_a_leaving_node_is_drained():
     assert decide(failure(kind=FailureKind.TERMINATION), History(), CONFIG) == Drain(actor="rollout-0")
-
-
-def test_a_prompt_that_kills_three_times_is_poison():
-    history = History()
-    for _ in range(2):
-        history.blame(["a", "b"])
-    history.blame(["a"])
-    assert is_poison("a", history, SupervisionConfig()) and not is_poison("b", history, SupervisionConfig())
 
 
 def test_what_nothing_decides_by_any_more_is_forgotten():
