@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, tensor
 
 from learner.algorithms.objective import LossResult, Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
@@ -103,3 +103,8 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         reward_components_NK=noise(num, 2),
     )
     return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))
+
+
+def row(*values: float) -> Tensor:
+    """One row of tokens, in float64."""
+    return tensor([values], dtype=torch.float64)

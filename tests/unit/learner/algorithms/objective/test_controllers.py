@@ -1,0 +1,21 @@
+"""What changes from step to step."""
+
+import pytest
+from torch import tensor
+
+from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl, RunningMoments
+
+
+def test_the_adaptive_coefficient_follows_the_measured_kl():
+    controller = AdaptiveKl(coefficient=0.1, target=6.0, horizon=100)
+    assert controller.observe(12.0, num_trajectories=10).coefficient == pytest.approx(0.1 * 1.02)
+    assert controller.observe(0.0, num_trajectories=10).coefficient == pytest.approx(0.1 * 0.98)
+    assert FixedKl(coefficient=0.1).observe(99.0, num_trajectories=10).coefficient == 0.1
+
+
+def test_running_moments_are_those_of_everything_so_far():
+    moments, mean, std = RunningMoments().update(tensor([1.0, 3.0]))
+    assert (mean, std) == pytest.approx((2.0, 2**0.5))
+    moments, _, single = moments.update(tensor([8.0]))
+    assert single == 0.0
+    assert (moments.mean, moments.std) == pytest.approx((4.0, tensor([1.0, 3.0, 8.0]).std().item()))
