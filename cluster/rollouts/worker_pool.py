@@ -69,16 +69,19 @@ class WorkerPool:
         supervisor: Supervisor,
         join: Callable[[RemoteActor], Awaitable[None]],
         tasks: asyncio.TaskGroup,
+        left: Callable[[ActorSpec], None] = lambda spec: None,
         is_deterministic: bool = False,
     ) -> None:
         """`specs` are the workers to start with; `joining` makes the spec of worker number n, beyond them.
 
-        `join` brings the current weights to a new actor before it serves. A deterministic run keeps exactly its first workers.
+        `join` brings the current weights to a new actor before it serves; `left` hears of a worker whose place is empty for good.
+        A deterministic run keeps exactly its first workers.
         """
         self._joining = joining
         self._start = start
         self._supervisor = supervisor
         self._join = join
+        self._left = left
         self._tasks = tasks
         self._is_deterministic = is_deterministic
         self._members = [self._member(spec) for spec in specs]
@@ -218,6 +221,7 @@ class WorkerPool:
     def _give_up(self, member: Member, error: TreadwheelError) -> None:
         """The place is empty again; `reconcile` fills it later. Raises `error` when that would be no use."""
         self._members.remove(member)
+        self._left(member.place.spec)
         self._supervisor.events.event("worker_not_joined", actor=member.name, reason=headline(error))
         self._num_failed_joins += 1
         if self._is_hopeless():
@@ -247,6 +251,7 @@ class WorkerPool:
         await member.idle()
         self._members.remove(member)
         await member.place.stop()
+        self._left(member.place.spec)
         self._supervisor.events.event("worker_left", actor=member.name)
 
     def _notify(self) -> None:

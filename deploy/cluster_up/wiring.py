@@ -64,6 +64,7 @@ def wire(
         specs.rollout_workers(),
         joining=specs.joining_worker,
         start=seats.start,
+        left=seats.vacate,
         supervisor=supervisor,
         join=weights.join,
         tasks=tasks,
