@@ -247,7 +247,7 @@ def _arguments(
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=model.dtype,
-        hf_overrides={"head_dtype": _head_dtype(rollout, is_cpu=is_cpu)},
+        hf_overrides={"head_dtype": "float32"} if _has_float32_head(rollout, is_cpu=is_cpu) else {},
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
         # vLLM drops the token of a half-read prompt by winding its seeded generator back, which a CPU generator cannot do: the
@@ -279,11 +279,8 @@ def _arguments(
     )
 
 
-def _head_dtype(rollout: RolloutConfig, *, is_cpu: bool) -> str:
-    """As vLLM names it: `model` is the model's own."""
-    if rollout.head_dtype == "auto":
-        return "model" if is_cpu else "float32"
-    return rollout.head_dtype
+def _has_float32_head(rollout: RolloutConfig, *, is_cpu: bool) -> bool:
+    return not is_cpu if rollout.head_dtype == "auto" else rollout.head_dtype == "float32"
 
 
 def _register_architecture(vllm: Any, model: ModelConfig) -> None:

@@ -23,7 +23,6 @@ from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import WeightManifest, unpack, verify
-from cluster.weights.model_files import fingerprint
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class RolloutWorker:
             run_id=run_id,
             make_engine=make_engine,
             formatter=formatter,
-            attestor=Attestor.from_config(weights, model, worker=name, files=fingerprint(model)),
+            attestor=Attestor.from_config(weights, model, worker=name),
             on_update=rollout.on_update,
             timeout_s=rollout.timeout_s,
         )
@@ -141,7 +140,7 @@ class RolloutWorker:
             await asyncio.to_thread(verify, parsed, buckets)
             if self._attestor.needs_start:
                 measured = await self._wait_for(self._engine.probe(parsed.canary.token_ids))
-                self._attestor.start(parsed.canary, measured)
+                await asyncio.to_thread(self._attestor.start, parsed.canary, measured)
         except WeightsError as error:
             self._engine.refuse(error)
             raise

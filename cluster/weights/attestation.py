@@ -5,23 +5,26 @@ these is the noise of this model, type and hardware. A later version is believed
 nearer to the version than to the one before it, wherever the two can be told apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Self
 
 import numpy as np
 
 from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.weights.manifest import Canary, WeightManifest
+from cluster.weights.model_files import fingerprint
 
 _LARGEST_NOISE = {"float32": 1e-3, "bfloat16": 0.2}
 """Nats, mean over the probe. An engine that differs by more under the files it started from is broken, not noisy."""
 _SMALLEST_NOISE = {"float32": 5e-5, "bfloat16": 2e-3}
-"""Nats, mean: what the company in a batch changes, also where the files' own noise happens to be smaller."""
+"""Nats, mean over the probe: what other requests in the batch change, where the measured noise happens to be smaller."""
 _TOLERATED = 3.0
-"""Noises that a version may be off: with the weights, each token's rounding changes."""
+"""How many times the noise an engine may be off: rounding changes with the weights."""
 _TOLD_APART = 2.0
-"""Noises between two versions from which on an engine that computes one cannot be nearer to the other by chance."""
+"""How many times the noise two versions must differ by: below, an engine with the new one could be nearer to the old one by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,18 @@ class Proof:
 class Attestor:
     """Judges one engine, version after version."""
 
-    def __init__(self, *, worker: str, dtype: str, tolerance: float | None = None, files: str | None = None) -> None:
-        """`tolerance` in nats, mean over the probe, replaces the measured one; `files` is the fingerprint of what the engine loaded."""
+    def __init__(
+        self,
+        *,
+        worker: str,
+        dtype: str,
+        tolerance: float | None = None,
+        files: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`tolerance` in nats, mean over the probe, replaces the measured one. `files` takes the fingerprint of the starting files.
+
+        The fingerprint is taken when the engine is up: it may have had to download the files.
+        """
         self._worker = worker
         self._dtype = dtype
         self._tolerance = tolerance
@@ -50,8 +63,10 @@ class Attestor:
         """The learner's log-probs of what the engine computed last."""
 
     @classmethod
-    def from_config(cls, weights: WeightsConfig, model: ModelConfig, *, worker: str, files: str | None) -> "Attestor":
-        return cls(worker=worker, dtype=model.dtype, tolerance=weights.canary_tolerance, files=files)
+    def from_config(cls, weights: WeightsConfig, model: ModelConfig, *, worker: str) -> Self:
+        """For an engine that starts from `model.path`."""
+        tolerance, files = weights.canary_tolerance, partial(fingerprint, model)
+        return cls(worker=worker, dtype=model.dtype, tolerance=tolerance, files=files)
 
     @property
     def needs_start(self) -> bool:
@@ -63,9 +78,10 @@ class Attestor:
 
         Raises WeightsError when learner and engine did not start from the same files, or differ by more than noise.
         """
-        if self._files and canary.starting_files and self._files != canary.starting_files:
+        files = self._files()
+        if files and canary.starting_files and files != canary.starting_files:
             raise WeightsError(
-                f"{self._worker} loaded other files than the learner (fingerprint {self._files[:16]}…, the learner's is "
+                f"{self._worker} loaded other files than the learner (fingerprint {files[:16]}…, the learner's is "
                 f"{canary.starting_files[:16]}…): model.path must hold the same model on every node; pin model.revision for one of the hub"
             )
         floor, largest = _distances(measured, canary.starting_logprobs)

@@ -21,7 +21,6 @@ from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Attestation
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import WeightManifest, pack, unpack
-from cluster.weights.model_files import fingerprint
 from deploy.cluster_up import factories
 from deploy.cluster_up.probe import probe_token_ids
 from learner.learner import Learner
@@ -100,7 +99,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         run_id="run",
         make_engine=make_engine,
         formatter=ChatFormatter.load(config.model),
-        attestor=Attestor.from_config(config.weights, config.model, worker="w0", files=fingerprint(config.model)),
+        attestor=Attestor.from_config(config.weights, config.model, worker="w0"),
     )
     yield Pair(learner=learner, worker=worker, engine=engines[0], dtype=dtype)
     worker.stop()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
-from cluster.weights.manifest import WeightManifest, unpack
+from cluster.weights.manifest import Canary, WeightManifest, unpack
 from learner import memory
 from learner.checkpoint import saving
 from learner.checkpoint.files import checkpoints, verify
@@ -94,6 +94,26 @@ def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: st
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     error = (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean()
     assert error < (1e-4 if dtype == "float32" else 0.1)
+
+
+def test_a_resumed_learner_still_says_what_the_starting_files_compute(model_path: Path, tmp_path: Path):
+    config = make_config(model_path, checkpoint={"asynchronous": False})
+    learner = Learner(config, probe_token_ids=[0, 5, 6, 7])
+    first = _canary(learner)
+    learner.update(*_groups(learner))
+    learner.save(str(tmp_path / "step-000001"), {})
+    resumed = Learner(config, probe_token_ids=[0, 5, 6, 7])
+    resumed.restore(str(tmp_path / "step-000001"))
+    now = _canary(resumed)
+    assert first.token_ids == now.token_ids == (0, 5, 6, 7)
+    assert now.starting_logprobs == first.starting_logprobs == first.logprobs
+    assert now.logprobs == _canary(learner).logprobs != first.logprobs
+    assert now.starting_files == first.starting_files is not None
+
+
+def _canary(learner: Learner) -> Canary:
+    *_, manifest = learner.publish()
+    return WeightManifest.model_validate(manifest).canary
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

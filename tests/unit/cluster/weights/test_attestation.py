@@ -59,7 +59,7 @@ def test_a_broken_engine_cannot_declare_its_brokenness_as_noise(dtype, floor):
 
 
 def test_other_files_than_the_learners_are_refused_before_they_are_measured():
-    attestor = Attestor(worker="w0", dtype="bfloat16", files="aaaa")
+    attestor = Attestor(worker="w0", dtype="bfloat16", files=lambda: "aaaa")
     with pytest.raises(
         WeightsError, match=r"loaded other files than the learner .* model\.path must hold the same model"
     ):
@@ -100,7 +100,7 @@ def test_log_probs_that_are_no_numbers_are_refused():
 
 def test_an_absolute_tolerance_replaces_the_measured_one():
     weights, model = WeightsConfig(canary_tolerance=0.5), ModelConfig(path="m", dtype="float32")
-    attestor = Attestor.from_config(weights, model, worker="w0", files=None)
+    attestor = Attestor.from_config(weights, model, worker="w0")
     attestor.start(version(*STARTING).canary, [-1.4, -2.4])
     assert attestor.judge(version(-1.0, -2.0), [-1.45, -2.45]).noise_floor == pytest.approx(0.4)
     with pytest.raises(WeightsError, match=r"0\.5 is allowed"):
