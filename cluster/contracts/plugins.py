@@ -43,8 +43,8 @@ class Home:
         missing = [name for name in self.called_with if name not in takes.names and not takes.accepts_any]
         if missing:
             return f"does not take {', '.join(missing)}; it is called with {', '.join(self.called_with)}"
-        if self.works_on and takes.names[:1] not in {(name,) for name in self.works_on}:
-            first = takes.names[0] if takes.names else "missing"
+        first = takes.names[0] if takes.names else "missing"
+        if self.works_on and first not in self.works_on:
             return f"works on the wrong thing: its first parameter is {first}, and must be one of {', '.join(sorted(self.works_on))}"
         return None
 

@@ -35,10 +35,23 @@ def objective(**config) -> Objective:
     return Objective.from_config(AlgorithmConfig.model_validate(given_fields | config))
 
 
+REQUIRED = {
+    "rejection": {"high": 0.5},
+    "overlong_penalty": {"max_length": 6, "cache": 3},
+    "reward_clip": {"low": 0.0, "high": 0.5},
+    "reward_scale": {"factor": 2.0},
+    "truncation_penalty": {"coefficient": 0.5},
+    "advantage_clip": {"low": -0.5, "high": 0.5},
+}
 EVERY = [
     *({"policy_loss": name} for name in LOSSES),
     *({"advantage": name} for name in ADVANTAGES),
     *({"aggregation": name} for name in AGGREGATIONS),
+    *(
+        {field: ({"name": name} | REQUIRED.get(name, {}),)}
+        for field in ("corrections", "filters", "reward_shaping", "advantage_shaping")
+        for name in names(HOMES[field])
+    ),
     {"filters": ("zero_variance", {"name": "high_entropy_tokens", "share": 0.5})},
     {"filters": ({"name": "high_entropy_tokens", "over": "sequence", "denominator": "kept"},)},
     {"advantage_shaping": ("whiten",), "advantage": "gae", "kl": KlConfig(coefficient=0.1, place="reward")},
