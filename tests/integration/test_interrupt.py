@@ -35,8 +35,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
         first.wait_until(lambda: 3 in steps_of(run_dir))
         first.press_ctrl_c()
         assert_ended_cleanly(first)
-    done = max(steps_of(run_dir))
-    assert f"stopped; step {done} is saved, and the same command goes on from there" in first.output
+        done = max(steps_of(run_dir))
+        assert f"stopped; step {done} is saved, and the same command goes on from there" in first.output
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
     assert f"{done} of 200" in treadwheel("info", run_dir).stdout
 
