@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.failed_rewards import FailedRewards, describe
 from cluster.rollouts.scoring import Scorers
 from cluster.supervision.supervisor import Events
+
+_MOST_TOLD = 16
+"""Kinds of failure that the console shows in a run; further ones are in the events."""
 
 Keep = Callable[[GroupSummary], bool]
 """Which finished groups are worth training on."""
@@ -111,3 +114,34 @@ class HeldOutGroups:
         self._num_open -= count
         if self._num_open == 0:
             self._all_reported.set()
+
+
+class FailedRewards:
+    """Remembers which kinds of failure were shown."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._told: set[str] = set()
+
+    def note(self, summary: GroupSummary) -> None:
+        """Logs `reward_failure` if a reward of this group failed."""
+        if summary.num_failed_rewards == 0:
+            return
+        news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
+        is_shown = bool(news) and len(self._told) < _MOST_TOLD
+        self._told.update(news if is_shown else ())
+        self._events.event(
+            "reward_failure",
+            group_id=summary.group_id,
+            prompt_id=summary.prompt_id,
+            num_errors=summary.num_reward_errors,
+            num_timeouts=summary.num_reward_timeouts,
+            failures=[asdict(failure) for failure in summary.reward_failures],
+            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if is_shown else {}),
+        )
+
+
+def describe(summary: GroupSummary) -> str:
+    """`3 of 8 rewards failed: KeyError: 'anser'`, with each kind's first message."""
+    reasons = "; ".join(failure.message for failure in summary.reward_failures) or "no reason given"
+    return f"{summary.num_failed_rewards} of {summary.num_trajectories} rewards failed: {reasons}"

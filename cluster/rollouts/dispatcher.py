@@ -6,9 +6,9 @@ dealt again, under the same tickets. Training and evaluation share one queue; ev
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cluster.contracts.errors import (
     DataError,
@@ -27,36 +27,11 @@ from cluster.rollouts.lanes import Job, Lane, SamplingClock, deal, place_in_queu
 from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
-from cluster.rollouts.worker_pool import Member
+from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import Events
 
 _ABORT_S = 30.0
 """Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""
-
-
-class Fleet(Protocol):
-    """The workers, as the dispatcher sees them."""
-
-    def serving(self) -> Sequence[Member]:
-        """Workers that may be given tickets now."""
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Every wanted worker serves."""
-        ...
-
-    def replace(self, actor: RemoteActor, error: BaseException) -> None:
-        """`actor` failed: another one starts in its place. Returns at once."""
-        ...
-
-    async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
-        """As `replace`, and waits for the new actor."""
-        ...
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """`listener` is called when a worker comes, or comes back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +49,7 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        fleet: WorkerPool,
         scorers: Scorers,
         suspects: Suspects,
         events: Events,
