@@ -116,7 +116,7 @@ def test_a_dead_driver_of_another_machine_does_not_stop_a_check(directory):
     owner = {"host": "elsewhere", "pid": 1, "started": 0.0, "time": time.time()}
     directory.write_json("driver.lock", owner)
     directory.check(CONFIG)
-    directory.claim(CONFIG)
+    assert directory.claim(CONFIG) is True
 
 
 def test_nobody_else_on_the_machine_reads_a_run(directory):

@@ -1,0 +1,34 @@
+"""One line a step, also of a run that goes on."""
+
+import pytest
+
+from cluster.record.run_directory import METRICS, RunDirectory
+from cluster.sinks.jsonl import JsonLines
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory(str(tmp_path))
+
+
+def lines(directory) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "time"} for line in directory.read_json_lines(METRICS)]
+
+
+def test_a_step_that_is_learned_again_keeps_its_line_its_evaluation_and_its_time(directory):
+    first = JsonLines(directory)
+    first.step(1, {"reward/mean": 0.1})
+    first.step(2, {"reward/mean": 0.2, "eval/accuracy": 0.7})
+    first.step(3, {"reward/mean": 0.3})
+    times = [line["time"] for line in directory.read_json_lines(METRICS)]
+    resumed = JsonLines(directory)
+    resumed.step(2, {"reward/mean": 0.25})
+    resumed.step(3, {"reward/mean": 0.3})
+    resumed.step(4, {"reward/mean": 0.4})
+    assert lines(directory) == [
+        {"policy_version": 1, "reward/mean": 0.1},
+        {"policy_version": 2, "reward/mean": 0.25, "eval/accuracy": 0.7},
+        {"policy_version": 3, "reward/mean": 0.3},
+        {"policy_version": 4, "reward/mean": 0.4},
+    ]
+    assert [line["time"] for line in directory.read_json_lines(METRICS)][:3] == times
