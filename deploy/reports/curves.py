@@ -63,12 +63,14 @@ def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> byte
         axes = figure.add_subplot(num_rows, num_columns, place)
         colours = {label: f"C{number}" for number, (label, _, _) in enumerate(lines)}
         for label, versions, values in lines:
-            for number, part in enumerate(_unbroken(versions)):
+            parts = _unbroken(versions)
+            has_points = any(part.stop - part.start == 1 for part in parts)
+            for number, part in enumerate(parts):
                 axes.plot(
                     versions[part],
                     values[part],
                     color=colours[label],
-                    marker="o" if part.stop - part.start == 1 else None,
+                    marker="o" if has_points else None,
                     markersize=4,
                     linewidth=1.4,
                     label=label if number == 0 else None,
