@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks.jsonl import read_steps
@@ -50,6 +51,15 @@ def _unbroken(versions: Sequence[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in zip([0, *breaks], [*breaks, len(versions)], strict=True)]
 
 
+def _plot(axes: Any, series: Series, *, colour: str) -> None:
+    label, versions, values = series
+    parts = _unbroken(versions)
+    marker = "o" if any(part.stop - part.start == 1 for part in parts) else None
+    for part in parts:
+        axes.plot(versions[part], values[part], color=colour, marker=marker, markersize=4, linewidth=1.4, label=label)
+        label = None  # one entry in the legend
+
+
 def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,20 +71,8 @@ def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> byte
     FigureCanvasAgg(figure)
     for place, (name, lines) in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, num_columns, place)
-        colours = {label: f"C{number}" for number, (label, _, _) in enumerate(lines)}
-        for label, versions, values in lines:
-            parts = _unbroken(versions)
-            has_points = any(part.stop - part.start == 1 for part in parts)
-            for number, part in enumerate(parts):
-                axes.plot(
-                    versions[part],
-                    values[part],
-                    color=colours[label],
-                    marker="o" if has_points else None,
-                    markersize=4,
-                    linewidth=1.4,
-                    label=label if number == 0 else None,
-                )
+        for number, series in enumerate(lines):
+            _plot(axes, series, colour=f"C{number}")
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
