@@ -46,7 +46,7 @@ def refuse_contradictions(parts: Parts) -> None:
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
     """Raises ConfigError for groups that the advantage cannot compare within: asked with one group of invented rewards."""
-    if parts.advantage.requires != ("rewards_G",):
+    if not parts.advantage.needs_group_rewards_alone:
         return
     try:
         parts.advantage.call(rewards_G=torch.zeros(trajectories_per_group))

@@ -84,7 +84,7 @@ class Objective:
 
     def keeps(self, rewards: Sequence[float]) -> bool:
         """Whether a finished group trains, by every filter that its known rewards, not shaped yet, are enough for."""
-        filters = [chosen for chosen in self._parts.filters if chosen.judges_a_finished_group]
+        filters = [chosen for chosen in self._parts.filters if chosen.needs_group_rewards_alone]
         if not filters or not rewards:
             return not filters
         rewards_G = torch.tensor(rewards, dtype=torch.float64)

@@ -43,8 +43,8 @@ class Variant:
         return any(name.endswith(("_NT", "_N")) for name in self.asks)
 
     @property
-    def judges_a_finished_group(self) -> bool:
-        """A filter that needs no more than a group's rewards."""
+    def needs_group_rewards_alone(self) -> bool:
+        """One group's rewards are enough to call it."""
         return self.requires == ("rewards_G",)
 
     @property
