@@ -30,7 +30,7 @@ test-all: $(STAMP)
 	@$(PYTEST) tests/integration
 
 test-fast: $(STAMP)
-	@$(FAST) -m "not acceptance"
+	@$(FAST) -m "not slow and not acceptance"
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check --quiet

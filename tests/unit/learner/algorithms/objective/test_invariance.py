@@ -18,6 +18,8 @@ from learner.algorithms.objective.statistics import Statistics
 from learner.algorithms.registry.homes import HOMES
 from tests.unit.learner.algorithms.batches import Case, case
 
+pytestmark = pytest.mark.slow  # all of it, of every variant
+
 LOSSES = names(HOMES["policy_loss"])
 ADVANTAGES = names(HOMES["advantage"])
 AGGREGATIONS = names(HOMES["aggregation"])
