@@ -94,6 +94,10 @@ class ChatFormatter:
         """A completion's text for rewards and people. Special tokens (eos, end of turn) are left out; a stop string stays."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Each token as text, special ones as they are written."""
+        return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
+
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None and (prompt.messages is None or not self.has_template):
             return prompt.text

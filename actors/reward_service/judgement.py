@@ -1,7 +1,4 @@
-"""One trajectory's judgement: what a judge returns becomes a `Reward`, and what it raises becomes a status, never a zero.
-
-Used by the reward service for asynchronous judges, by its worker processes for synchronous ones, and by the preflight.
-"""
+"""One trajectory's judgement: what a judge returns becomes a `Reward`, and what it raises becomes a status, never a zero."""
 
 import dataclasses
 import inspect
@@ -9,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import REWARDS, Plugin, resolve
-from cluster.contracts.types import Prompt, Reward, RewardStatus
+from cluster.contracts.types import Reward, RewardStatus
 
 _MAX_MESSAGE = 500
 """Characters of an error kept per trajectory: a message goes into every row that failed."""
@@ -66,23 +63,6 @@ def failed(error: BaseException) -> Reward:
 def timed_out(timeout_s: float) -> Reward:
     message = f"no reward within reward.timeout_s={timeout_s:g}; raise it, or make the judge faster"
     return Reward(value=None, status=RewardStatus.TIMEOUT, message=message)
-
-
-def check_judge(judge: Plugin, prompt: Prompt) -> None:
-    """Judges an empty completion of a real prompt before anything starts, so that a missing column is found now.
-
-    Raises ConfigError if the judge says (by DataError or ConfigError) that it cannot work with these prompts. Whatever else it
-    raises may be due to the empty completion, and is no reason to refuse the run. Asynchronous judges are not called.
-    """
-    found = find_judge(judge)
-    if is_async(found):
-        return
-    try:
-        found(prompt=prompt.text or "", completion="", columns=prompt.columns)
-    except (DataError, ConfigError) as error:
-        raise ConfigError(f"reward.judge={judge.name!r} cannot judge prompt {prompt.prompt_id!r}: {error}") from error
-    except Exception:  # noqa: BLE001 - one trajectory, and an empty one
-        return
 
 
 def _components(values: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ configuration is refused, unless only settings differ that `resume_rules` lets c
 """
 
 import os
+import tempfile
 from typing import Any
 
 import pyarrow as pa
@@ -134,7 +135,10 @@ def _check_writable(url: str, root: str) -> None:
         place = os.path.dirname(place)
     if not os.path.isdir(place):
         raise ConfigError(f"run_dir={url!r} cannot be written: {place} is no folder; name another run_dir")
-    if not os.access(place, os.W_OK | os.X_OK):
+    try:
+        # Only a file that was written proves it: root passes every question about permissions, and some file systems take nothing.
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
         raise ConfigError(
-            f"run_dir={url!r} cannot be written: no permission for {place}; get it, or name another run_dir"
-        )
+            f"run_dir={url!r} cannot be written: {place} takes no files ({reason(error)}); mend that, or name another run_dir"
+        ) from error

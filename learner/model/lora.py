@@ -48,6 +48,11 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
         causal_lm.get_parameter(name).data.copy_(value)
 
 
+def linear_layers(causal_lm: nn.Module) -> list[str]:
+    """Names of the layers that can have adapters."""
+    return [name for name, part in causal_lm.named_modules() if isinstance(part, nn.Linear)]
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter of this name is an adapter's."""
     return ".lora_" in name

@@ -48,7 +48,7 @@ def test_mathematics_that_cannot_work_are_refused_by_name(override, named, way_o
     [
         ("model.path=./no/such/model", "model.path='./no/such/model' does not exist"),
         ("reward.judge=no_such_package:judge", "reward.judge='no_such_package:judge' does not import"),
-        ("rollout.num_workers=1000", "CPUs asked for, the cluster has"),
+        ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place"),
     ],
 )
 def test_the_installed_command_ends_with_one_line(override, message, tmp_path):

@@ -81,8 +81,8 @@ def test_check_shows_what_a_run_will_be(run_file):
         ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
         (
             "reward.judge.column=solution",
-            "reward.judge='exact_match' cannot judge prompt 'file/prompts.jsonl/0'",
-            "solution",
+            "reward.judge='exact_match' fails on each of 4 samples, the first time with: DataError",
+            "(columns of the prompt 'file/prompts.jsonl/0': answer)",
         ),
         (
             "algorithm.advantage=grop",
@@ -95,7 +95,7 @@ def test_check_shows_what_a_run_will_be(run_file):
             "cluster.sinks has: console",
         ),
         ("weights.transport=smoke", "weights.transport='smoke' is not there", "cluster.weights has: "),
-        ("rollout.num_workers=1000", "rollout.cpus_per_worker=1 x 1000 workers: 1000 CPUs asked for", "ask for less"),
+        ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place 1002 actors", "fewer"),
         (
             "rollout.gpus_per_worker=64",
             "rollout.gpus_per_worker=64 x 1 workers: 64 GPUs asked for",
@@ -113,6 +113,7 @@ def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, 
     )
     (folder / "other").mkdir()
     (folder / "other" / "run.yaml").write_text(resolved_yaml(load(run_file, ["seed=1"])))
+    (folder / "other" / "events.jsonl").write_text('{"kind": "broadcast", "policy_version": 1}\n')
     places = {"EMPTY": "empty.jsonl", "LONG": "long.jsonl", "OTHER": "other", "HERE": ""}
     for place, name in places.items():
         override, message = (text.replace(place, str(folder / name)) for text in (override, message))

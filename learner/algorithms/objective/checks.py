@@ -48,9 +48,15 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
     """Raises ConfigError for groups that the advantage cannot compare within: asked with one group of invented rewards."""
     if not parts.advantage.needs_group_rewards_alone:
         return
+    named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
     try:
-        parts.advantage.call(rewards_G=torch.zeros(trajectories_per_group))
+        told_apart = [
+            parts.advantage.call(rewards_G=torch.linspace(low, high, trajectories_per_group))
+            for low, high in ((1.0, 0.0), (-2.0, 3.0))
+        ]
     except ValueError as error:
+        raise ConfigError(f"{named}: {error}") from error
+    if trajectories_per_group == 1 and not any(bool(torch.nan_to_num(advantages).any()) for advantages in told_apart):
         raise ConfigError(
-            f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}: {error}"
-        ) from error
+            f"{named}: the advantage of a group of one is always 0, and nothing is learned; use 2 or more"
+        )

@@ -64,3 +64,20 @@ async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) 
     await Pairs.meeting.wait()
     Pairs.running -= 1
     return float(num_running)
+
+
+def mistyped(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    return float(columns["anser"] == completion)
+
+
+def verbose(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
+    return "quite good"
+
+
+def undecided(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    return float("nan")
+
+
+def hanging(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    threading.Event().wait()
+    return 1.0

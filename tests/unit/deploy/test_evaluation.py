@@ -8,9 +8,10 @@ import torch
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.record.run_directory import RunDirectory
-from deploy import launch, preflight
+from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
 from deploy.evaluation import evaluate
+from deploy.preflight.model import check_folder
 from deploy.reports.verify import verify
 from learner.checkpoint import files
 
@@ -84,9 +85,9 @@ def test_verification_names_the_file_with_the_flipped_bit(flipped: Path):
 
 def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path):
     checkpoints = flipped / "checkpoints"
-    preflight._check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
+    check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
     with pytest.raises(CheckpointError, match="step-000002 was altered"):
-        preflight._check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
+        check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
 
 
 def test_without_held_out_prompts_the_way_out_is_named(run: Path, evaluated: list[str]):

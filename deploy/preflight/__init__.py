@@ -1,0 +1,71 @@
+"""Everything that can be known to fail before anything starts. `treadwheel check` prints what it finds, `train` calls it first.
+
+All problems are named at once: first those of what the user wrote, then of the model, the prompts and the judge, the machine's last. A
+check that needs the result of a failed one is left out. What needs torch or transformers is imported where it is used.
+"""
+
+import os
+
+from cluster.contracts.config import RunConfig
+from deploy.preflight import judge, machine, model, prompts, report, settings
+from deploy.preflight.problems import Problems
+from deploy.preflight.report import Report
+
+
+def check(config: RunConfig, *, address: str | None = None) -> Report:
+    """Starts nothing but the judge, on samples. Raises one ConfigError with all problems.
+
+    On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
+    """
+    is_local = address is None and "RAY_ADDRESS" not in os.environ
+    problems = Problems()
+    problems.attempt(settings.check_run_dir, config)
+    problems.attempt(settings.check_transport, config)
+    problems.attempt(settings.check_sinks, config)
+    problems.attempt(settings.check_tensor_parallel, config)
+    needs = problems.attempt(settings.check_mathematics, config)
+    problems.attempt(settings.check_environment, config, is_local=is_local)
+
+    formatter = problems.attempt(model.load_formatter, config)
+    if config.reference.path is not None:
+        problems.attempt(model.check_folder, config.reference.path, field="reference.path")
+    has_room = False
+    if formatter is not None:
+        has_room = problems.attempt(model.check_room, config, formatter) is not None
+        problems.attempt(model.check_targets, config)
+    problems.attempt(model.check_attention, config, is_local=is_local)
+
+    source = problems.attempt(prompts.open_source, config.prompts, field="prompts")
+    looks = None
+    if source is not None and formatter is not None and has_room:
+        looks = problems.attempt(prompts.check_lengths, source, formatter, config)
+    if config.evaluation.prompts is not None:
+        held_out = problems.attempt(prompts.open_source, config.evaluation.prompts, field="evaluation.prompts")
+        if held_out is not None and formatter is not None and has_room:
+            problems.attempt(prompts.check_held_out, held_out, formatter, config)
+    samples = None
+    if source is not None:
+        samples = problems.attempt(judge.judge_samples, config.reward, source, formatter)
+
+    problems.attempt(machine.check_batch, config, is_local=is_local)
+    placement = problems.attempt(machine.place, config, needs or frozenset(), is_local=is_local)
+    memory = None
+    if formatter is not None and (placement is not None or not is_local):
+        memory = problems.attempt(machine.estimate, config, needs or frozenset(), is_local=is_local)
+    problems.raise_all()
+    assert needs is not None and source is not None and looks and samples and memory, (
+        "no problem, so all of it is known"
+    )
+    return Report(
+        rows=(
+            *report.batch_rows(config),
+            *report.prompt_rows(config, source, looks),
+            *report.mathematics_rows(config, needs),
+            *report.judge_rows(config, samples),
+            *report.placement_rows(placement),
+            *report.memory_rows(memory),
+        )
+    )
+
+
+__all__ = ["Report", "check"]

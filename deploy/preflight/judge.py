@@ -1,0 +1,89 @@
+"""The judge, tried on samples as the run will call it: in a process of its own, under its deadline."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from cluster.contracts.config import RewardConfig
+from cluster.contracts.errors import ConfigError, DataError, WorkerError
+from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import Prompt, Reward, RewardStatus
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+    from actors.reward_service.judge_process import Row
+
+_NUM_PROMPTS = 3
+_ANSWER_COLUMNS = ("answer", "solution", "target", "ground_truth", "label", "completion", "response", "output")
+"""Names under which data sets keep what a good completion says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the judge said of one completion of one prompt."""
+
+    completion: str
+    """Which one: in words."""
+    reward: Reward
+
+
+def judge_samples(config: RewardConfig, source: PromptSource, formatter: "ChatFormatter | None") -> list[Sample]:
+    """An empty completion and, where a column has one, the answer, of the first prompts.
+
+    Raises ConfigError if the judge does not load, or fails on every sample. One that fails on some may have its reasons.
+    """
+    from actors.reward_service.judge_process import Row
+
+    prompts = [source[index] for index in range(min(_NUM_PROMPTS, len(source)))]
+    asked = [
+        (described, Row(prompt=_text(prompt, formatter), completion=completion, columns=prompt.columns))
+        for prompt in prompts
+        for described, completion in _completions(prompt)
+    ]
+    try:
+        rewards = asyncio.run(_judged(config, [row for _, row in asked]))
+    except WorkerError as error:
+        raise ConfigError(f"{error}; run it on its own to see why") from error
+    # After one that overran its deadline there are no more.
+    samples = [
+        Sample(completion=described, reward=reward) for (described, _), reward in zip(asked, rewards, strict=False)
+    ]
+    if all(sample.reward.status is not RewardStatus.OK for sample in samples):
+        columns = ", ".join(sorted(prompts[0].columns)) or "none"
+        raise ConfigError(
+            f"reward.judge={config.judge.name!r} fails on each of {len(samples)} samples, the first time with: "
+            f"{samples[0].reward.message}; mend it (columns of the prompt {prompts[0].prompt_id!r}: {columns})"
+        )
+    return samples
+
+
+async def _judged(config: RewardConfig, rows: Sequence["Row"]) -> list[Reward]:
+    from actors.reward_service.judge_process import JudgeProcess
+
+    process = await JudgeProcess.start(config)
+    try:
+        if process.is_async:
+            return list(await asyncio.gather(*(process.ask(row) for row in rows)))
+        return await process.judge(rows)
+    finally:
+        await process.kill()
+
+
+def _completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    yield "an empty completion", ""
+    named = (name for name in _ANSWER_COLUMNS if isinstance(prompt.columns.get(name), str | int | float))
+    for name in islice(named, 1):
+        yield f"what the column {name!r} says", str(prompt.columns[name])
+
+
+def _text(prompt: Prompt, formatter: "ChatFormatter | None") -> str:
+    """As the judge will get it; the bare text for a prompt that does not go through the template, which is a problem of its own."""
+    if formatter is not None:
+        try:
+            return formatter.encode(prompt).text
+        except DataError:
+            pass
+    last: dict[str, Any] = (prompt.messages or [{}])[-1]
+    return prompt.text or str(last.get("content", ""))

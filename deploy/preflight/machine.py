@@ -1,0 +1,111 @@
+"""The machine: there is room for the actors, and memory for model and batch."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
+
+GIB = 1024**3
+_BYTES_PER_TOKEN = 48
+"""Of a step's trajectories in the store and as the learner's tensors: ids, log-probs, versions, mask, advantages."""
+_LEAST_OF_ESTIMATE = 2 / 3
+"""An estimate is right within about a third: what is too large even so is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that a run takes, by actor."""
+
+    num_parameters: int
+    dtype: str
+    rank: int
+    worker: int
+    cache: str
+    """Where a worker's key-value cache is, in words."""
+    reference: int | None
+    """None without a reference scorer."""
+    total: int
+    free: int | None
+    """None where it is not this machine's memory that counts."""
+
+
+def this_machine() -> ClusterResources:
+    """What a local Ray will find here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = (
+        len([each for each in visible.split(",") if each])
+        if visible is not None
+        else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    )
+    return ClusterResources(nodes=(Node(cpus=float(len(os.sched_getaffinity(0))), gpus=float(gpus)),))
+
+
+def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
+    """None: the cluster decides."""
+    return plan(config, this_machine(), needs=needs) if is_local else None
+
+
+def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
+    """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
+    from learner import memory
+    from learner.model.policy import read_config
+
+    value = config.algorithm.value
+    rank = memory.estimate(
+        read_config(config.model),
+        model=config.model,
+        learner=config.learner,
+        checkpoint=config.checkpoint,
+        has_own_critic=value is not None and value.backbone == "own",
+    )
+    weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
+    on_gpus = config.rollout.gpus_per_worker > 0
+    worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
+    reference = weights if needs_reference(config, needs=needs) else None
+    total = rank.total_bytes * config.learner.num_ranks + worker * config.rollout.num_workers + (reference or 0)
+    free = psutil.virtual_memory().available if is_local else None
+    is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
+    if free is not None and is_here:
+        memory.check_fits(rank, free_bytes=free, model=config.model)
+        _check_total(config, total, free)
+    return Memory(
+        num_parameters=rank.num_parameters,
+        dtype=config.model.dtype,
+        rank=rank.total_bytes,
+        worker=worker,
+        cache=f"and the cache in {config.rollout.gpu_memory_utilization:.0%} of its GPU"
+        if on_gpus
+        else "with its cache",
+        reference=reference,
+        total=total,
+        free=free if is_here else None,
+    )
+
+
+def check_batch(config: RunConfig, *, is_local: bool) -> None:
+    """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory, where it is what counts."""
+    if not is_local:
+        return
+    free = psutil.virtual_memory().available
+    buffer, longest = config.buffer, config.sampling.max_tokens
+    size_bytes = buffer.groups_per_step * buffer.trajectories_per_group * longest * _BYTES_PER_TOKEN
+    if size_bytes > free:
+        raise ConfigError(
+            f"buffer.groups_per_step={buffer.groups_per_step} x buffer.trajectories_per_group={buffer.trajectories_per_group} x "
+            f"sampling.max_tokens={longest}: a step's trajectories may take {size_bytes / GIB:,.1f} GiB, {free / GIB:,.1f} GiB are free; "
+            "lower one of them"
+        )
+
+
+def _check_total(config: RunConfig, total: int, free: int) -> None:
+    if total * _LEAST_OF_ESTIMATE > free:
+        raise ConfigError(
+            f"rollout.num_workers={config.rollout.num_workers} beside learner.num_ranks={config.learner.num_ranks}: all actors together "
+            f"take about {total / GIB:,.1f} GiB, {free / GIB:,.1f} GiB are free; lower one of them, rollout.kv_cache_bytes or "
+            "learner.max_tokens_per_micro_batch, or take a smaller model"
+        )

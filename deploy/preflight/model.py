@@ -1,0 +1,115 @@
+"""The model: its files are whole, its tokenizer loads, its layers are there by the names that the run gives them."""
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.errors import ConfigError, headline
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def load_formatter(config: RunConfig) -> "ChatFormatter":
+    from actors.chat.formatter import ChatFormatter
+
+    check_folder(config.model.path, field="model.path")
+    # A hub out of reach is one error, not a line per retry.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    return ChatFormatter.load(config.model)
+
+
+def check_folder(path: str, *, field: str) -> None:
+    """A path that can only be a local one must be there, with whole files: a hub look-up of it would fail late and say something else."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if path.startswith((".", "/", "~")) or path.count("/") > 1:
+            raise ConfigError(
+                f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
+            )
+        return
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{field}={path!r} has no config.json; give a Hugging Face model folder")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"{field}={path!r} has no *.safetensors; save the model with save_pretrained, which writes them"
+        )
+    for file in files:
+        _check_whole(file, field=field)
+    from learner.checkpoint.files import verify_model
+
+    verify_model(folder)
+
+
+def check_room(config: RunConfig, formatter: "ChatFormatter") -> int:
+    """Tokens that a prompt may have. Raises ConfigError if there are none."""
+    if config.sampling.max_tokens >= formatter.max_context:
+        raise ConfigError(
+            f"sampling.max_tokens={config.sampling.max_tokens} leaves no room for a prompt in the context of {formatter.max_context} "
+            "tokens; lower it, or raise model.max_context"
+        )
+    return formatter.max_context - config.sampling.max_tokens
+
+
+def check_attention(config: RunConfig, *, is_local: bool) -> None:
+    """Raises ConfigError for an implementation that cannot run. Another cluster may have packages that this machine lacks."""
+    if config.model.attention != "flash_attention_2":
+        return
+    named = "model.attention='flash_attention_2'"
+    if config.learner.gpus_per_rank == 0:
+        raise ConfigError(
+            f"{named} runs on GPUs only, learner.gpus_per_rank=0; use model.attention=auto, or set learner.gpus_per_rank=1"
+        )
+    if config.model.dtype == "float32":
+        raise ConfigError(f"{named} with model.dtype='float32': it computes in bfloat16; use model.dtype=bfloat16")
+    if is_local and importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"{named} needs the package flash_attn, not installed here; install it, or use model.attention=auto"
+        )
+
+
+def check_targets(config: RunConfig) -> None:
+    """Raises ConfigError for adapters on layers that the model, built without its weights, does not have."""
+    lora = config.learner.lora
+    if lora is None or lora.target_modules == "all-linear":
+        return
+    from learner.model.loading import skeleton
+    from learner.model.lora import linear_layers
+
+    targets = lora.target_modules
+    linear = linear_layers(skeleton(_plain(config.model)))
+    missing = [each for each in targets if not any(name == each or name.endswith(f".{each}") for name in linear)]
+    if missing:
+        known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+        raise ConfigError(
+            f"learner.lora.target_modules={list(targets)!r}: no linear layer of the model is named {', '.join(map(repr, missing))}; "
+            f"it has: {', '.join(known)}"
+        )
+
+
+def _plain(model: ModelConfig) -> ModelConfig:
+    """With an attention that runs everywhere: what attention there is, is a question of its own."""
+    return model.model_copy(update={"attention": "auto"})
+
+
+def _check_whole(file: Path, *, field: str) -> None:
+    """By its header, which says how long the file is."""
+    with file.open("rb") as opened:
+        if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ConfigError(
+                f"{field}: {file} is a pointer of Git LFS and not the weights; fetch them with `git lfs pull`"
+            )
+    try:
+        with safe_open(file, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"{field}: {file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: {headline(error)}; copy or download it again"
+        ) from error

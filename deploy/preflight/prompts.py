@@ -1,0 +1,88 @@
+"""The prompts: they open, leave room for a completion, and look to the model as their author meant."""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import PROMPTS, Plugin, resolve
+from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import Prompt
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+
+_SCAN_S = 5.0
+"""Longest look at the prompts' lengths: all of a file's, some thousands of a generated source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """What a look at the prompts showed."""
+
+    num_scanned: int
+    first_text: str
+    """As the model sees it."""
+    first_tokens: tuple[str, ...]
+    """Special ones too, as they are written."""
+    is_templated: bool
+
+
+def open_source(plugin: Plugin, *, field: str) -> PromptSource:
+    """Raises ConfigError for a source that does not open, or is empty."""
+    try:
+        source = resolve(plugin, home=PROMPTS, field=field)()
+    except DataError as error:
+        raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
+    except ConfigError as error:  # a source calls itself `prompts`, wherever the run has it
+        raise ConfigError(str(error) if str(error).startswith(field) else f"{field}: {error}") from error
+    if len(source) == 0:
+        raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
+    return source
+
+
+def check_lengths(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> Looks:
+    """Raises ConfigError for a prompt that leaves no room for a completion."""
+    num_scanned = _scan(source, formatter, config, field="prompts", most=len(source))
+    encoded = formatter.encode(source[0])
+    return Looks(
+        num_scanned=num_scanned,
+        first_text=encoded.text,
+        first_tokens=formatter.shown(encoded.token_ids),
+        is_templated=formatter.has_template and source[0].messages is not None,
+    )
+
+
+def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> None:
+    most = min(config.evaluation.num_prompts, len(source))
+    _scan(source, formatter, config, field="evaluation.prompts", most=most)
+
+
+def _scan(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, *, field: str, most: int) -> int:
+    """Number of prompts looked at, of the first `most`."""
+    deadline = time.monotonic() + _SCAN_S
+    room = formatter.max_context - config.sampling.max_tokens
+    for index in range(most):
+        if time.monotonic() > deadline:
+            return index
+        prompt = source[index]
+        # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
+        if index and _num_bytes(prompt) < room // 2:
+            continue
+        try:
+            num_tokens = len(formatter.encode(prompt).token_ids)
+        except DataError as error:
+            raise ConfigError(f"{field}: {error}") from error
+        if num_tokens > room:
+            raise ConfigError(
+                f"{field}: prompt {prompt.prompt_id!r} has {num_tokens} tokens; with sampling.max_tokens="
+                f"{config.sampling.max_tokens} the context of {formatter.max_context} has room for {room}; "
+                "shorten or drop it, lower sampling.max_tokens, or raise model.max_context"
+            )
+    return most
+
+
+def _num_bytes(prompt: Prompt) -> int:
+    texts = [prompt.text or "", *(str(message.get("content", "")) for message in prompt.messages or [])]
+    return sum(len(text.encode()) for text in texts)

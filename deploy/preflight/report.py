@@ -1,0 +1,123 @@
+"""What a run will be, as rows for people."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import Reward, RewardStatus
+from cluster.supervision.placement import PlacementPlan
+from deploy.preflight.judge import Sample
+from deploy.preflight.machine import GIB, Memory
+from deploy.preflight.prompts import Looks
+
+Rows = Iterator[tuple[str, str, str]]
+_MOST_CHARACTERS = 240
+_NUM_END_TOKENS = 6
+"""Tokens of a prompt that are shown at either end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """(section, name, value) in reading order."""
+
+    rows: tuple[tuple[str, str, str], ...]
+
+    def table(self) -> Table:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        shown = ""
+        for section, name, value in self.rows:
+            table.add_row("" if section == shown else Text(section, style="bold"), Text(name), Text(value))
+            shown = section
+        return table
+
+
+def batch_rows(config: RunConfig) -> Rows:
+    buffer, learner = config.buffer, config.learner
+    groups, each = buffer.groups_per_step, buffer.trajectories_per_group
+    yield "batch", "trajectories per step", f"{groups} groups x {each} = {groups * each}"
+    yield "batch", "per learner rank", f"{-(-groups * each // learner.num_ranks)} of {learner.num_ranks} rank(s)"
+    yield "batch", "completion tokens per step", f"at most {groups * each * config.sampling.max_tokens:,}"
+    yield "batch", "tokens per micro-batch", f"at most {learner.max_tokens_per_micro_batch:,}"
+    yield "batch", "groups under way", f"at most {groups * (buffer.max_off_policy_steps + 1)}"
+
+
+def prompt_rows(config: RunConfig, source: PromptSource, looks: Looks) -> Rows:
+    epochs = config.num_steps * config.buffer.groups_per_step / len(source)
+    yield "prompts", config.prompts.name, f"{len(source):,}; {config.num_steps} steps see each {epochs:.2g} times"
+    if looks.num_scanned < len(source):
+        yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
+    yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
+    yield "prompts", "its tokens", _ends(looks.first_tokens)
+    yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
+
+
+def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
+    algorithm = config.algorithm
+    yield "algorithm", "advantage", algorithm.advantage.name
+    yield "algorithm", "policy loss", algorithm.policy_loss.name
+    yield "algorithm", "needs", ", ".join(sorted(needs)) or "nothing more than the rollout's log-probs"
+    if config.sampling.top_k or config.sampling.top_p < 1:
+        yield (
+            "algorithm",
+            "note",
+            "top_k or top_p truncate sampling: the learner's log-probs are of the full softmax, ratios are biased",
+        )
+
+
+def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
+    yield "reward", "judge", config.reward.judge.name
+    for completion in dict.fromkeys(sample.completion for sample in samples):
+        said = [_said(sample.reward) for sample in samples if sample.completion == completion]
+        yield "reward", completion, "; ".join(dict.fromkeys(said))
+
+
+def placement_rows(placement: PlacementPlan | None) -> Rows:
+    if placement is None:
+        yield "placement", "", "decided on the cluster"
+        return
+    for bundle in placement.bundles:
+        gpus = f", {bundle.gpus:g} GPUs" if bundle.gpus else ""
+        yield "placement", bundle.name, f"{bundle.cpus:g} CPUs{gpus}, {bundle.num_threads} thread(s)"
+    if placement.is_time_shared:
+        yield "placement", "note", "fewer CPUs than asked for: actors share them"
+    if placement.num_missing_workers:
+        yield "placement", "note", f"{placement.num_missing_workers} more rollout worker(s) join when nodes do"
+
+
+def memory_rows(memory: Memory) -> Rows:
+    yield "memory", "parameters", f"{memory.num_parameters / 1e6:,.1f} million, {memory.dtype}"
+    yield "memory", "learner rank", _gib(memory.rank)
+    yield "memory", "rollout worker", f"{_gib(memory.worker)}, {memory.cache}"
+    if memory.reference is not None:
+        yield "memory", "reference scorer", _gib(memory.reference)
+    if memory.free is not None:
+        verdict = "" if memory.total <= memory.free else " (tight: this may swap or be killed)"
+        yield "memory", "all together", f"{_gib(memory.total)} of {_gib(memory.free)} free{verdict}"
+
+
+def _said(reward: Reward) -> str:
+    if reward.status is not RewardStatus.OK:
+        return f"{reward.status}: {reward.message}"
+    components = ", ".join(f"{name} {value:g}" for name, value in reward.components.items())
+    return f"{reward.value:g}" + (f" ({components})" if components else "")
+
+
+def _shortened(text: str) -> str:
+    shown = repr(text)
+    half = _MOST_CHARACTERS // 2
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:half]} ... {shown[-half:]}"
+
+
+def _ends(tokens: Sequence[str]) -> str:
+    shown = [*map(repr, tokens)]
+    if len(shown) > 2 * _NUM_END_TOKENS:
+        shown[_NUM_END_TOKENS:-_NUM_END_TOKENS] = ["..."]
+    return f"{len(tokens)}: {' '.join(shown)}"
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"

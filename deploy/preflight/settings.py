@@ -1,0 +1,57 @@
+"""Settings that contradict each other, and names of variants that are not there."""
+
+import os
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import TRANSPORTS, resolve
+from cluster.metrics import resolve_sink
+from cluster.record.run_directory import RunDirectory
+from deploy.config.loading import resolved_yaml
+
+
+def check_run_dir(config: RunConfig) -> None:
+    run_dir = RunDirectory(config.run_dir)
+    if not run_dir.is_local:
+        raise ConfigError(
+            f"run_dir={config.run_dir!r}: the learner cannot write checkpoints to an object store yet; "
+            "use a local path or a shared file system that all nodes mount"
+        )
+    run_dir.check(resolved_yaml(config))
+
+
+def check_transport(config: RunConfig) -> None:
+    resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")
+
+
+def check_sinks(config: RunConfig) -> None:
+    for index in range(len(config.metrics.sinks)):
+        resolve_sink(config.metrics, index)
+
+
+def check_tensor_parallel(config: RunConfig) -> None:
+    needed = config.rollout.tensor_parallel_size
+    if needed > 1 and config.rollout.gpus_per_worker < needed:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={needed} needs as many GPUs, rollout.gpus_per_worker={config.rollout.gpus_per_worker:g}; "
+            f"set rollout.gpus_per_worker={needed}"
+        )
+
+
+def check_mathematics(config: RunConfig) -> frozenset[str]:
+    """What the objective needs beside log-probs of policy and rollout."""
+    from learner.algorithms.objective import Objective
+
+    try:
+        objective = Objective.from_config(config.algorithm)
+        objective.check_group_size(config.buffer.trajectories_per_group)
+    except ConfigError as error:
+        raise ConfigError(f"algorithm: {error}") from error
+    return objective.needs
+
+
+def check_environment(config: RunConfig, *, is_local: bool) -> None:
+    """Variables that the judge is promised. Another cluster has an environment of its own."""
+    missing = [name for name in config.reward.env if name not in os.environ]
+    if is_local and missing:
+        raise ConfigError(f"reward.env names {', '.join(missing)}, not set here; export it, or leave it out")

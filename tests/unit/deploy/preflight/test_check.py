@@ -1,0 +1,138 @@
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cluster.contracts.errors import ConfigError
+from deploy.preflight import check
+from tests.models import make_tiny_model
+from tests.unit.deploy.preflight.runs import run
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), adds_bos=True, chat_template=TEMPLATE)
+
+
+def shown(config) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(check(config).table())
+    return out.getvalue()
+
+
+def refusal(config) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    return str(refused.value)
+
+
+def test_a_prompt_is_shown_as_the_model_sees_it_with_special_tokens(tmp_path, model):
+    text = shown(run(tmp_path, model))
+    assert "'[user]1+1=[assistant]'" in text and "'<bos>' '[' 'u'" in text and "'t' ']'" in text
+    assert "chat template" in text and "applied" in text
+
+
+def test_a_text_that_is_sent_as_it_is_shows_as_such(tmp_path, model):
+    text = shown(run(tmp_path, model, "prompts.text_as=text"))
+    assert "'1+1='" in text and "not applied" in text
+
+
+def test_the_judge_is_tried_on_an_empty_completion_and_on_the_answer(tmp_path, model):
+    lines = [line.split() for line in shown(run(tmp_path, model)).splitlines()]
+    assert ["an", "empty", "completion", "0"] in lines
+    assert ["what", "the", "column", "'answer'", "says", "1"] in lines
+
+
+def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
+    config = run(
+        tmp_path,
+        model,
+        "rollout.gpus_per_worker=64",
+        "buffer.trajectories_per_group=1",
+        "reward.judge.column=anser",
+        "weights.transport=smoke",
+    )
+    message = refusal(config)
+    assert message.startswith("4 problems\n")
+    places = [message.index(each) for each in ("smoke", "a group of one", "'anser'", "64 GPUs")]
+    assert places == sorted(places)
+
+
+def test_one_problem_is_one_line(tmp_path, model):
+    assert "\n" not in refusal(run(tmp_path, model, "sampling.max_tokens=300"))
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+def test_a_group_of_one_teaches_nothing(tmp_path, model, advantage):
+    message = refusal(run(tmp_path, model, "buffer.trajectories_per_group=1", f"algorithm.advantage={advantage}"))
+    assert (
+        f"buffer.trajectories_per_group=1 with advantage={advantage!r}: the advantage of a group of one is always 0"
+        in message
+    )
+
+
+def test_a_batch_that_cannot_fit_memory_is_refused(tmp_path, model):
+    """10^8 groups x 8 trajectories x 8 tokens x 48 bytes are 286 GiB."""
+    config = run(tmp_path, model, "buffer.groups_per_step=100000000")
+    assert "a step's trajectories may take 286.1 GiB" in refusal(config)
+
+
+def test_actors_that_cannot_fit_memory_together_are_refused(tmp_path, model):
+    message = refusal(run(tmp_path, model, f"rollout.kv_cache_bytes={2**40}"))
+    assert "rollout.num_workers=1 beside learner.num_ranks=1: all actors together take about 1,024" in message
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no file system here takes no files")
+def test_a_run_dir_that_takes_no_files_is_refused_even_for_root(tmp_path, model):
+    assert "run_dir='/proc/run' cannot be written" in refusal(run(tmp_path, model, "run_dir=/proc/run"))
+
+
+def test_a_run_dir_that_can_be_written_is_left_as_it_was(tmp_path, model):
+    check(run(tmp_path, model))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
+
+
+def test_weights_that_were_cut_off_are_named_with_their_size(tmp_path, model):
+    cut = shutil.copytree(model, tmp_path / "cut")
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    message = refusal(run(tmp_path, cut))
+    assert f"model.safetensors ({weights.stat().st_size:,} bytes) is not a whole safetensors file" in message
+
+
+def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, model):
+    cloned = shutil.copytree(model, tmp_path / "cloned")
+    (cloned / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert "fetch them with `git lfs pull`" in refusal(run(tmp_path, cloned))
+
+
+def test_an_adapters_target_that_matches_no_module_is_named(tmp_path, model):
+    config = run(tmp_path, model, "learner.lora={target_modules: [q_proj, query, o_proj]}")
+    message = refusal(config)
+    assert "no linear layer of the model is named 'query'; it has: q_proj, k_proj" in message
+
+
+def test_adapters_on_layers_that_are_there_pass(tmp_path, model):
+    check(run(tmp_path, model, "learner.lora={target_modules: [q_proj, layers.0.mlp.up_proj]}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.gpus_per_rank=0"], "runs on GPUs only, learner.gpus_per_rank=0"),
+        (["learner.gpus_per_rank=1"], "with model.dtype='float32'"),
+        (["learner.gpus_per_rank=1", "model.dtype=bfloat16"], "needs the package flash_attn, not installed here"),
+    ],
+)
+def test_an_attention_that_cannot_run_here_is_refused(tmp_path, model, overrides, message):
+    assert message in refusal(run(tmp_path, model, "model.attention=flash_attention_2", *overrides))
+
+
+def test_a_variable_that_the_judge_is_promised_must_be_there(tmp_path, model, monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    assert "reward.env names MY_KEY, not set here" in refusal(run(tmp_path, model, "reward.env=[MY_KEY]"))

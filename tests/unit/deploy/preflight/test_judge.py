@@ -1,0 +1,64 @@
+import pytest
+
+from cluster.contracts.config import RewardConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import Prompt, Reward, RewardStatus
+from deploy.preflight.judge import judge_samples
+from tests.fakes import NumberedPrompts
+
+JUDGES = "tests.unit.actors.judges"
+ANSWERED = [Prompt(prompt_id="p0", text="1+1=", columns={"answer": "2"})]
+
+
+class Says(NumberedPrompts):
+    """Prompts whose answer is a command to the judge."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(size=1)
+        self._command = command
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(prompt_id="p0", text="?", columns={"answer": self._command})
+
+
+def samples(judge: str, source, **settings):
+    return judge_samples(RewardConfig(judge=judge, **settings), source, None)
+
+
+def test_what_the_judge_said_is_kept():
+    empty, answer = samples("exact_match", ANSWERED)
+    assert (empty.completion, empty.reward) == ("an empty completion", Reward(value=0.0))
+    assert (answer.completion, answer.reward) == ("what the column 'answer' says", Reward(value=1.0))
+
+
+def test_a_judge_that_fails_on_some_samples_passes_and_tells():
+    _, answer = samples(f"{JUDGES}:obedient", Says("raise"))
+    assert (answer.reward.status, answer.reward.message) == (RewardStatus.ERROR, "ValueError: no opinion")
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ("mistyped", "fails on each of 2 samples, the first time with: KeyError: 'anser'"),
+        ("verbose", "returned a reward of type str"),
+        ("undecided", "not finite: nan"),
+    ],
+)
+def test_a_judge_that_fails_on_all_samples_is_refused_with_its_reason(judge, message):
+    with pytest.raises(ConfigError, match=message):
+        samples(f"{JUDGES}:{judge}", Says("2"))
+
+
+def test_a_judge_that_hangs_meets_its_deadline():
+    with pytest.raises(ConfigError, match=r"fails on each of 1 samples.*reward.timeout_s=0.5"):
+        samples(f"{JUDGES}:hanging", Says("2"), timeout_s=0.5)
+
+
+def test_an_asynchronous_judge_is_tried_too():
+    _, answer = samples(f"{JUDGES}:obedient_async", Says("parts"))
+    assert answer.reward.components == {"format": 1.0, "length": 0.25}
+
+
+def test_a_judge_whose_import_raises_is_refused_with_its_reason():
+    with pytest.raises(ConfigError, match="does not import: RuntimeError: no licence"):
+        samples("tests.unit.deploy.preflight.broken:judge", Says("2"))
