@@ -13,11 +13,13 @@ _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOU
 
 def when_it_may_change(name: str) -> str:
     """Whether a resumed run may have another value of the setting `name`, in words for a table."""
-    return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name)]
+    return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name, {})]
 
 
-def mark_of(name: str) -> Mark:
-    """Of a setting, or of a variant's parameter (`reward.judge.pattern`). A name of another version counts as mathematics."""
+def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
+    """Of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). A name of another version counts as mathematics."""
+    if name == "num_steps" and run.get("optimizer", {}).get("schedule", "constant") != "constant":
+        return Mark.MATHEMATICS  # a schedule that ends with the run gives its past steps other learning rates
     while name:
         if mark := _MARKS.get(name):
             return mark
@@ -43,9 +45,7 @@ def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_di
 
 
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
-    if name == "num_steps":  # a schedule that ends with the run gives its past steps other learning rates
-        return theirs.get("optimizer", {}).get("schedule", "constant") == "constant"
-    mark = mark_of(name)
+    mark = mark_of(name, theirs)
     return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
 
 

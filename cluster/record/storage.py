@@ -1,4 +1,4 @@
-"""Files below one folder, on a disk or in s3://, gs:// or az://: whole files atomically, lines durably. No pickle."""
+"""Files below one folder, on a disk or in s3:// or gs://: whole files atomically, lines durably. No pickle."""
 
 import contextlib
 import errno

@@ -26,7 +26,7 @@ class JsonLines:
         """Events have a file of their own."""
 
     def close(self) -> None:
-        self._directory.flush()
+        """What waits for an object store is written when the directory is given back."""
 
     def _replace(self, line: Mapping[str, Any]) -> None:
         """The later numbers count. What a step does not say again stays: its evaluation, and when it was first made."""

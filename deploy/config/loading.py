@@ -49,9 +49,8 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
     if any(override.startswith("algorithm.preset=") for override in overrides):
-        values = values | {
-            "algorithm": {}
-        }  # the preset stands for the whole section, and not for what the file leaves out
+        # The preset stands for the whole section, and not only for what the file leaves out.
+        values = values | {"algorithm": {}}
     for override in overrides:
         _apply(override, values)
     if isinstance(values.get("algorithm"), dict):

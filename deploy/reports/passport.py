@@ -32,7 +32,8 @@ def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
-    settings = _mathematical(config.model_dump(mode="json", exclude={"algorithm"}))  # the formula resolves that section
+    run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
+    settings = _mathematical(run, run)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
     passport = {
         "mathematics": formula | hidden(settings),
@@ -47,14 +48,15 @@ def is_mathematical(name: str) -> bool:
     return name.startswith("mathematics.")
 
 
-def _mathematical(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings that are marked as mathematics, in their sections."""
+def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings of `run`, or of a section of it, that are mathematics."""
     kept: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            value = _mathematical(value, f"{name}.")
-        if value if isinstance(value, dict) else mark_of(name) is Mark.MATHEMATICS:
+            if inner := _mathematical(value, run, f"{name}."):
+                kept[key] = inner
+        elif mark_of(name, run) is Mark.MATHEMATICS:
             kept[key] = value
     return kept
 

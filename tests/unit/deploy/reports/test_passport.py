@@ -26,6 +26,14 @@ def test_prompts_are_mathematics_and_deadlines_are_not(tmp_path):
     assert passport_differences(left, right) == {"mathematics.prompts.path": ("a.jsonl", "b.jsonl")}
 
 
+def test_the_number_of_steps_is_mathematics_where_a_schedule_ends_with_the_run(tmp_path):
+    constant = [written(tmp_path / str(steps), f"num_steps={steps}") for steps in (10, 20)]
+    assert passport_differences(*constant) == {}
+    linear = "optimizer.schedule=linear"
+    ending = [written(tmp_path / f"linear-{steps}", f"num_steps={steps}", linear) for steps in (10, 20)]
+    assert passport_differences(*ending) == {"mathematics.num_steps": (10, 20)}
+
+
 def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
     folder = written(tmp_path, "reward.judge={name: mine, api_key: k-1}")
     judge = json.loads(RunDirectory(folder).read_text(PASSPORT))["mathematics"]["reward"]["judge"]
