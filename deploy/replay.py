@@ -1,7 +1,6 @@
 """`treadwheel replay`: learns again from what a run recorded, without sampling, and compares the weights it arrives at."""
 
 import asyncio
-import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -61,11 +60,13 @@ def replay(
 async def _replay(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
 ) -> str:
-    config = config.model_copy(update={"checkpoint": CheckpointConfig(every_steps=None, every_s=None)})
-    with tempfile.TemporaryDirectory() as nothing:  # no checkpoint to start from: every step is learned again
+    never = CheckpointConfig(every_steps=None, every_s=None)
+    config = config.model_copy(update={"checkpoint": never})
+    # Without a checkpoint to start from, every step is learned again.
+    with tempfile.TemporaryDirectory() as empty:
         async with (
             connected(address),
-            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=nothing) as learner,
+            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=empty) as learner,
         ):
             await learner.restore()
             if out is not None:
@@ -76,13 +77,13 @@ async def _replay(
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:
     events = run_dir.read_json_lines(EVENTS)
-    kinds = ("broadcast", "published")  # a step that a resumed run learned again was only published
+    kinds = ("broadcast", "published")  # "published": where a resumed run had learned again, before it had workers
     found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None
 
 
-class _Quiet(contextlib.nullcontext[None]):
-    """Failures during a replay are raised; nothing else is written."""
+class _Quiet:
+    """A log that writes nothing: a replay raises its failures, and changes nothing in the run directory."""
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
