@@ -1,6 +1,6 @@
-"""Reference scorer: a batch of trajectories in, the same batch with reference log-probs out. The controller calls it.
+"""Reference scorer: a batch of trajectories in, the same batch with reference log-probs out.
 
-The model is handed in (deploy/ builds it from the learner's): the reference then computes log-probs exactly as the learner does.
+The model is handed in, one that computes log-probs exactly as the learner's does.
 """
 
 import os

@@ -28,7 +28,7 @@ class ChatFormatter:
     def __init__(
         self, tokenizer: Any, *, max_context: int, stop_token_ids: Sequence[int] = (), bos_token_id: int | None = None
     ) -> None:
-        """`max_context` counts prompt and completion tokens; `stop_token_ids` come beside the tokenizer's own eos.
+        """`max_context` counts prompt and completion tokens; `stop_token_ids` are added to the tokenizer's own eos.
 
         `bos_token_id` is the model's, for tokenizers that name none.
         """

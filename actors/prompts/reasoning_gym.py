@@ -76,7 +76,7 @@ class ReasoningGymPrompts:
                     "task": self._task,
                     "task_config": self._config,
                 }
-                # Through JSON, as the trajectory's info will go: whoever judges sees the same lists, here and from disk.
+                # Through JSON, as in the trajectory's info: a judge sees the same lists here and from disk.
                 return entry["question"], json.loads(json.dumps(columns, default=str))
         raise DataError(
             f"prompts.task={self._task!r} has too few distinct questions for prompt {index} of the "

@@ -99,7 +99,7 @@ class JudgeProcess:
         return rewards
 
     async def ask(self, row: Row) -> Reward:
-        """One row, beside others. The process keeps the deadline, unless its judge blocks it: then it is killed."""
+        """One row; others may be under way. The process keeps the deadline, unless its judge blocks it: then it is killed."""
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         self._reading = self._reading or asyncio.create_task(self._read())

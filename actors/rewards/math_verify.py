@@ -12,7 +12,7 @@ from cluster.contracts.errors import DataError
 def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer") -> float:
     r"""1 if an answer found in the completion (\boxed{...} first, then LaTeX, then a plain expression) equals the prompt's `column`.
 
-    Raises DataError when the prompt has no such column, or holds there what does not parse: that is no fault of the completion.
+    Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
     if column not in columns:
         raise DataError(
@@ -34,6 +34,6 @@ def _gold(text: str) -> list[Any]:
     )
     if not parsed:
         raise DataError(
-            f"the answer {text[:80]!r} is no mathematical expression; compare it with the reward exact_match"
+            f"the answer {text[:80]!r} is not a mathematical expression; compare it with the reward exact_match"
         )
     return parsed

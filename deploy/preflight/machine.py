@@ -105,7 +105,7 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
 def _check_total(config: RunConfig, total: int, free: int) -> None:
     if total * _LEAST_OF_ESTIMATE > free:
         raise ConfigError(
-            f"rollout.num_workers={config.rollout.num_workers} beside learner.num_ranks={config.learner.num_ranks}: all actors together "
+            f"rollout.num_workers={config.rollout.num_workers}, learner.num_ranks={config.learner.num_ranks}: all actors together "
             f"take about {total / GIB:,.1f} GiB, {free / GIB:,.1f} GiB are free; lower one of them, rollout.kv_cache_bytes or "
             "learner.max_tokens_per_micro_batch, or take a smaller model"
         )

@@ -39,7 +39,7 @@ def check_tensor_parallel(config: RunConfig) -> None:
 
 
 def check_mathematics(config: RunConfig) -> frozenset[str]:
-    """What the objective needs beside log-probs of policy and rollout."""
+    """What the objective needs in addition to log-probs of policy and rollout."""
     from learner.algorithms.objective import Objective
 
     try:

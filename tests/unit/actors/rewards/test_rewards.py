@@ -57,7 +57,7 @@ def test_math_verify_sees_through_notation(completion, answer):
 
 
 def test_math_verify_blames_a_bad_answer_on_the_data():
-    with pytest.raises(DataError, match="no mathematical expression"):
+    with pytest.raises(DataError, match="not a mathematical expression"):
         said(math_verify, "1", {"answer": ""})
 
 

@@ -84,7 +84,7 @@ def test_a_batch_that_cannot_fit_memory_is_refused(tmp_path, model):
 
 def test_actors_that_cannot_fit_memory_together_are_refused(tmp_path, model):
     message = refusal(run(tmp_path, model, f"rollout.kv_cache_bytes={2**40}"))
-    assert "rollout.num_workers=1 beside learner.num_ranks=1: all actors together take about 1,024" in message
+    assert "rollout.num_workers=1, learner.num_ranks=1: all actors together take about 1,024" in message
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no file system here takes no files")
