@@ -107,8 +107,8 @@ def test_the_exported_adapter_on_the_base_model_is_the_merged_model(learner, con
 
 
 def export(learner):
-    folder = Path(learner.config.model.path).parent / f"step-{learner.version:06d}"
+    folder = Path(learner._config.model.path).parent / f"step-{learner.version:06d}"
     if not folder.exists():
         learner.save(str(folder), {})
-        learner._saver.wait()
+        learner.finish_saving()
     return folder
