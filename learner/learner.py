@@ -306,7 +306,7 @@ class Learner:
         Without it the group's threads outlive the interpreter, which now and then aborts them natively.
         """
         self._saver.close()
-        del self.networks, self.policy, self.optimizer, self._passes, self._saver, self._group
+        del self.networks, self.policy, self.optimizer, self._passes, self._guard, self._saver, self._group
         leave()
         gc.collect()
 

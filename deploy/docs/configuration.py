@@ -17,7 +17,7 @@ from deploy.docs import NOTE, cell
 from learner.algorithms.registry.presets import PRESETS
 
 PRESET = FieldInfo(
-    annotation=typing.Literal[*PRESETS],
+    annotation=typing.Literal[*PRESETS],  # pyright: ignore[reportArgumentType]  made at run time
     default=None,
     description="A named bundle of the settings below, which those that you give override; `docs/algorithms.md` has what each stands for.",
 )
