@@ -45,14 +45,18 @@ class RunDirectory(Storage):
         """For what the event loop writes and need not wait for: events, status.json."""
         self._claim: Claim | None = None
 
-    def check(self, run_yaml: str) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing."""
-        if self.is_local:
-            _check_writable(self.url, self._root)
+    def refuse_if_busy(self) -> None:
+        """Raises ConfigError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
         owner = self.owner()
         # On a shared disk only the kernel knows whether an owner on another machine is alive: claiming asks it.
         if owner and self._claim is None and (owner.is_here or not self.is_local):
             raise in_use(self.url, owner)
+
+    def check(self, run_yaml: str) -> None:
+        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing."""
+        if self.is_local:
+            _check_writable(self.url, self._root)
+        self.refuse_if_busy()
         self._check_same_run(run_yaml)
 
     def claim(self, run_yaml: str) -> bool:

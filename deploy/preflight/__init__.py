@@ -7,6 +7,7 @@ check that needs the result of a failed one is left out. What needs torch or tra
 import os
 
 from cluster.contracts.config import RunConfig
+from cluster.record.run_directory import RunDirectory
 from deploy.preflight import judge, machine, model, prompts, report, settings
 from deploy.preflight.problems import Problems
 from deploy.preflight.report import Report
@@ -17,6 +18,8 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
+    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once.
+    RunDirectory(config.run_dir).refuse_if_busy()
     is_local = address is None and "RAY_ADDRESS" not in os.environ
     problems = Problems()
     problems.attempt(settings.check_run_dir, config)

@@ -73,7 +73,7 @@ class Nature:
     def of(cls, seed: int) -> "Nature":
         dice = random.Random(seed)
         bound = dice.randint(0, 3)
-        prompts = [f"p{number}" for number in range(_NUM_PROMPTS)]
+        prompts = [f"{source}{number}" for number in range(_NUM_PROMPTS) for source in ("p", "held-out-")]
         return cls(
             seed=seed,
             num_steps=dice.randint(2, 6),
@@ -92,11 +92,14 @@ _NUM_PROMPTS = 40
 
 
 class Prompts:
+    def __init__(self, prefix: str = "p") -> None:
+        self._prefix = prefix
+
     def __len__(self) -> int:
         return _NUM_PROMPTS
 
     def __getitem__(self, index: int) -> Prompt:
-        return Prompt(prompt_id=f"p{index}", text=str(index))
+        return Prompt(prompt_id=f"{self._prefix}{index}", text=str(index))
 
 
 @dataclass(slots=True)
@@ -190,7 +193,7 @@ class Worker(Actor):
             return Refusal(group_id=ticket.group_id, prompt_id=prompt_id, reason="too long")
         version = self.version
         seconds = self.world.dice.choice([1.0, 2.0, 5.0, 200.0])
-        if prompt_id in nature.killer_prompts and ticket.index >= 0:
+        if prompt_id in nature.killer_prompts:
             await self.work(min(seconds, 5.0), stage="generate")
             self.world.seen.killed_by[prompt_id] = self.world.seen.killed_by.get(prompt_id, 0) + 1
             await self.kill()
@@ -300,7 +303,7 @@ class World:
                 log=self.events,
                 evaluator=Evaluator(
                     config=EvaluationConfig(num_prompts=5),
-                    source=Prompts(),
+                    source=Prompts("held-out-"),
                     sampling=SAMPLING,
                     seed=nature.seed,
                     thread=InlineExecutor(),
