@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import (
     CheckpointError,
     DeadlineError,
@@ -33,8 +33,11 @@ class LearnerGroup:
 
     def __init__(
         self,
-        config: RunConfig,
         *,
+        num_steps: int,
+        checkpoint: CheckpointConfig,
+        update_s: float,
+        publish_s: float,
         ranks: Sequence[ActorSpec],
         spawn: Spawn,
         supervisor: Supervisor,
@@ -43,8 +46,14 @@ class LearnerGroup:
         checkpoints: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`checkpoints` is the directory that every rank saves to and restores from; `clock` says when a save is due, in seconds."""
-        self._config = config
+        """`update_s` and `publish_s` are deadlines; `checkpoints` is the directory that every rank saves to and restores from.
+
+        `clock` says when a save is due, in seconds.
+        """
+        self._num_steps = num_steps
+        self._checkpoint = checkpoint
+        self._update_s = update_s
+        self._publish_s = publish_s
         self._specs = ranks
         self._spawn = spawn
         self._supervisor = supervisor
@@ -91,8 +100,7 @@ class LearnerGroup:
         async with self._turn:
             step = self._ledger.version + 1
             object_refs = [group.object_ref for _, group in groups]
-            deadline_s = self._config.learner.timeout_s
-            name, digest = await self._recorder.call("record", step, *object_refs, deadline_s=deadline_s)
+            name, digest = await self._recorder.call("record", step, *object_refs, deadline_s=self._update_s)
             indices = [index for index, _ in groups]
             record = await asyncio.to_thread(
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
@@ -111,21 +119,20 @@ class LearnerGroup:
 
     async def publish(self) -> list[Any]:
         """Object refs of the buckets of the current weights and, last, of their manifest."""
-        timeout_s = self._config.weights.timeout_s
         async with self._turn:
             while True:
                 try:
-                    calls = (rank.call_for_object_refs("publish", deadline_s=timeout_s) for rank in self._ranks)
+                    calls = (rank.call_for_object_refs("publish", deadline_s=self._publish_s) for rank in self._ranks)
                     return (await asyncio.gather(*calls))[0]
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
 
     def is_save_due(self) -> bool:
         """Whether the current version is the last one, or one to save by its number or by the time since the last save."""
-        checkpoint = self._config.checkpoint
-        by_steps = checkpoint.every_steps is not None and self.version % checkpoint.every_steps == 0
-        by_time = checkpoint.every_s is not None and self._clock() - self._last_save_s >= checkpoint.every_s
-        return self.version == self._config.num_steps or by_steps or by_time
+        every_steps, every_s = self._checkpoint.every_steps, self._checkpoint.every_s
+        by_steps = every_steps is not None and self.version % every_steps == 0
+        by_time = every_s is not None and self._clock() - self._last_save_s >= every_s
+        return self.version == self._num_steps or by_steps or by_time
 
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version. A save that fails leaves the last good one; the run goes on, loudly."""
@@ -201,17 +208,16 @@ class LearnerGroup:
         return True
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
-        deadline_s = self._config.learner.timeout_s
         object_refs = await self._recorder.call_for_object_refs(
-            "read", record.trajectories, record.trajectories_digest, deadline_s=deadline_s
+            "read", record.trajectories, record.trajectories_digest, deadline_s=self._update_s
         )
-        summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=deadline_s)
+        summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=self._update_s)
         self._asked = record.step, summaries
         return await self._learn(object_refs), summaries
 
     async def _holds(self, group: Group) -> bool:
         try:
-            return await self._recorder.call("holds", group.object_ref, deadline_s=self._config.learner.timeout_s)
+            return await self._recorder.call("holds", group.object_ref, deadline_s=self._update_s)
         except LostError:
             return False
 
@@ -239,7 +245,7 @@ class LearnerGroup:
         for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))
             # Without a metric, since nothing is sampled to rate it. The last step is saved with one when the run ends.
-            if self.version < self._config.num_steps and self.is_save_due():
+            if self.version < self._num_steps and self.is_save_due():
                 await self._save(None)
         return learned
 
@@ -279,8 +285,7 @@ class LearnerGroup:
 
     async def _all(self, method: str, *args: Any) -> Any:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
-        deadline_s = self._config.learner.timeout_s
-        calls = [asyncio.create_task(rank.call(method, *args, deadline_s=deadline_s)) for rank in self._ranks]
+        calls = [asyncio.create_task(rank.call(method, *args, deadline_s=self._update_s)) for rank in self._ranks]
         try:
             return (await asyncio.gather(*calls))[0]
         finally:

@@ -89,7 +89,10 @@ def learning(
     """The recorder, and the learner that it feeds. `checkpoints` is where every rank saves to and restores from."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
-        config,
+        num_steps=config.num_steps,
+        checkpoint=config.checkpoint,
+        update_s=config.learner.timeout_s,
+        publish_s=config.weights.timeout_s,
         ranks=specs.learner_ranks(),
         spawn=seats.spawn,
         supervisor=supervisor,

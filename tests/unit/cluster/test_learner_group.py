@@ -118,7 +118,10 @@ class Scene:
             return ScriptedRecorder(self, spec)
 
         self.group = LearnerGroup(
-            config,
+            num_steps=config.num_steps,
+            checkpoint=config.checkpoint,
+            update_s=config.learner.timeout_s,
+            publish_s=config.weights.timeout_s,
             ranks=[actor_spec(f"learner-{rank}", ActorKind.LEARNER) for rank in range(num_ranks)],
             spawn=spawn,
             supervisor=supervisor,
