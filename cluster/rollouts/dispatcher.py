@@ -260,9 +260,9 @@ class Dispatcher:
                 continue
             if isinstance(summary, Refusal):
                 self._suspects.quarantine(job.ticket, reason=summary.reason)
-                job.drop("refused")
+                self._tasks.create_task(self._drop(job, "refused"))
             elif not job.is_wanted:
-                job.drop("straggler")
+                self._tasks.create_task(self._drop(job, "straggler"))
             else:
                 self._suspects.absolve(job.ticket)
                 self._clock.count(summary.num_tokens)
@@ -272,6 +272,10 @@ class Dispatcher:
                 self._tasks.create_task(self._judge(job, object_ref))
             self._note_sampling()
             self.wake()
+
+    async def _drop(self, job: Job, why: str) -> None:
+        """Beside the stream: when too many groups were dropped, that ends the run and is no failure of the worker."""
+        job.drop(why)
 
     def _blame(self, lane: Lane, jobs: Sequence[Job], error: TreadwheelError, *, alone: bool) -> None:
         """Drops the groups whose prompts the failure proves guilty."""

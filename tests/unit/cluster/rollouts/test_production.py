@@ -691,3 +691,11 @@ async def test_restarts_are_metrics_with_their_reasons():
         assert (stats["supervision/num_restarts"], stats["supervision/num_deaths"]) == (1, 1)
         assert (stats["rollout/num_workers"], stats["rollout/num_wanted"]) == (1, 1)
         assert scene.production.drain_stats()["supervision/num_restarts"] == 0
+
+
+@simulated
+async def test_prompts_that_are_all_refused_end_the_run_and_blame_no_worker():
+    scene = Scene(script=refusal)
+    with pytest.raises(DataError, match="80 groups in a row were dropped, the last one because: refused"):
+        await scene.take()
+    assert "failure" not in scene.events.kinds()
