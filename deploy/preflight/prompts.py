@@ -13,7 +13,7 @@ from cluster.contracts.types import Prompt
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
-_SCAN_S = 5.0
+_SCAN_S = 2.0
 """Longest look at the prompts' lengths: all of a file's, some thousands of a generated source."""
 
 
