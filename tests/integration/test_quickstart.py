@@ -89,11 +89,11 @@ def test_verify_finds_it_clean(finished):
     assert result.stdout.endswith(" checkpoints: clean\n")
 
 
-def test_info_says_that_it_is_over(finished):
+def test_info_says_that_it_is_finished(finished):
     result = treadwheel("info", finished.run_dir)
     assert result.returncode == 0, result.stderr
     assert "80 of 80" in result.stdout
-    assert "the run is over" in result.stdout
+    assert "the run is finished" in result.stdout
 
 
 def test_its_checkpoint_scores_in_an_evaluation_as_it_did_in_the_run(finished):
