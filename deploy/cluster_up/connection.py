@@ -5,7 +5,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import ray
@@ -57,7 +57,7 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
         **more,
     }
     try:
-        await asyncio.to_thread(lambda: ray.init(address, **options))
+        await _started(lambda: ray.init(address, **options))
     except ConnectionError as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
@@ -69,6 +69,17 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(ray.shutdown)
+
+
+async def _started(initialize: Callable[[], Any]) -> None:
+    """Returns when Ray is up. When it is cancelled it waits for that too: a Ray that still starts cannot be ended, and needs its token."""
+    starting = asyncio.ensure_future(asyncio.to_thread(initialize))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        await asyncio.to_thread(ray.shutdown)
+        raise
 
 
 @contextlib.contextmanager
