@@ -6,7 +6,7 @@ dealt again, under the same tickets. Training and evaluation share one queue; ev
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,11 @@ class Dispatcher:
     def _num_wanted(self) -> int:
         """New groups that the workers have places for."""
         if self._is_deterministic:
-            return 2**31 if self._fleet.is_complete and not self._has_suspects() and not self._num_fetching else 0
+            return (
+                2**31
+                if self._fleet.is_complete and not self._any_suspects(self._queue) and not self._num_fetching
+                else 0
+            )
         free = sum(lane.num_free for lane in self._open_lanes())
         return -(-free // self._sequences_per_group) - len(self._queue) - self._num_fetching
 
@@ -197,7 +201,7 @@ class Dispatcher:
             if is_idle:
                 self._start(lanes[self._queue[0].ticket.index % len(lanes)], self._queue[:1])
             return
-        if any(lane.has_suspect for lane in lanes):
+        if any(self._any_suspects(lane.under_way.values()) for lane in lanes):
             return
         innocent = [job for job in self._queue if not self._suspects.has(job.ticket)]
         for place, lane in enumerate(lanes):
@@ -211,7 +215,7 @@ class Dispatcher:
         alone = len(jobs) == 1 and self._suspects.has(jobs[0].ticket)
         started = set(jobs)
         self._queue = [job for job in self._queue if job not in started]
-        lane.take(jobs, has_suspect=alone)
+        lane.take(jobs)
         self._note_sampling()
         self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
 
@@ -225,9 +229,6 @@ class Dispatcher:
 
     def _open_lanes(self) -> list[Lane]:
         return [lane for lane in self._serving_lanes() if lane is not self._quarantine]
-
-    def _has_suspects(self) -> bool:
-        return any(self._suspects.has(job.ticket) for job in self._queue)
 
     # Sampling
 
@@ -283,7 +284,7 @@ class Dispatcher:
             if job := lane.pop(ticket.index):
                 job.drop("quarantined")
 
-    def _any_suspects(self, jobs: Sequence[Job]) -> bool:
+    def _any_suspects(self, jobs: Iterable[Job]) -> bool:
         return any(self._suspects.has(job.ticket) for job in jobs)
 
     async def _judge(self, job: Job, object_ref: Any) -> None:

@@ -45,7 +45,6 @@ class Lane:
         self.member = member
         self.under_way: dict[int, Job] = {}
         self.num_sequences = 0
-        self.has_suspect = False
         self._max_sequences = max_sequences
 
     @property
@@ -53,8 +52,7 @@ class Lane:
         """Sequences that fit beside those under way. A group is started when one place is free, so that none stays empty."""
         return max(self._max_sequences - self.num_sequences, 0)
 
-    def take(self, jobs: Iterable[Job], *, has_suspect: bool) -> None:
-        self.has_suspect = has_suspect
+    def take(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self.under_way[job.ticket.index] = job
             self.num_sequences += job.num_sequences
@@ -64,7 +62,6 @@ class Lane:
         job = self.under_way.pop(index, None)
         if job is not None:
             self.num_sequences -= job.num_sequences
-            self.has_suspect = self.has_suspect and bool(self.under_way)
         return job
 
     def left_of(self, jobs: Sequence[Job]) -> list[Job]:
