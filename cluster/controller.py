@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
-from cluster.contracts.protocols import PromptSource, WorkerFleet
+from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
 from cluster.contracts.types import Group, GroupSummary, SamplingParams, StepStats, Ticket
 from cluster.metrics import mean_reward, step_metrics
 from cluster.rollouts.buffer import Buffer
@@ -78,12 +78,10 @@ class Learner(Protocol):
     async def save(self, metric: float | None) -> None: ...
 
 
-class Log(Protocol):
-    """Where metrics and events go."""
+class Log(Events, Protocol):
+    """Where metrics go, and events."""
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
-
-    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ class Evaluator:
         rewards = [value for summary in held_out.summaries for value in summary.known_rewards]
         num_trajectories = sum(summary.num_trajectories for summary in held_out.summaries)
         return {
-            "eval/reward": sum(rewards) / len(rewards) if rewards else float("nan"),
+            "eval/reward": mean_reward(held_out.summaries),
             "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
             "eval/num_failed": float(num_trajectories - len(rewards)),
             "eval/num_dropped": float(held_out.num_dropped),

@@ -16,11 +16,16 @@ from cluster.contracts.types import (
     FinishReason,
     Progress,
     Prompt,
-    Reward,
     SamplingParams,
     StepStats,
     Ticket,
 )
+
+
+class Events(Protocol):
+    """Where failures and recoveries are written down (events.jsonl)."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 class PromptSource(Protocol):
@@ -33,12 +38,6 @@ class PromptSource(Protocol):
     def __getitem__(self, index: int) -> Prompt:
         """Prompt `index` of [0, len). The order of an epoch is the caller's (a seeded permutation)."""
         ...
-
-
-class Judge(Protocol):
-    """A reward: one finished trajectory in, its value out. May be async. A float, or a dict of components with `reward`."""
-
-    def __call__(self, *, prompt: str, completion: str, columns: Mapping[str, Any]) -> float | Reward: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

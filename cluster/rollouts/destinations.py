@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.scoring import Scorers
-from cluster.supervision.supervisor import Events
 
 _MOST_TOLD = 16
 """Kinds of failure that the console shows in a run; further ones are in the events."""

@@ -19,6 +19,7 @@ from cluster.contracts.errors import (
     WeightsError,
     WorkerError,
 )
+from cluster.contracts.protocols import Events
 from cluster.contracts.types import Refusal, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
@@ -28,7 +29,6 @@ from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import Member, WorkerPool
-from cluster.supervision.supervisor import Events
 
 _ABORT_S = 30.0
 """Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from cluster.contracts.errors import TreadwheelError, headline
+from cluster.contracts.protocols import Events
 from cluster.contracts.types import Ticket
-from cluster.supervision.supervisor import Events
 
 
 class Suspects:

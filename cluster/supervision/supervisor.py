@@ -6,22 +6,17 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import DeadlineError, FailureKind, TreadwheelError, WorkerError, headline
+from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.policy import Abort, Drain, Failure, History, Restart, decide
 from cluster.supervision.tasks import beside
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
-
-
-class Events(Protocol):
-    """Where failures and recoveries are written down (events.jsonl)."""
-
-    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 class Supervisor:

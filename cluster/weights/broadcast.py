@@ -10,9 +10,8 @@ from typing import Self
 from cluster.contracts.config import WeightsConfig
 from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, WorkerError
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.contracts.protocols import ActorHandle, PublishingLearner, Transport, WorkerFleet
+from cluster.contracts.protocols import ActorHandle, Events, PublishingLearner, Transport, WorkerFleet
 from cluster.contracts.types import BroadcastStats
-from cluster.supervision.supervisor import Events
 
 
 class Weights:

@@ -116,9 +116,8 @@ def _write_status(run_dir: RunDirectory, made: Cluster) -> None:
     status = {"time": time.time(), "driver_pid": os.getpid(), "actors": known}
 
     def write() -> None:
-        with contextlib.suppress(
-            StorageError
-        ):  # a full disk must not end the heartbeats; events.jsonl says what happens
+        # A full disk must not end the heartbeats; events.jsonl says what happens.
+        with contextlib.suppress(StorageError):
             run_dir.write_json(STATUS, status)
 
     run_dir.writer.put_latest(STATUS, write)
