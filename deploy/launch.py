@@ -8,7 +8,7 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
-from cluster.contracts.plugins import PROMPTS, resolve
+from cluster.contracts.plugins import prompt_source
 from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator, Plan
 from cluster.controller import train as run_loop
@@ -147,7 +147,7 @@ def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> 
 def ticket_office(config: RunConfig) -> TicketOffice:
     """Opens the run's prompts. Raises ConfigError for a source that cannot be opened."""
     return TicketOffice(
-        source=resolve(config.prompts, home=PROMPTS, field="prompts")(),
+        source=prompt_source(config.prompts, field="prompts"),
         seed=config.seed,
         trajectories_per_group=config.buffer.trajectories_per_group,
         extra_trajectories=config.rollout.extra_trajectories,
@@ -162,7 +162,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
         return None
     return Evaluator(
         config=config.evaluation,
-        source=resolve(config.evaluation.prompts, home=PROMPTS, field="evaluation.prompts")(),
+        source=prompt_source(config.evaluation.prompts, field="evaluation.prompts"),
         sampling=SamplingParams(
             max_tokens=config.sampling.max_tokens, temperature=config.evaluation.temperature, stop=config.sampling.stop
         ),

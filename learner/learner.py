@@ -63,12 +63,7 @@ class Learner:
         self.version = 0
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
-        torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
-        torch.manual_seed(config.seed)
-        if config.deterministic:
-            # cuBLAS is deterministic with a workspace of its own only, and torch refuses to multiply without; before it is first used.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+        _prepare_torch(config)
         device = choose_device(config.learner)
         self._group = RankGroup.join(
             rank=rank,
@@ -84,7 +79,7 @@ class Learner:
             config.model,
             learner=config.learner,
             checkpoint=config.checkpoint,
-            has_own_critic=value is not None and value.backbone == "own",
+            has_own_critic=config.algorithm.has_own_critic,
             device=device,
         )
         self.networks, self._loading = build(
@@ -321,6 +316,16 @@ class Learner:
 
     def progress(self) -> Progress:
         return self._phases.progress(actor=f"learner-{self._rank}", policy_version=self.version)
+
+
+def _prepare_torch(config: RunConfig) -> None:
+    """Threads, seed and determinism, for the whole process."""
+    torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        # cuBLAS is deterministic with a workspace of its own only, and torch refuses to multiply without; before it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
 
 
 def _local_path(directory: str) -> Path:

@@ -43,7 +43,7 @@ class FilePrompts:
         """
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
-                "prompts.system_prompt with prompts.text_as: text: a plain text has no place for it; use text_as: user_message"
+                "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"
             )
         self._name = PurePosixPath(path).name
         self._path = path
@@ -52,7 +52,7 @@ class FilePrompts:
         self._system_prompt = system_prompt
         self._rows = _read(path)
         if not self._rows:
-            raise ConfigError(f"prompts.path={path!r} has no rows; give a file with at least one prompt")
+            raise ConfigError(f"path={path!r} has no rows; give a file with at least one prompt")
         for index, row in enumerate(self._rows):
             self._prompt(index, row)
 
@@ -70,7 +70,7 @@ class FilePrompts:
             wanted = " or ".join(map(repr, self._columns))
             has = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
             raise DataError(
-                f"{self._path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with prompts.column"
+                f"{self._path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
             )
         columns = self._jsonable({key: value for key, value in row.items() if key != name}, index)
         text, messages = self._text_or_messages(row[name], f"{self._path}, row {index}, column {name!r}")
@@ -129,13 +129,13 @@ class _TableRows(Sequence[Mapping[str, Any]]):
 def _read(path: str) -> Rows:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix not in _READERS:
-        raise ConfigError(f"prompts.path={path!r} has the suffix {suffix or 'none'}; use one of {', '.join(_READERS)}")
+        raise ConfigError(f"path={path!r} has the suffix {suffix or 'none'}; use one of {', '.join(_READERS)}")
     files, inner = _filesystem(path)
     try:
         with files.open_input_file(inner) as source:
             return _READERS[suffix](source, path)
     except OSError as error:
-        raise ConfigError(f"prompts.path={path!r} cannot be read: {error}; name a file that is there") from error
+        raise ConfigError(f"path={path!r} cannot be read: {error}; name a file that is there") from error
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} is not a whole {suffix} file: {error}") from error
 
@@ -201,7 +201,7 @@ def _filesystem(path: str) -> tuple[pafs.FileSystem, str]:
         try:
             files, inner = fsspec.core.url_to_fs(path)
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"prompts.path={path!r} cannot be opened: {error}") from error
+            raise ConfigError(f"path={path!r} cannot be opened: {error}") from error
         return pafs.PyFileSystem(pafs.FSSpecHandler(files)), inner
     except OSError as error:
-        raise ConfigError(f"prompts.path={path!r} cannot be opened: {error}") from error
+        raise ConfigError(f"path={path!r} cannot be opened: {error}") from error

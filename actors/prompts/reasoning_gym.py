@@ -39,9 +39,9 @@ class ReasoningGymPrompts:
     ) -> None:
         """`config` are the task's own parameters (`min_digits: 2`). Raises ConfigError for an unknown task or parameter."""
         if size < 1 or size > _SPLIT_SEEDS // 2:
-            raise ConfigError(f"prompts.size={size} is not in [1, {_SPLIT_SEEDS // 2}]")
+            raise ConfigError(f"size={size} is not in [1, {_SPLIT_SEEDS // 2}]")
         if seed < 0:
-            raise ConfigError(f"prompts.seed={seed} is negative; use 0 or more")
+            raise ConfigError(f"seed={seed} is negative; use 0 or more")
         self._task = task
         self._size = size
         self._seed = seed
@@ -79,7 +79,7 @@ class ReasoningGymPrompts:
                 # Through JSON, as in the trajectory's info: a judge sees the same lists here and from disk.
                 return entry["question"], json.loads(json.dumps(columns, default=str))
         raise DataError(
-            f"prompts.task={self._task!r} has too few distinct questions for prompt {index} of the "
+            f"task={self._task!r} has too few distinct questions for prompt {index} of the "
             f"{'held-out' if self._is_held_out else 'train'} split: {_MAX_ATTEMPTS} seeds gave none; widen the task's parameters"
         )
 
@@ -97,18 +97,18 @@ reasoning_gym = ReasoningGymPrompts
 def make_task(task: str, *, size: int, seed: int, config: dict[str, Any]) -> Any:
     """A reasoning_gym dataset. Raises ConfigError naming the task or parameter that it does not know, or refuses."""
     if task not in DATASETS:
-        raise ConfigError(f"prompts.task={task!r} is not a reasoning_gym task; it has: {', '.join(sorted(DATASETS))}")
+        raise ConfigError(f"task={task!r} is not a reasoning_gym task; it has: {', '.join(sorted(DATASETS))}")
     known = {field.name for field in dataclasses.fields(DATASETS[task][1])} - {"size", "seed"}
     unknown = sorted(set(config) - known)
     if unknown:
         name = unknown[0]
         raise ConfigError(
-            f"prompts.{name}={config[name]!r} is not a parameter of {task!r}; it takes: {', '.join(sorted(known))}"
+            f"{name}={config[name]!r} is not a parameter of {task!r}; it takes: {', '.join(sorted(known))}"
         )
     try:
         return gym.create_dataset(task, size=size, seed=seed, **config)
     except (AssertionError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"prompts.task={task!r} refuses {config}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"task={task!r} refuses {config}: {type(error).__name__}: {error}") from error
 
 
 def is_held_out(question: str) -> bool:

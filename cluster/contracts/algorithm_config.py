@@ -85,3 +85,8 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     the learner's at the start of the step, from an extra forward pass; or log μ + (1 − 1/lag)(log π − log μ) by version lag."""
     value: ValueConfig | None = None
     """None trains no critic."""
+
+    @property
+    def has_own_critic(self) -> bool:
+        """True when the critic is a second model, with its memory and its optimizer's state."""
+        return self.value is not None and self.value.backbone == "own"

@@ -17,7 +17,8 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
 
 from cluster.contracts.discovery import Takes, callables
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.protocols import PromptSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,18 @@ def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     """
     found = find(plugin, home=home, field=field)
     return functools.partial(found, **check_params(found, plugin, home=home, field=field))
+
+
+def prompt_source(plugin: Plugin, *, field: str) -> PromptSource:
+    """A source, opened. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, or is empty."""
+    found = resolve(plugin, home=PROMPTS, field=field)
+    try:
+        source: PromptSource = found()
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
+    if len(source) == 0:
+        raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
+    return source
 
 
 def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field: str) -> dict[str, Any]:

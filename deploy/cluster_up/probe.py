@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError
-from cluster.contracts.plugins import PROMPTS, resolve
+from cluster.contracts.plugins import prompt_source
 from cluster.contracts.protocols import PromptSource
 
 _MAX_PROMPTS = 64
@@ -22,7 +22,7 @@ def probe_token_ids(config: RunConfig) -> list[int]:
     A function of the configuration alone: the same after a resume, and in a replay. Raises DataError when no prompt can be encoded.
     """
     formatter = ChatFormatter.load(config.model)
-    source: PromptSource = resolve(config.prompts, home=PROMPTS, field="prompts")()
+    source = prompt_source(config.prompts, field="prompts")
     # The engine samples one token after the probe, which has to fit as well.
     num_tokens = min(config.weights.canary_tokens, formatter.max_context - 1)
     prompts = _encoded(source, formatter, num_tokens=num_tokens)

@@ -7,6 +7,7 @@ check that needs the result of a failed one is left out. What needs torch or tra
 import os
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.plugins import prompt_source
 from cluster.record.run_directory import RunDirectory
 from deploy.preflight import judge, machine, model, prompts, report, settings
 from deploy.preflight.problems import Problems
@@ -38,12 +39,12 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         problems.attempt(model.check_targets, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
 
-    source = problems.attempt(prompts.open_source, config.prompts, field="prompts")
+    source = problems.attempt(prompt_source, config.prompts, field="prompts")
     looks = None
     if source is not None and formatter is not None and has_room:
         looks = problems.attempt(prompts.check_lengths, source, formatter, config)
     if config.evaluation.prompts is not None:
-        held_out = problems.attempt(prompts.open_source, config.evaluation.prompts, field="evaluation.prompts")
+        held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
         if held_out is not None and formatter is not None and has_room:
             problems.attempt(prompts.check_held_out, held_out, formatter, config)
     samples = None

@@ -55,13 +55,12 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     from learner import memory
     from learner.model.policy import read_config
 
-    value = config.algorithm.value
     rank = memory.estimate(
         read_config(config.model),
         model=config.model,
         learner=config.learner,
         checkpoint=config.checkpoint,
-        has_own_critic=value is not None and value.backbone == "own",
+        has_own_critic=config.algorithm.has_own_critic,
     )
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     on_gpus = config.rollout.gpus_per_worker > 0

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.plugins import PROMPTS, Plugin, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 
@@ -27,19 +26,6 @@ class Looks:
     first_tokens: tuple[str, ...]
     """Special ones too, as they are written."""
     is_templated: bool
-
-
-def open_source(plugin: Plugin, *, field: str) -> PromptSource:
-    """Raises ConfigError for a source that does not open, or is empty."""
-    try:
-        source = resolve(plugin, home=PROMPTS, field=field)()
-    except DataError as error:
-        raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
-    except ConfigError as error:  # a source calls itself `prompts`, wherever the run has it
-        raise ConfigError(str(error) if str(error).startswith(field) else f"{field}: {error}") from error
-    if len(source) == 0:
-        raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
-    return source
 
 
 def check_lengths(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> Looks:

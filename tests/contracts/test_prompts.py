@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster.contracts.plugins import PROMPTS, Plugin, names, resolve
+from cluster.contracts.plugins import PROMPTS, Plugin, names, prompt_source
 from cluster.contracts.types import Prompt
 
 
@@ -17,7 +17,7 @@ def make_source(name, folder):
         params = {
             "reasoning_gym": {"task": "chain_sum", "size": 5, "seed": 3},
         }[name]
-    return resolve(Plugin(name=name, params=params), home=PROMPTS, field="prompts")()
+    return prompt_source(Plugin(name=name, params=params), field="prompts")
 
 
 @pytest.fixture(params=names(PROMPTS))

@@ -23,22 +23,17 @@ from cluster.contracts.types import (
 )
 from cluster.controller import Evaluator, Plan, train
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.destinations import TrainingGroups
-from cluster.rollouts.dispatcher import Dispatcher
-from cluster.rollouts.production import Production
-from cluster.rollouts.quarantine import Suspects
-from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
-from cluster.supervision.supervisor import SupervisedActor, Supervisor
+from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
 from tests.fakes import InlineExecutor, ListedEvents, actor_spec, attestation, death, group_summary
+from tests.unit.cluster.wired import wired
 
 SAMPLING = SamplingParams(max_tokens=4)
 PER_GROUP = 2
-MAX_PROMPT_FAILURES = 3
 
 
 class Ref:
@@ -282,7 +277,26 @@ class World:
                 join=weights.join,
                 tasks=tasks,
             )
-            production = self._production(supervisor, tasks)
+            office = TicketOffice(
+                source=Prompts(),
+                seed=nature.seed,
+                trajectories_per_group=PER_GROUP,
+                sampling=SAMPLING,
+                num_ahead=3,
+                thread=InlineExecutor(),
+            )
+            production = wired(
+                self.fleet,
+                office,
+                start=self._start,
+                supervisor=supervisor,
+                events=self.events,
+                tasks=tasks,
+                max_sequences=nature.max_sequences,
+                sequences_per_group=PER_GROUP,
+                sampling_deadline_s=10**5,
+                judging_deadline_s=10**5,
+            )
             await weights.publish()
             await production.start()
             production.run(tasks)
@@ -324,45 +338,6 @@ class World:
     def judged(self, index: int) -> GroupSummary:
         """As the reward service returns it; the oldest token keeps the version that the worker sampled it with."""
         return group_summary(index, version=self._versions.get(index, 0), rewards=(1.0, 0.0))
-
-    def _production(self, supervisor: Supervisor, tasks: asyncio.TaskGroup) -> Production:
-        reward = SupervisedActor(
-            actor_spec("reward", ActorKind.REWARD_SERVICE), start=self._start, supervisor=supervisor
-        )
-        scorers = Scorers(
-            reward=reward,
-            reference=None,
-            suspects=Suspects(max_failures=MAX_PROMPT_FAILURES, events=self.events),
-            judging_deadline_s=10**5,
-            reference_deadline_s=10**5,
-        )
-        dispatcher = Dispatcher(
-            fleet=self.fleet,
-            scorers=scorers,
-            suspects=Suspects(max_failures=MAX_PROMPT_FAILURES, events=self.events),
-            events=self.events,
-            tasks=tasks,
-            max_sequences_per_worker=self.nature.max_sequences,
-            sequences_per_group=PER_GROUP,
-            timeout_s=10**5,
-        )
-        office = TicketOffice(
-            source=Prompts(),
-            seed=self.nature.seed,
-            trajectories_per_group=PER_GROUP,
-            sampling=SAMPLING,
-            num_ahead=3,
-            thread=InlineExecutor(),
-        )
-
-        def destination(buffer: Buffer) -> TrainingGroups:
-            return TrainingGroups(
-                buffer, scorers=scorers, keep=lambda summary: True, max_failed_share=0.5, events=self.events
-            )
-
-        return Production(
-            fleet=self.fleet, scorers=scorers, dispatcher=dispatcher, office=office, destination=destination
-        )
 
     async def _start(self, spec: Any) -> Actor:
         await asyncio.sleep(self.dice.uniform(1.0, 60.0))

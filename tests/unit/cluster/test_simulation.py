@@ -5,7 +5,8 @@ import os
 import pytest
 
 from tests.unit.cluster.simulated_time import run_simulated
-from tests.unit.cluster.simulation import MAX_PROMPT_FAILURES, PER_GROUP, Nature, World, fates
+from tests.unit.cluster.simulation import PER_GROUP, Nature, World, fates
+from tests.unit.cluster.wired import MAX_PROMPT_FAILURES
 
 NUM_SCHEDULES = 1000 if os.environ.get("CI") else 100
 _PER_TEST = 50

@@ -130,7 +130,7 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
     [
         (
             '{"prompt": "a"}\n{"question": "b"}\n',
-            r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*prompts.column",
+            r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*column: NAME",
         ),
         ('{"prompt": "a"}\nnot json\n', r"prompts.jsonl, line 2: not JSON"),
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
@@ -157,12 +157,12 @@ def test_bytes_cannot_travel(tmp_path):
 
 
 def test_an_empty_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"prompts.path=.*has no rows"):
+    with pytest.raises(ConfigError, match=r"^path=.*has no rows"):
         FilePrompts(path=written(tmp_path, ""))
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"prompts.path=.*nowhere.jsonl.*cannot be read"):
+    with pytest.raises(ConfigError, match=r"^path=.*nowhere.jsonl.*cannot be read"):
         FilePrompts(path=str(tmp_path / "nowhere.jsonl"))
 
 

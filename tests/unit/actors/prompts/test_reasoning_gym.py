@@ -61,14 +61,14 @@ def test_a_task_with_too_few_questions_for_a_split_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"task": "chain_sums"}, "prompts.task='chain_sums' is not a reasoning_gym task; it has: .*chain_sum"),
+        ({"task": "chain_sums"}, "task='chain_sums' is not a reasoning_gym task; it has: .*chain_sum"),
         (
             {"task": "chain_sum", "digits": 2},
-            "prompts.digits=2 is not a parameter of 'chain_sum'; it takes: .*max_digits",
+            "digits=2 is not a parameter of 'chain_sum'; it takes: .*max_digits",
         ),
-        ({"task": "chain_sum", "min_terms": 9}, "prompts.task='chain_sum' refuses .*max_terms must be >= min_terms"),
-        ({"task": "chain_sum", "size": 0}, "prompts.size=0"),
-        ({"task": "chain_sum", "seed": -1}, "prompts.seed=-1 is negative"),
+        ({"task": "chain_sum", "min_terms": 9}, "task='chain_sum' refuses .*max_terms must be >= min_terms"),
+        ({"task": "chain_sum", "size": 0}, "size=0"),
+        ({"task": "chain_sum", "seed": -1}, "seed=-1 is negative"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(params, message):

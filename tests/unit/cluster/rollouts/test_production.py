@@ -9,14 +9,9 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, FailureKind, LostError, WeightsError, WorkerError
 from cluster.contracts.types import ActorKind, Refusal, RewardFailure, SamplingParams
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.destinations import TrainingGroups
-from cluster.rollouts.dispatcher import Dispatcher
-from cluster.rollouts.production import Production
-from cluster.rollouts.quarantine import Suspects
-from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 from cluster.rollouts.worker_pool import WorkerPool
-from cluster.supervision.supervisor import SupervisedActor, Supervisor
+from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from tests.fakes import (
     InlineExecutor,
@@ -29,6 +24,7 @@ from tests.fakes import (
     group_summary,
 )
 from tests.unit.cluster.simulated_time import simulated
+from tests.unit.cluster.wired import wired
 
 SAMPLING = SamplingParams(max_tokens=4)
 
@@ -94,7 +90,18 @@ class Scene:
                 tasks=tasks,
                 is_deterministic=self._deterministic,
             )
-            self.production = self._production(tasks)
+            self.production = wired(
+                self.fleet,
+                self.office,
+                start=self._start,
+                supervisor=self.supervisor,
+                events=self.events,
+                tasks=tasks,
+                max_sequences=self._max_sequences,
+                sequences_per_group=self._sequences_per_group,
+                keep=self._keep,
+                is_deterministic=self._deterministic,
+            )
             await self.production.start()
             self.production.run(tasks)
             self.events.events.clear()
@@ -122,37 +129,6 @@ class Scene:
             NumberedPrompts(), num_prompts=num_prompts, num_samples=1, seed=0, sampling=SAMPLING, policy_version=0
         )
         return await self.production.evaluate(tickets)
-
-    def _production(self, tasks):
-        scorers = Scorers(
-            reward=SupervisedActor(
-                actor_spec("reward", ActorKind.REWARD_SERVICE), start=self._start, supervisor=self.supervisor
-            ),
-            reference=None,
-            suspects=Suspects(max_failures=3, events=self.events),
-            judging_deadline_s=60.0,
-            reference_deadline_s=60.0,
-        )
-        dispatcher = Dispatcher(
-            fleet=self.fleet,
-            scorers=scorers,
-            suspects=Suspects(max_failures=3, events=self.events),
-            events=self.events,
-            tasks=tasks,
-            max_sequences_per_worker=self._max_sequences,
-            sequences_per_group=self._sequences_per_group,
-            timeout_s=600.0,
-            is_deterministic=self._deterministic,
-        )
-        return Production(
-            fleet=self.fleet,
-            scorers=scorers,
-            dispatcher=dispatcher,
-            office=self.office,
-            destination=lambda buffer: TrainingGroups(
-                buffer, scorers=scorers, keep=self._keep, max_failed_share=0.5, events=self.events
-            ),
-        )
 
     async def _start(self, spec):
         self.num_coming += 1

@@ -1,0 +1,68 @@
+"""The rollouts' parts put together for tests, as deploy/cluster_up/wiring.py does for runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from cluster.contracts.types import ActorKind, GroupSummary
+from cluster.rollouts.destinations import TrainingGroups
+from cluster.rollouts.dispatcher import Dispatcher
+from cluster.rollouts.production import Production
+from cluster.rollouts.quarantine import Suspects
+from cluster.rollouts.scoring import Scorers
+from cluster.rollouts.tickets import TicketOffice
+from cluster.rollouts.worker_pool import WorkerPool
+from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
+from tests.fakes import ListedEvents, actor_spec
+
+MAX_PROMPT_FAILURES = 3
+
+
+def wired(
+    fleet: WorkerPool,
+    office: TicketOffice,
+    *,
+    start: Start,
+    supervisor: Supervisor,
+    events: ListedEvents,
+    tasks: asyncio.TaskGroup,
+    max_sequences: int,
+    sequences_per_group: int,
+    keep: Callable[[GroupSummary], bool] = lambda summary: True,
+    sampling_deadline_s: float = 600.0,
+    judging_deadline_s: float = 60.0,
+    is_deterministic: bool = False,
+) -> Production:
+    """A production over `fleet`, whose reward service `start` starts."""
+
+    def suspects() -> Suspects:
+        return Suspects(max_failures=MAX_PROMPT_FAILURES, events=events)
+
+    reward: Any = SupervisedActor(actor_spec("reward", ActorKind.REWARD_SERVICE), start=start, supervisor=supervisor)
+    scorers = Scorers(
+        reward=reward,
+        reference=None,
+        suspects=suspects(),
+        judging_deadline_s=judging_deadline_s,
+        reference_deadline_s=judging_deadline_s,
+    )
+    dispatcher = Dispatcher(
+        fleet=fleet,
+        scorers=scorers,
+        suspects=suspects(),
+        events=events,
+        tasks=tasks,
+        max_sequences_per_worker=max_sequences,
+        sequences_per_group=sequences_per_group,
+        timeout_s=sampling_deadline_s,
+        is_deterministic=is_deterministic,
+    )
+    return Production(
+        fleet=fleet,
+        scorers=scorers,
+        dispatcher=dispatcher,
+        office=office,
+        destination=lambda buffer: TrainingGroups(
+            buffer, scorers=scorers, keep=keep, max_failed_share=0.5, events=events
+        ),
+    )
