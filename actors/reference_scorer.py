@@ -14,7 +14,7 @@ from cluster.contracts.types import Progress
 
 
 class ReferenceScorer:
-    """`BatchScorer` around one frozen model."""
+    """One frozen model."""
 
     def __init__(self, *, model: LogprobModel, name: str = "reference_scorer") -> None:
         self._model = model

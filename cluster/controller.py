@@ -6,16 +6,14 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
-from cluster.contracts.types import Group, GroupSummary, SamplingParams, StepStats, Ticket
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, SamplingParams, StepStats, Ticket
 from cluster.metrics import mean_reward, step_metrics
-from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import evaluation_tickets
-from cluster.weights.broadcast import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +38,32 @@ class HeldOut(Protocol):
     num_dropped: int
 
 
-class Rollouts(Protocol):
+class Buffer(Protocol):
+    """Finished groups in start order, inside the staleness bound."""
+
+    async def take(self, count: int, *, stall_s: float) -> list[tuple[int, Group]]:
+        """The first `count` groups with their indices, once all of them are finished."""
+        ...
+
+    def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
+        """They were not consumed; those in `lost` are under way again."""
+        ...
+
+    def advance(self, version: int) -> None:
+        """Workers have loaded `version`: further groups may start."""
+        ...
+
+    def drain_stats(self) -> dict[str, float]: ...
+
+
+_Into = TypeVar("_Into", contravariant=True)
+_B = TypeVar("_B", bound=Buffer)
+
+
+class Rollouts(Protocol[_Into]):
     """Everything that makes judged groups."""
 
-    def generating(self, *, into: Buffer) -> AbstractAsyncContextManager[None]:
+    def generating(self, *, into: _Into) -> AbstractAsyncContextManager[None]:
         """While this is open, every group that the buffer lets start is under way. A dead producer ends the block with its error."""
         ...
 
@@ -78,6 +98,16 @@ class Learner(Protocol):
     async def save(self, metric: float | None) -> None: ...
 
 
+class Weights(Protocol):
+    """The way of the weights from the learner to the workers."""
+
+    async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
+        """Raises WeightsError when most workers cannot prove the version; a worker that fails alone is being replaced."""
+        ...
+
+    def stats(self) -> dict[str, float]: ...
+
+
 class Log(Events, Protocol):
     """Where metrics go, and events."""
 
@@ -95,7 +125,7 @@ class Evaluator:
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
-    async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
+    async def run(self, rollouts: Rollouts[Any], *, version: int) -> dict[str, float]:
         """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
         began = time.monotonic()
         held_out = await rollouts.evaluate(await self._made(version))
@@ -127,10 +157,10 @@ class Evaluator:
 async def train(
     plan: Plan,
     *,
-    rollouts: Rollouts,
+    rollouts: Rollouts[_B],
     fleet: WorkerFleet,
     learner: Learner,
-    buffer: Buffer,
+    buffer: _B,
     weights: Weights,
     log: Log,
     evaluator: Evaluator | None = None,
@@ -169,7 +199,7 @@ async def train(
                 await learner.save(held_out.get("eval/reward") if evaluator else mean_reward(summaries))
 
 
-async def _take(plan: Plan, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
+async def _take(plan: Plan, *, rollouts: Rollouts[Any], buffer: Buffer) -> list[tuple[int, Group]]:
     try:
         return await buffer.take(plan.groups_per_step, stall_s=plan.stall_s)
     except DeadlineError as error:

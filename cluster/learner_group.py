@@ -22,6 +22,7 @@ from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
+from cluster.supervision.tasks import together
 
 
 class Spawn(Protocol):
@@ -123,7 +124,7 @@ class LearnerGroup:
             while True:
                 try:
                     calls = (rank.call_for_object_refs("publish", deadline_s=self._publish_s) for rank in self._ranks)
-                    return (await asyncio.gather(*calls))[0]
+                    return (await together(*calls))[0]
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
 
@@ -225,7 +226,7 @@ class LearnerGroup:
         config = self._supervisor.config
         self._ranks = await self._spawn_all()
         address = await self._ranks[0].free_address()
-        await asyncio.gather(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
+        await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
         self.version = 0
 
     async def _spawn_all(self) -> list[RemoteActor]:
@@ -285,9 +286,5 @@ class LearnerGroup:
 
     async def _all(self, method: str, *args: Any) -> Any:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
-        calls = [asyncio.create_task(rank.call(method, *args, deadline_s=self._update_s)) for rank in self._ranks]
-        try:
-            return (await asyncio.gather(*calls))[0]
-        finally:
-            for call in calls:
-                call.cancel()
+        calls = (rank.call(method, *args, deadline_s=self._update_s) for rank in self._ranks)
+        return (await together(*calls))[0]

@@ -1,4 +1,4 @@
-"""Numbers and events of a run, to every sink at once. The controller logs steps; supervision and launch log events.
+"""Numbers and events of a run, to every sink at once.
 
 `METRICS` is the registry that docs/metrics.md is made from. A name that it lacks is logged all the same: nothing is lost.
 """
@@ -31,7 +31,7 @@ METRICS: dict[str, str] = {
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
     "tokens/trained": "Completion tokens that the step's gradient saw.",
     "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
-    "tokens/truncated_share": "Share of trajectories cut at `sampling.max_tokens`.",
+    "tokens/truncated_share": "Share of trajectories truncated at `sampling.max_tokens`.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks.",
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until every worker serves its weights.",

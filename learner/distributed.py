@@ -43,7 +43,7 @@ def choose_device(config: LearnerConfig) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankGroup:
+class Ranks:
     """This rank among its peers."""
 
     rank: int
@@ -53,7 +53,7 @@ class RankGroup:
     """None with one rank."""
 
     @classmethod
-    def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "RankGroup":
+    def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "Ranks":
         """Returns once all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
         if size == 1:
             return cls(rank=0, size=1, device=device, mesh=None)
@@ -69,7 +69,7 @@ class RankGroup:
         )
         if device.type == "cpu":
             _return_large_blocks()
-        # While Python still stands: the group's threads are not to outlive it.
+        # While Python still stands: the process group's threads are not to outlive it.
         atexit.register(leave)
         return cls(rank=rank, size=size, device=device, mesh=DeviceMesh(device.type, list(range(size))))
 
@@ -97,19 +97,19 @@ class RankGroup:
 def _return_large_blocks() -> None:
     """Has glibc give freed blocks back to the system; other C libraries do as they do.
 
-    Layers are gathered and freed in every pass, partly by the group's own threads. glibc would keep them in each thread's arena: of a
-    model of 400 MB, whose half a rank holds, 700 MB more.
+    Layers are gathered and freed in every pass, partly by the process group's own threads. glibc would keep them in each thread's
+    arena: of a model of 400 MB, whose half a rank holds, 700 MB more.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def leave() -> None:
-    """Ends this process's part in the group, if it has one; its threads end with the last sharded tensor."""
+    """Ends this process's part in torch's process group, if it has one; its threads end with the last sharded tensor."""
     if not dist.is_initialized():
         return
     dist.destroy_process_group()
-    # What DTensor remembers of its operations holds the group too, some of it past the interpreter's end, where threads abort.
+    # What DTensor remembers of its operations holds the process group too, some of it past the interpreter's end, where threads abort.
     # These are torch's own ways to forget, but not promised ones: a version without them only keeps the threads.
     with contextlib.suppress(ImportError, AttributeError):
         from torch.distributed.tensor._collective_utils import MeshTopoInfo
@@ -122,18 +122,18 @@ def leave() -> None:
         MeshTopoInfo.build_from_mesh.cache_clear()
 
 
-def shard(module: nn.Module, causal_lm: PreTrainedModel, *, group: RankGroup, compute_dtype: torch.dtype) -> None:
-    """Shards a module around a causal model over the group: each decoder layer, then the rest. Its parameters need no memory yet.
+def shard(module: nn.Module, causal_lm: PreTrainedModel, *, ranks: Ranks, compute_dtype: torch.dtype) -> None:
+    """Shards a module around a causal model over the ranks: each decoder layer, then the rest. Its parameters need no memory yet.
 
     Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
-    assert group.mesh is not None, "one rank is not sharded"
+    assert ranks.mesh is not None, "one rank is not sharded"
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     layer_names = set(causal_lm._no_split_modules or ())
     for part in module.modules():
         if type(part).__name__ in layer_names:
-            fully_shard(part, mesh=group.mesh, mp_policy=policy)
-    fully_shard(module, mesh=group.mesh, mp_policy=policy)
+            fully_shard(part, mesh=ranks.mesh, mp_policy=policy)
+    fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
 
 
 def own_rows(parameter: DTensor) -> slice:

@@ -15,7 +15,7 @@ from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
-from learner.distributed import RankGroup, reduce_once
+from learner.distributed import Ranks, reduce_once
 from learner.model.critic import Networks
 from learner.model.lora import without_adapters
 from learner.model.packing import MicroBatch, lay_out, plan, tokens_per_pass
@@ -26,20 +26,20 @@ class Passes:
     """Of one rank's networks under one objective."""
 
     def __init__(
-        self, networks: Networks, *, objective: Objective, group: RankGroup, config: LearnerConfig, phases: Phases
+        self, networks: Networks, *, objective: Objective, ranks: Ranks, config: LearnerConfig, phases: Phases
     ) -> None:
-        self._networks, self._objective, self._group, self._config = networks, objective, group, config
+        self._networks, self._objective, self._ranks, self._config = networks, objective, ranks, config
         self._phases = phases
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """This rank's; every rank has equally many."""
         layout = self._networks.policy.layout
-        max_tokens = tokens_per_pass(self._config.max_tokens_per_micro_batch, device=self._group.device)
-        ranks = plan(batch.rows, max_tokens=max_tokens, layout=layout, num_ranks=self._group.size)
+        max_tokens = tokens_per_pass(self._config.max_tokens_per_micro_batch, device=self._ranks.device)
+        rows_of_ranks = plan(batch.rows, max_tokens=max_tokens, layout=layout, num_ranks=self._ranks.size)
         width = batch.tensors.loss_mask_NT.shape[1]
         return [
-            lay_out(batch.rows, rows, layout=layout, width=width, device=self._group.device)
-            for rows in ranks[self._group.rank]
+            lay_out(batch.rows, rows, layout=layout, width=width, device=self._ranks.device)
+            for rows in rows_of_ranks[self._ranks.rank]
         ]
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class Passes:
             "values": "values" in needs,
         }
         return dataclasses.replace(
-            tensors, **{f"{name}_NT": self._group.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
+            tensors, **{f"{name}_NT": self._ranks.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
         )
 
     def _base_logprobs(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> Tensor:
@@ -82,7 +82,7 @@ class Passes:
                 if micro_batch.rows:
                     found_NT[list(micro_batch.rows)] = micro_batch.scatter(outputs.logprobs_C)
                 self._phases.move()
-        return self._group.sum(found_NT)
+        return self._ranks.sum(found_NT)
 
     def accumulate(self, prepared: Prepared, micro_batches: list[MicroBatch]) -> tuple[Tensor, Statistics]:
         """Adds up the gradients of all micro-batches. The losses of this rank's, and the statistics of all ranks'."""
@@ -95,7 +95,7 @@ class Passes:
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()
-                losses.append(torch.zeros((), device=self._group.device))
+                losses.append(torch.zeros((), device=self._ranks.device))
                 continue
             result = self._objective.loss(
                 prepared.rows(list(micro_batch.rows)),
@@ -104,21 +104,21 @@ class Passes:
                 values_BT=None if values_C is None else micro_batch.scatter(values_C),
             )
             # FSDP means over ranks; the objective's weights are of the whole batch, so the step's gradient is the sum.
-            (result.loss * self._group.size).backward()
+            (result.loss * self._ranks.size).backward()
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
             self._phases.move()
         merged = Statistics.merge(statistics)
-        parts = self._group.stack(merged.to_tensor().to(self._group.device))
+        parts = self._ranks.stack(merged.to_tensor().to(self._ranks.device))
         return torch.stack(losses), Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
 
 
 class NonFiniteGuard:
     """Keeps steps whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
 
-    def __init__(self, *, max_in_a_row: int, group: RankGroup, folder: Path | None) -> None:
+    def __init__(self, *, max_in_a_row: int, ranks: Ranks, folder: Path | None) -> None:
         """`folder` takes the trajectories of such steps, for inspection; None saves none."""
-        self._max_in_a_row, self._group, self._folder = max_in_a_row, group, folder
+        self._max_in_a_row, self._ranks, self._folder = max_in_a_row, ranks, folder
         self.num_in_a_row = 0
 
     def admits(
@@ -135,7 +135,7 @@ class NonFiniteGuard:
         Raises NumericsError when this is one step too many in a row that may not.
         """
         is_bad = ~losses.isfinite()
-        num_bad = int(self._group.sum(is_bad.sum()))
+        num_bad = int(self._ranks.sum(is_bad.sum()))
         if num_bad == 0 and bool(gradient_norm.isfinite()):
             self.num_in_a_row = 0
             return True
@@ -158,7 +158,7 @@ class NonFiniteGuard:
         if self._folder is None:
             return "its trajectories were not saved (no local run directory)"
         rows = sorted(row for micro_batch in micro_batches for row in micro_batch.rows)
-        path = self._folder / f"version-{policy_version:06d}-rank-{self._group.rank}.arrow"
+        path = self._folder / f"version-{policy_version:06d}-rank-{self._ranks.rank}.arrow"
         try:
             batch.write_rows(rows, path)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The learner: one rank, a plain class (`cluster.contracts.protocols.Learner`). Trajectories in, weights out.
+"""The learner: one rank, a plain class. Trajectories in, weights out.
 
 `update` reads like the step it makes: assemble, look once where the objective needs it, prepare, one backward per micro-batch, one
 optimizer step. Micro-batches only split the work: every number that depends on the whole batch is fixed before the first of them.
@@ -29,7 +29,7 @@ from learner.assemble import Batch, assemble
 from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
-from learner.distributed import RankGroup, choose_device, leave
+from learner.distributed import Ranks, choose_device, leave
 from learner.forward_backward import NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
@@ -42,7 +42,7 @@ from learner.publishing import exported, exported_adapter, probe_logprobs, sprea
 
 
 class Learner:
-    """Holds the policy (and critic), the objective, the optimizer and this rank's place in the group."""
+    """Holds the policy (and critic), the objective, the optimizer and its place among the ranks."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Learner:
         self._last_step: StepStats | None = None
         _prepare_torch(config)
         device = choose_device(config.learner)
-        self._group = RankGroup.join(
+        self._ranks = Ranks.join(
             rank=rank,
             size=config.learner.num_ranks,
             rendezvous=rendezvous,
@@ -88,7 +88,7 @@ class Learner:
             value=value,
             temperature=config.sampling.temperature,
             seed=config.seed,
-            group=self._group,
+            ranks=self._ranks,
             compute_dtype=self._compute_dtype,
         )
         self.policy = self.networks.policy
@@ -101,18 +101,18 @@ class Learner:
             learning_rates={} if value is None else {"critic.": value.learning_rate},
         )
         self._passes = Passes(
-            self.networks, objective=self.objective, group=self._group, config=config.learner, phases=self._phases
+            self.networks, objective=self.objective, ranks=self._ranks, config=config.learner, phases=self._phases
         )
         self._guard = NonFiniteGuard(
             max_in_a_row=config.learner.max_non_finite_steps,
-            group=self._group,
+            ranks=self._ranks,
             folder=Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None,
         )
         self._saver = Saver(
             self.optimizer,
             objective=self.objective,
             model=ModelFolder(self.policy.causal_lm, model=config.model, lora=config.learner.lora),
-            group=self._group,
+            ranks=self._ranks,
             config=config.checkpoint,
         )
         num_tokens = config.weights.canary_tokens
@@ -135,7 +135,7 @@ class Learner:
         batch = assemble(groups, current_version=self.version, vocabulary_size=self.vocabulary_size)
         micro_batches = self._passes.micro_batches(batch)
         laps.lap("time/assemble_s")
-        tensors = self._passes.with_first_look(batch.tensors.to(self._group.device), micro_batches)
+        tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), micro_batches)
         prepared = self.objective.prepare(tensors)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
@@ -201,7 +201,7 @@ class Learner:
             "learner/skipped_in_a_row": float(self._guard.num_in_a_row),
             "learner/failed_rewards": float(batch.num_failed),
             "learner/aborted": float(batch.num_aborted),
-            "learner/micro_batches": float(num_passes * self._group.size),
+            "learner/micro_batches": float(num_passes * self._ranks.size),
             "speed/learning_tokens_per_s": num_tokens / laps.total,
             **laps.seconds,
         }
@@ -230,7 +230,7 @@ class Learner:
         config, causal_lm = self._config, self.policy.causal_lm
         canary = Canary(
             token_ids=self._probe,
-            logprobs=probe_logprobs(self.networks, self._probe, device=self._group.device),
+            logprobs=probe_logprobs(self.networks, self._probe, device=self._ranks.device),
             starting_logprobs=self._starting_logprobs,
             starting_files=self._starting_files,
         )
@@ -240,7 +240,7 @@ class Learner:
             named = exported_adapter(causal_lm, dtype=self._compute_dtype)
         else:
             named = exported(causal_lm, dtype=self._compute_dtype)
-        if self._group.rank == 0:
+        if self._ranks.rank == 0:
             for part in packing(
                 named,
                 policy_version=self.version,
@@ -296,12 +296,12 @@ class Learner:
         self._phases.enter("waiting")
 
     def close(self) -> None:
-        """Ends saving and this rank's part in the group, threads included. The learner is of no use afterwards.
+        """Ends saving and this rank's part in torch's process group, threads included. The learner is of no use afterwards.
 
-        Without it the group's threads outlive the interpreter, which now and then aborts them natively.
+        Without it that group's threads outlive the interpreter, which now and then aborts them natively.
         """
         self._saver.close()
-        del self.networks, self.policy, self.optimizer, self._passes, self._guard, self._saver, self._group
+        del self.networks, self.policy, self.optimizer, self._passes, self._guard, self._saver, self._ranks
         leave()
         gc.collect()
 

@@ -69,7 +69,6 @@ def group_summary(
         "num_tokens": 10,
         "size_bytes": 100,
         "min_policy_version": version,
-        "max_policy_version": version,
         "rewards": rewards,
     }
     return GroupSummary(**{**values, **fields})

@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
 )
 
 from cluster.contracts.config import ModelConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
@@ -35,7 +35,7 @@ def why_not_loaded(error: BaseException) -> str:
     for kind, reason in _REASONS:
         if any(isinstance(each, kind) for each in behind):
             return reason
-    return f"{str(error).strip().partition(chr(10))[0]} It must be a Hugging Face folder with config.json and a tokenizer, or a hub name"
+    return f"{headline(error)} It must be a Hugging Face folder with config.json and a tokenizer, or a hub name"
 
 
 def refuse_unpinned_code(model: ModelConfig) -> None:

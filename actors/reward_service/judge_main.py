@@ -1,4 +1,4 @@
-"""A process that runs one judge: JSON lines in, JSON lines out. Started, and killed at a deadline, by the reward service.
+"""A process that runs one judge: JSON lines in, JSON lines out.
 
 A thread that hangs cannot be ended, a process can. It resolves the judge by name itself, so no code travels and nothing is pickled.
 

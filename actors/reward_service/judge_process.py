@@ -137,7 +137,8 @@ class JudgeProcess:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
         try:
             while (answer := await self._receive()) is not None:
-                if waiting := self._waiting.get(answer[0]):
+                # One that has overrun its deadline waits no longer, and is there until its process is gone.
+                if (waiting := self._waiting.get(answer[0])) and not waiting.done():
                     waiting.set_result(_reward(answer))
             await self._process.wait()
             last = self._end()

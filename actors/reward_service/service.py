@@ -31,7 +31,7 @@ class _Judging(Protocol):
 
 
 class RewardService:
-    """`BatchScorer` around one judge."""
+    """One judge."""
 
     def __init__(self, config: RewardConfig, *, name: str = "reward_service") -> None:
         """A synchronous judge runs on at most one process per available core (and `max_concurrency`): what waits for a network

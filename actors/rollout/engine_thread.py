@@ -32,7 +32,7 @@ class Update:
     adapter: Any = None
     """What the tensors are an adapter of; None when they are the whole model."""
     probe_token_ids: Sequence[int]
-    judge: Callable[[list[float]], Proof]
+    prove: Callable[[list[float]], Proof]
     """Takes the engine's log-probs of the probe. Raises WeightsError when they are not the version's."""
 
 
@@ -245,7 +245,7 @@ class EngineThread:
             else:
                 engine.load_adapter(update.tensors(), update.adapter)
             # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
-            proof = update.judge(engine.prompt_logprobs(update.probe_token_ids))
+            proof = update.prove(engine.prompt_logprobs(update.probe_token_ids))
         except WeightsError as error:
             self._refuse(engine, error)
             done.set_exception(error)

@@ -149,7 +149,7 @@ class RolloutWorker:
             tensors=lambda: unpack(parsed, buckets),
             adapter=parsed.adapter,
             probe_token_ids=parsed.canary.token_ids,
-            judge=partial(self._attestor.judge, parsed),
+            prove=partial(self._attestor.compare, parsed),
         )
         updated = await self._wait_for(self._engine.update(update))
         return Attestation(
@@ -190,7 +190,7 @@ class RolloutWorker:
         )
 
     def stop(self) -> None:
-        """Ends the engine; whoever waits gets a WorkerError."""
+        """Ends the engine; calls that wait raise WorkerError."""
         self._engine.stop()
 
     def _group(self, ticket: Ticket) -> GroupInProgress:

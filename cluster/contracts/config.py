@@ -68,7 +68,7 @@ class BufferConfig(Section):
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
     """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
-    """Limit on the trajectories that wait in the object store. A new group counts as large as the largest group so far. The groups
+    """Limit on the trajectories that wait in the object store. A new group counts as large as the largest of the recent groups. The groups
     of the next step start even beyond the limit, or the run would stop."""
     max_head_of_line_s: Mathematics[PositiveFloat | None] = None
     """Drops stragglers. The clock runs while the learner waits for unfinished groups and enough finished groups for its step stand

@@ -1,24 +1,18 @@
 """What the packages expect of each other, one to five methods each. Nobody depends on a concrete neighbour.
 
-Synchronous methods may block: the pool runs them in the actor's own thread. Asynchronous ones share the actor's event loop.
+Synchronous methods of an actor's object may block: they run in a thread of their own. Asynchronous ones share the actor's event loop.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from cluster.contracts.types import (
-    Attestation,
     BroadcastStats,
     Completion,
     FinishReason,
-    Progress,
     Prompt,
     SamplingParams,
-    StepStats,
-    Ticket,
 )
 
 
@@ -87,66 +81,12 @@ class Engine(Protocol):
         ...
 
 
-class RolloutWorker(Protocol):
-    async def generate(self, tickets: Sequence[Ticket]) -> Any:
-        """An async iterator of one validated Arrow batch per ticket, in the order they finish, or its Refusal."""
-        ...
-
-    async def abort(self, group_ids: Sequence[str]) -> list[str]:
-        """Gives these groups up: their `generate` goes on without them. The ids that were running."""
-        ...
-
-    async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
-        """Takes the weights of a version and proves it. Raises WeightsError and serves nothing until a load succeeds."""
-        ...
-
-    def progress(self) -> Progress: ...
-
-
-class BatchScorer(Protocol):
-    """Reward service and reference scorer: a batch in, the same batch with one more column out."""
-
-    async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
-
-    def progress(self) -> Progress: ...
-
-
 class LogprobModel(Protocol):
     """A frozen model that scores tokens; the reference scorer hosts one, deploy/ supplies it from learner/."""
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         """Per completion token, natural log, after the run's temperature."""
         ...
-
-
-class Learner(Protocol):
-    """One rank of the learner. All ranks get every call, in the same order."""
-
-    def update(self, *groups: pa.RecordBatch) -> StepStats:
-        """One optimizer step over the groups, in the order given."""
-        ...
-
-    def publish(self) -> Iterator[Any]:
-        """Buckets of the current weights, then their manifest: rank 0; the others yield nothing, but must be iterated too."""
-        ...
-
-    def last_step(self) -> StepStats | None:
-        """What the last update since the start, or since `restore`, did; None before there was one."""
-        ...
-
-    def save(self, directory: str, extra: Mapping[str, Any]) -> None:
-        """A checkpoint, which may be written while training goes on."""
-        ...
-
-    def finish_saving(self) -> None:
-        """Returns once the last checkpoint is written. Raises CheckpointError when it could not be."""
-        ...
-
-    def restore(self, directory: str) -> Mapping[str, Any]:
-        """What `save` was given as `extra`."""
-        ...
-
-    def progress(self) -> Progress: ...
 
 
 class ActorHandle(Protocol):

@@ -1,6 +1,6 @@
 """The one Arrow schema of a trajectory: engine to learner to disk. One row a trajectory; no pickle anywhere.
 
-`validate` stands at every boundary: whoever takes a batch from another actor or from disk calls it before using it.
+`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used.
 """
 
 import json
@@ -97,7 +97,7 @@ def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def summarize(batch: pa.RecordBatch, *, sampling_seconds: float = 0.0) -> GroupSummary:
+def summarize(batch: pa.RecordBatch) -> GroupSummary:
     """What the controller may know of a group: counts, versions and rewards, no tokens."""
     versions = pc.list_flatten(batch["policy_versions"])
     trained = pc.filter(versions, pc.list_flatten(batch["loss_mask"]))
@@ -110,15 +110,12 @@ def summarize(batch: pa.RecordBatch, *, sampling_seconds: float = 0.0) -> GroupS
         num_tokens=len(versions),
         size_bytes=batch.nbytes,
         min_policy_version=extremes["min"].as_py(),
-        max_policy_version=extremes["max"].as_py(),
         rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
         reward_components=_component_sums(batch["reward_components"]),
         num_reward_errors=statuses.count(RewardStatus.ERROR),
         num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
         reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
         num_truncated=batch["finish_reason"].to_pylist().count(FinishReason.LENGTH),
-        worker=batch["worker"][0].as_py(),
-        sampling_seconds=sampling_seconds,
     )
 
 

@@ -127,7 +127,6 @@ class GroupSummary:
     size_bytes: int
     min_policy_version: int
     """Oldest version of any token: what the staleness bound is measured against."""
-    max_policy_version: int
     rewards: tuple[float | None, ...] = ()
     """One per trajectory once scored; None where the reward failed."""
     reward_components: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
@@ -137,8 +136,6 @@ class GroupSummary:
     reward_failures: tuple[RewardFailure, ...] = ()
     """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
     num_truncated: int = 0
-    worker: str = ""
-    sampling_seconds: float = 0.0
 
     @property
     def known_rewards(self) -> tuple[float, ...]:
@@ -148,11 +145,6 @@ class GroupSummary:
     @property
     def num_failed_rewards(self) -> int:
         return self.num_reward_errors + self.num_reward_timeouts
-
-    @property
-    def mean_reward(self) -> float | None:
-        known = self.known_rewards
-        return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
-record shows. A last line that a crash tore is removed, and said so. Recovery and replay feed from here.
+record shows. A last line that a crash tore is removed, and said so.
 """
 
 import hashlib

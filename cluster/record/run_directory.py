@@ -1,6 +1,6 @@
 """A run's directory, local or s3:// or gs://: one owner at a time, and one run.
 
-The driver claims it; the recorder and readers (`treadwheel info`) open it without a claim. Once a step is finished, another
+To write into it as its owner takes a claim; to read it, or to add trajectories, takes none. Once a step is finished, another
 configuration is refused, unless only settings differ that `resume_rules` lets change.
 """
 

@@ -41,7 +41,7 @@ class ActorSpec:
 
 
 class RemoteActor:
-    """One actor. After its death this object is of no use: the pool makes another from the same spec."""
+    """One actor. After its death this object is of no use; another is made from the same spec."""
 
     def __init__(self, spec: ActorSpec, handle: Any, pid: int, node_id: str) -> None:
         self.spec = spec

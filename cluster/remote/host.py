@@ -83,16 +83,13 @@ class Host:
 
         None announces the batch: the driver waits for it, and so never fetches the batch. The summary proves that the batch is whole.
         """
-        last = time.monotonic()
         async for batch in getattr(self._object, method)(*args):
             if isinstance(batch, Refusal):
                 yield batch
                 continue
-            now = time.monotonic()
             yield None
             yield batch
-            yield summarize(batch, sampling_seconds=now - last)
-            last = now
+            yield summarize(batch)
 
     async def progress(self) -> Progress:
         """What the object is doing; answered even while it computes."""

@@ -63,7 +63,7 @@ class TrainingGroups:
         elif not self._keep(summary):
             self._drop(ticket, reason="filtered", why="filtered")
         else:
-            summary, object_ref = await self._scorers.refer(object_ref) or (summary, object_ref)
+            summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)
             self._buffer.add(ticket.index, Group(object_ref=object_ref, summary=summary))
 
     def drop(self, ticket: Ticket, *, why: str) -> None:

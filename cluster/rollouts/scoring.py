@@ -55,7 +55,7 @@ class Scorers:
             if is_guilty:
                 return None
 
-    async def refer(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
+    async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""
         if self._reference is None:
             return None

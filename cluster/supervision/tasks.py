@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 
 class _BlockOver(Exception):
@@ -30,11 +31,11 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         yield
 
 
-async def together(*work: Coroutine[None, None, object]) -> None:
-    """All at once. The first failure cancels the others and is raised as itself."""
+async def together(*work: Coroutine[None, None, Any]) -> list[Any]:
+    """All at once; their results, in the order given. The first failure cancels the others and is raised as itself."""
     try:
         async with asyncio.TaskGroup() as tasks:
-            for each in work:
-                tasks.create_task(each)
+            made = [tasks.create_task(each) for each in work]
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from group.exceptions[0].__cause__
+    return [each.result() for each in made]

@@ -70,7 +70,7 @@ class Attestor:
 
     @property
     def needs_start(self) -> bool:
-        """Whether the engine's starting files were not judged yet."""
+        """Whether the engine's starting files were not compared yet."""
         return self._noise_floor is None
 
     def start(self, canary: Canary, measured: Sequence[float]) -> None:
@@ -95,13 +95,13 @@ class Attestor:
             )
         self._noise_floor, self._before = floor, canary.starting_logprobs
 
-    def judge(self, manifest: WeightManifest, measured: Sequence[float]) -> Proof:
+    def compare(self, manifest: WeightManifest, measured: Sequence[float]) -> Proof:
         """The proof that `measured` is the manifest's version. Raises WeightsError when it is not.
 
         It proves what the engine computes up to the tolerance, and no more: a part that stayed old shows once the difference has
         added up. Which version's bytes were loaded is the digest's to say (`verify`); a worker attests both.
         """
-        assert self._noise_floor is not None, "an engine is judged by its starting files first"
+        assert self._noise_floor is not None, "an engine is compared on its starting files first"
         canary = manifest.canary
         error, largest = _distances(measured, canary.logprobs)
         noise = max(self._noise_floor, _SMALLEST_NOISE[self._dtype]) * _unlikelier(canary)

@@ -60,7 +60,7 @@ class Weights:
         finally:
             self._is_sent.set()
         self._num_workers = len(workers) or self._num_workers
-        for name, error in self._judged(stats):
+        for name, error in self._failures(stats):
             fleet.replace(workers[name], error)
         return stats
 
@@ -76,7 +76,7 @@ class Weights:
             await self._is_sent.wait()
             stats = await self._transport.catch_up([worker])
             version = stats.policy_version
-            for _, error in self._judged(stats):
+            for _, error in self._failures(stats):
                 if not isinstance(error, LostError):
                     raise error
                 await self.publish()  # the buckets went with a node
@@ -121,7 +121,7 @@ class Weights:
         self._is_published.set()
         return stats
 
-    def _judged(self, stats: BroadcastStats) -> list[tuple[str, TreadwheelError]]:
+    def _failures(self, stats: BroadcastStats) -> list[tuple[str, TreadwheelError]]:
         """The failures, each as its worker's own. Raises WeightsError when the fault is the version's."""
         refused = {name: error for name, error in stats.failures if isinstance(error, WeightsError)}
         self._num_refused += len(refused)

@@ -14,7 +14,7 @@ _SINGLE = "model.safetensors"
 
 
 def fingerprint(model: ModelConfig) -> str | None:
-    """SHA-256 of every tensor's name, type, shape and first bytes, however the files are cut. None without safetensors files.
+    """SHA-256 of every tensor's name, type, shape and first bytes, however they are divided into files. None without safetensors files.
 
     Two models of one shape differ in some tensor's first bytes; a file that is altered further back is not noticed here.
     """

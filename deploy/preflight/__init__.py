@@ -1,4 +1,4 @@
-"""Everything that can be known to fail before anything starts. `treadwheel check` prints what it finds, `train` calls it first.
+"""Everything that can be known to fail before anything starts.
 
 All problems are named at once: first those of what the user wrote, then of the model, the prompts and the judge, the machine's last. A
 check that needs the result of a failed one is left out. What needs torch or transformers is imported where it is used.

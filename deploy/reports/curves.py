@@ -1,4 +1,4 @@
-"""curves.png: a run on one page, from its metrics.jsonl. Drawn at the end, and by whoever calls `draw` again."""
+"""curves.png: a run on one page, from its metrics.jsonl."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ from cluster.contracts.errors import CheckpointError
 from learner.checkpoint import files
 from learner.checkpoint.files import ADAPTER, MODEL, FileEntry, Manifest
 from learner.checkpoint.model_folder import ModelFolder
-from learner.distributed import RankGroup, fill, local
+from learner.distributed import Ranks, fill, local
 from learner.memory import free_bytes
 from learner.optimizer import Optimizer
 
@@ -60,11 +60,11 @@ class Saver:
         *,
         objective: SmallState,
         model: ModelFolder,
-        group: RankGroup,
+        ranks: Ranks,
         config: CheckpointConfig,
     ) -> None:
         self._optimizer, self._objective, self._model = optimizer, objective, model
-        self._group, self._config = group, config
+        self._ranks, self._config = ranks, config
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -77,7 +77,7 @@ class Saver:
 
     def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
         """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
-        if self._group.size > 1 or not self._has_room_for_a_copy():
+        if self._ranks.size > 1 or not self._has_room_for_a_copy():
             return self.save(directory, policy_version=policy_version, extra=extra)
         try:
             self.finish()
@@ -112,13 +112,13 @@ class Saver:
         moments: dict[str, Tensor] = {}
         for name in states.names():
             if name.startswith(_WEIGHT):
-                fill(masters[name.removeprefix(_WEIGHT)], states.tensor(name).to(self._group.device))
+                fill(masters[name.removeprefix(_WEIGHT)], states.tensor(name).to(self._ranks.device))
             elif name.startswith(_MOMENT):
                 key = name.removeprefix(_MOMENT)
                 moments[key] = _placed_like(masters[key.partition("/")[2]], states.tensor(name))
         self._optimizer.copy_masters()
         self._optimizer.load_state(moments)
-        generator = states.of_rank(_RNG, self._group.rank)
+        generator = states.of_rank(_RNG, self._ranks.rank)
         if generator is not None:
             torch.set_rng_state(generator)
         self._objective.load_state_dict(manifest.learner["objective"])
@@ -128,7 +128,7 @@ class Saver:
         """The weights as a Hugging Face folder. Raises CheckpointError when the folder exists, or cannot be written."""
         weights = self._model.weights()
         try:
-            if self._group.rank == 0:
+            if self._ranks.rank == 0:
                 if directory.exists():
                     raise CheckpointError(f"{directory} exists; export into another folder")
                 with files.saving(directory):
@@ -136,12 +136,12 @@ class Saver:
                     files.aside_of(directory).rename(directory)
         finally:
             _iterate(weights)
-            if self._group.rank == 0:
+            if self._ranks.rank == 0:
                 files.discard(files.aside_of(directory))
 
     def _write(self, snapshot: _Snapshot) -> None:
         """Every rank writes its state, rank 0 also the model and, once all have written, the manifest."""
-        directory, is_first = snapshot.directory, self._group.rank == 0
+        directory, is_first = snapshot.directory, self._ranks.rank == 0
         aside = files.aside_of(directory)
         try:
             self._together(directory, lambda: files.begin(directory) if is_first else None)
@@ -173,7 +173,7 @@ class Saver:
         return done
 
     def _num_failed(self, own: int) -> int:
-        return int(self._group.sum(torch.tensor(own, device=self._group.device)))
+        return int(self._ranks.sum(torch.tensor(own, device=self._ranks.device)))
 
     def _write_own(self, snapshot: _Snapshot, aside: Path) -> dict[str, FileEntry]:
         """What this rank writes, by path in the checkpoint."""
@@ -181,7 +181,7 @@ class Saver:
             name = self._state_name()
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
             written = {name: files.write_tensors(aside / name, state)}
-            if self._group.rank == 0:
+            if self._ranks.rank == 0:
                 model = self._model.write(aside / MODEL, snapshot.weights)
                 adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter)
                 written |= {f"{MODEL}/{path}": entry for path, entry in model.items()}
@@ -195,7 +195,7 @@ class Saver:
     def _snapshot(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> _Snapshot:
         manifest = Manifest(
             policy_version=policy_version,
-            num_ranks=self._group.size,
+            num_ranks=self._ranks.size,
             parameters_digest=self._parameters_digest(),
             metric=extra.get("metric"),
             learner={"objective": self._objective.state_dict()},
@@ -225,17 +225,17 @@ class Saver:
         return files.parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
 
     def _state_name(self) -> str:
-        return files.state_name(self._group.rank, self._group.size)
+        return files.state_name(self._ranks.rank, self._ranks.size)
 
     def _state_entries(self, own: FileEntry) -> dict[str, FileEntry]:
         """The state files of all ranks. An entry travels as five integers: its size, and its digest's four quarters."""
         digest = torch.frombuffer(bytearray.fromhex(own.sha256), dtype=torch.uint8).view(torch.int64)
-        packed = torch.cat([torch.tensor([own.size_bytes]), digest]).to(self._group.device)
+        packed = torch.cat([torch.tensor([own.size_bytes]), digest]).to(self._ranks.device)
         entries: dict[str, FileEntry] = {}
-        for rank, part in enumerate(self._group.stack(packed)):
+        for rank, part in enumerate(self._ranks.stack(packed)):
             size, quarters = int(part[0]), part[1:].cpu().contiguous()
             sha256 = quarters.view(torch.uint8).numpy().tobytes().hex()
-            entries[files.state_name(rank, self._group.size)] = FileEntry(size_bytes=size, sha256=sha256)
+            entries[files.state_name(rank, self._ranks.size)] = FileEntry(size_bytes=size, sha256=sha256)
         return entries
 
 

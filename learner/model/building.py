@@ -5,7 +5,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig
-from learner.distributed import RankGroup, shard
+from learner.distributed import Ranks, shard
 from learner.model.critic import Critic, Networks
 from learner.model.loading import load_shards, materialise, skeleton
 from learner.model.lora import add_adapters
@@ -19,23 +19,23 @@ def build(
     value: ValueConfig | None,
     temperature: float,
     seed: int,
-    group: RankGroup,
+    ranks: Ranks,
     compute_dtype: torch.dtype,
 ) -> tuple[Networks, str]:
     """Policy and critic (None: no critic), and how they were loaded: whole on one rank, as float32 shards on several.
 
     One rank proves and returns them in float32; several gather their shards in `compute_dtype`, and prove that.
     """
-    is_sharded = group.mesh is not None
-    causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=group.device)
+    is_sharded = ranks.mesh is not None
+    causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
     policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=learner.head_chunk_tokens)
     networks = _assembled(policy, learner=learner, value=value, seed=seed)
     loading = "whole"
     if is_sharded:
-        shard(networks, causal_lm, group=group, compute_dtype=compute_dtype)
+        shard(networks, causal_lm, ranks=ranks, compute_dtype=compute_dtype)
         register_fsdp_forward_method(networks, "own_logits")
-        materialise(networks, device=group.device)
-        loading = load_shards(networks, model=model, group=group, seed=seed)
+        materialise(networks, device=ranks.device)
+        loading = load_shards(networks, model=model, ranks=ranks, seed=seed)
     choose_layout(
         policy,
         forward=lambda batch: networks(batch)[0],

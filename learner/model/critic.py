@@ -19,11 +19,11 @@ class Critic(nn.Module):
     def __init__(self, policy: PolicyModel, *, backbone: Literal["own", "shared"]) -> None:
         """`own` starts from a copy of the policy's backbone."""
         super().__init__()
-        reference = next(policy.parameters())
+        like = next(policy.parameters())
         size = policy.causal_lm.config.get_text_config().hidden_size
         own = copy.deepcopy(policy.causal_lm.base_model) if backbone == "own" else None
         self.backbone = cast(PreTrainedModel | None, own)
-        self.value_head = nn.Linear(size, 1, dtype=reference.dtype, device=reference.device)
+        self.value_head = nn.Linear(size, 1, dtype=like.dtype, device=like.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

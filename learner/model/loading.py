@@ -24,7 +24,7 @@ from transformers.utils.hub import cached_file
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
-from learner.distributed import RankGroup, fill, own_rows
+from learner.distributed import Ranks, fill, own_rows
 from learner.model.critic import Networks
 from learner.model.lora import drawn_adapters, is_adapter
 from learner.model.policy import attention_of, load, read_config, without_dropout
@@ -87,7 +87,7 @@ def materialise(module: nn.Module, *, device: torch.device) -> None:
 
 @torch.no_grad()
 def load_shards(
-    networks: Networks, *, model: ModelConfig, group: RankGroup, seed: int
+    networks: Networks, *, model: ModelConfig, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
     """Writes every parameter of the sharded networks: the model's from its files, adapters drawn from the seed, the value head 0.
 
@@ -101,15 +101,15 @@ def load_shards(
         if origin is None:
             tensor.zero_()
         elif origin in drawn:
-            fill(tensor, drawn[origin].to(group.device))
+            fill(tensor, drawn[origin].to(ranks.device))
         else:
             wanted.setdefault(_stored_name(origin), []).append(tensor)
     stored = _stored_as_computed(causal_lm, model=model)
-    num_able = group.sum(torch.tensor(0 if stored is None else 1, device=group.device))
-    if stored is not None and int(num_able) == group.size:
+    num_able = ranks.sum(torch.tensor(0 if stored is None else 1, device=ranks.device))
+    if stored is not None and int(num_able) == ranks.size:
         _stream(wanted, stored=stored)
         return "streamed"
-    _send(wanted, causal_lm=causal_lm, model=model, group=group)
+    _send(wanted, causal_lm=causal_lm, model=model, ranks=ranks)
     return "sent by rank 0"
 
 
@@ -125,19 +125,17 @@ def _stream(wanted: Mapping[str, list[Tensor]], *, stored: Mapping[str, StoredTe
                 tensor.copy_(stored[name].rows(slice(None)))
 
 
-def _send(
-    wanted: Mapping[str, list[Tensor]], *, causal_lm: PreTrainedModel, model: ModelConfig, group: RankGroup
-) -> None:
+def _send(wanted: Mapping[str, list[Tensor]], *, causal_lm: PreTrainedModel, model: ModelConfig, ranks: Ranks) -> None:
     whole: dict[str, Tensor] = {}
-    if group.rank == 0:
+    if ranks.rank == 0:
         loaded = load(model, dtype=torch.float32)
         whole = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
         # How it was converted, so that exports convert it back.
         causal_lm._weight_conversions = loaded._weight_conversions
         del loaded
     for name, tensors in wanted.items():
-        value = whole.pop(name) if group.rank == 0 else torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
-        value = group.from_rank_0(value.to(group.device).contiguous())
+        value = whole.pop(name) if ranks.rank == 0 else torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        value = ranks.from_rank_0(value.to(ranks.device).contiguous())
         for tensor in tensors:
             fill(tensor, value)
 

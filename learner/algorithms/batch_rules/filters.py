@@ -1,6 +1,6 @@
 """Filters choose the groups, trajectories and tokens that train. They see the whole batch, once, before micro-batching.
 
-A filter on `rewards_G` judges one group: false drops it. It needs no more than the rewards, so the cluster asks it as soon as a group
+A filter on `rewards_G` looks at one group: false drops it. It needs no more than the rewards, so the cluster asks it as soon as a group
 is finished, and samples another prompt in its place. Other filters return `[N]` (false: the trajectory leaves the batch and its
 denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
 Shapes: G trajectories of a group, N of the batch, T tokens.

@@ -113,21 +113,6 @@ class Statistics:
     def from_tensor(cls, moments_Q5: Tensor) -> Self:
         return cls(moments_Q5.to(torch.float64))
 
-    def to_flat(self) -> dict[str, float]:
-        """Quantity and moment to number, for JSON; `from_flat` reads it back."""
-        rows = self.moments_Q5.tolist()
-        return {
-            f"{name}/{moment}": rows[q][m]
-            for name, q in _ROW.items()
-            if rows[q][0]
-            for m, moment in enumerate(_MOMENTS)
-        }
-
-    @classmethod
-    def from_flat(cls, flat: dict[str, float]) -> Self:
-        rows = [[flat.get(f"{name}/{moment}", _EMPTY[m]) for m, moment in enumerate(_MOMENTS)] for name in QUANTITIES]
-        return cls(torch.tensor(rows, dtype=torch.float64))
-
     def compute(self) -> dict[str, float]:
         """The reported numbers. A quantity that nothing was recorded of is absent."""
         rows = self.moments_Q5.tolist()
@@ -163,9 +148,6 @@ class Recorder:
 
     def statistics(self) -> Statistics:
         return Statistics(torch.stack(self._moments))
-
-
-_MOMENTS = ("count", "sum", "squares", "min", "max")
 
 
 def _key(name: str, output: str) -> str:

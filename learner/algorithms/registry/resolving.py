@@ -25,7 +25,7 @@ def resolved(raw: Mapping[str, Any], *, max_tokens: int) -> dict[str, Any]:
 
 
 def _filled(value: Any, field: str, known: Mapping[str, Any]) -> Any:
-    """A variant, or a list of them, with the parameters that it has and leaves out. Anything else is for validation to judge."""
+    """A variant, or a list of them, with the parameters that it has and leaves out. Anything else is left to validation."""
     home = HOMES.get(field)
     if home is None:
         return value

@@ -17,13 +17,13 @@ FIRST_VERSION = 1
 def update(version: int, *, is_right: bool = True) -> Update:
     """Weights whose log-probs are minus their version."""
 
-    def judge(logprobs: list[float]) -> Proof:
+    def prove(logprobs: list[float]) -> Proof:
         if not is_right or logprobs != [-float(version)]:
             raise WeightsError(f"version {version} failed its canary")
         return Proof(mean_error=float(version), max_error=0.0, noise_floor=0.0, is_distinguishable=True)
 
     tensor = np.full(1, float(version))
-    return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], judge=judge)
+    return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], prove=prove)
 
 
 def sampled(*, on_update: Any, new: Update) -> tuple[Completion | WeightsError, Future[Updated], ScriptedEngine]:

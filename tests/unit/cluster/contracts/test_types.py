@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.contracts.types import GroupSummary, Prompt, SamplingParams, Ticket, sample_seed
+from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
 
 
 def test_a_group_is_named_for_its_place_in_the_start_order():
@@ -14,14 +14,6 @@ def test_a_group_is_named_for_its_place_in_the_start_order():
         sampling=SamplingParams(max_tokens=4),
     )
     assert ticket.group_id == "00000042"
-
-
-def test_the_mean_reward_leaves_failures_out():
-    summary = GroupSummary(
-        group_id="0", prompt_id="p", num_trajectories=3, num_tokens=3, size_bytes=1,
-        min_policy_version=0, max_policy_version=0, rewards=(1.0, None, 0.0),
-    )  # fmt: skip
-    assert summary.mean_reward == 0.5
 
 
 @given(seed=st.integers(0, 2**63 - 1), index=st.integers(0, 10_000))

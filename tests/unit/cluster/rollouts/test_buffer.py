@@ -22,7 +22,6 @@ def group(version: int = 0, size_bytes: int = 1) -> Group:
             num_tokens=1,
             size_bytes=size_bytes,
             min_policy_version=version,
-            max_policy_version=version,
         ),
     )
 
@@ -182,7 +181,7 @@ async def test_bytes_of_groups_that_wait_for_their_scores_count():
     assert buffer.size_bytes == 60 and buffer.num_startable() == 0, "two groups of 70 would not fit"
 
 
-async def test_groups_under_way_count_as_much_as_the_largest_so_far():
+async def test_groups_under_way_count_as_much_as_the_largest_of_the_recent_ones():
     buffer = Buffer(groups_per_step=1, max_off_policy_steps=9, max_size_bytes=100)
     assert buffer.start(limit=1) == range(1)
     buffer.add(0, group(size_bytes=30))

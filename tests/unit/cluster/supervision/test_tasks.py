@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cluster.supervision.tasks import beside
+from cluster.supervision.tasks import beside, together
 
 
 async def forever(seen):
@@ -51,3 +51,19 @@ async def test_a_cancelled_block_stays_cancelled():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_results_come_in_the_order_of_the_work():
+    async def later(value, *, turns):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return value
+
+    assert await together(later("slow", turns=3), later("fast", turns=0)) == ["slow", "fast"]
+
+
+async def test_the_first_failure_ends_the_others_before_it_is_raised():
+    seen = []
+    with pytest.raises(ValueError, match="no longer"):
+        await together(forever(seen), dying(), forever(seen))
+    assert seen == ["ended", "ended"]

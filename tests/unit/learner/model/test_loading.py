@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 
 from cluster.contracts.config import RunConfig
-from learner.distributed import RankGroup, leave, whole
+from learner.distributed import Ranks, leave, whole
 from learner.learner import Learner
 from learner.model.building import build
 from learner.model.critic import Networks
@@ -23,31 +23,31 @@ from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_config, make_group
 
 
-def _meet(folder: Path) -> RankGroup:
+def _meet(folder: Path) -> Ranks:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting-place'}", rank=0, world_size=1)
-    return RankGroup(rank=0, size=1, device=torch.device("cpu"), mesh=DeviceMesh("cpu", [0]))
+    return Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=DeviceMesh("cpu", [0]))
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[RankGroup]:
+def alone(tmp_path: Path) -> Iterator[Ranks]:
     yield _meet(tmp_path)
     leave()
 
 
-def _built(config: RunConfig, group: RankGroup) -> tuple[Networks, str]:
+def _built(config: RunConfig, ranks: Ranks) -> tuple[Networks, str]:
     return build(
         config.model,
         learner=config.learner,
         value=config.algorithm.value,
         temperature=config.sampling.temperature,
         seed=config.seed,
-        group=group,
+        ranks=ranks,
         compute_dtype=torch.float32,
     )
 
 
 def _unsharded(config: RunConfig) -> Networks:
-    return _built(config, RankGroup(rank=0, size=1, device=torch.device("cpu"), mesh=None))[0]
+    return _built(config, Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))[0]
 
 
 def assert_equal(sharded: Networks, expected: Networks) -> None:
@@ -66,7 +66,7 @@ def assert_equal(sharded: Networks, expected: Networks) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_streamed_weights_are_the_loaded_ones(alone: RankGroup, tmp_path: Path, architecture: Any, tied: bool):
+def test_streamed_weights_are_the_loaded_ones(alone: Ranks, tmp_path: Path, architecture: Any, tied: bool):
     config = make_config(make_tiny_model(tmp_path, architecture=architecture, tied=tied, dtype="bfloat16"))
     networks, loading = _built(config, alone)
     assert loading == "streamed"
@@ -82,7 +82,7 @@ def test_streamed_weights_are_the_loaded_ones(alone: RankGroup, tmp_path: Path, 
     ],
     ids=["lora", "own-critic", "shared-critic"],
 )
-def test_what_is_added_to_the_model_starts_the_same(alone: RankGroup, tmp_path: Path, sections: dict[str, Any]):
+def test_what_is_added_to_the_model_starts_the_same(alone: Ranks, tmp_path: Path, sections: dict[str, Any]):
     config = make_config(make_tiny_model(tmp_path), **sections)
     networks, loading = _built(config, alone)
     assert loading == "streamed"
@@ -92,7 +92,7 @@ def test_what_is_added_to_the_model_starts_the_same(alone: RankGroup, tmp_path: 
         assert networks.critic.backbone.config._attn_implementation == attention
 
 
-def test_weights_in_several_files_are_found(alone: RankGroup, tmp_path: Path):
+def test_weights_in_several_files_are_found(alone: Ranks, tmp_path: Path):
     config = make_config(make_tiny_model(tmp_path))
     expected = _unsharded(config)
     expected.policy.causal_lm.save_pretrained(tmp_path, max_shard_size="100KB")
@@ -103,7 +103,7 @@ def test_weights_in_several_files_are_found(alone: RankGroup, tmp_path: Path):
     assert_equal(networks, expected)
 
 
-def test_a_model_stored_under_other_names_is_loaded_whole_and_sent(alone: RankGroup, tmp_path: Path):
+def test_a_model_stored_under_other_names_is_loaded_whole_and_sent(alone: Ranks, tmp_path: Path):
     config = make_config(make_tiny_model(tmp_path))
     expected = _unsharded(config)
     # As a checkpoint of the backbone alone is: transformers finds the names, rows cannot be read by them.
@@ -115,7 +115,7 @@ def test_a_model_stored_under_other_names_is_loaded_whole_and_sent(alone: RankGr
     assert_equal(networks, expected)
 
 
-def test_a_model_without_safetensors_is_loaded_whole_and_sent(alone: RankGroup, tmp_path: Path):
+def test_a_model_without_safetensors_is_loaded_whole_and_sent(alone: Ranks, tmp_path: Path):
     config = make_config(make_tiny_model(tmp_path))
     expected = _unsharded(config)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
@@ -126,7 +126,7 @@ def test_a_model_without_safetensors_is_loaded_whole_and_sent(alone: RankGroup, 
 
 
 def test_a_closed_learner_leaves_no_thread_of_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(RankGroup, "join", lambda **_: _meet(tmp_path))
+    monkeypatch.setattr(Ranks, "join", lambda **_: _meet(tmp_path))
     gc.collect()  # what earlier tests met in
     num_before = _num_group_threads()
     learner = Learner(make_config(make_tiny_model(tmp_path / "model")))

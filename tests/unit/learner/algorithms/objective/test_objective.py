@@ -287,13 +287,13 @@ def test_the_adaptive_coefficient_is_checkpointed():
     assert prepared.kl_coefficient == pytest.approx(0.12)
 
 
-def test_statistics_survive_json_and_are_all_documented():
+def test_statistics_survive_an_exchange_between_ranks_and_are_all_documented():
     whole, made = case(7), make(preset="ppo", entropy_coefficient=0.01, proximal="recompute", corrections=["tis"])
     prepared = made.prepare(whole.batch)
     statistics = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics
     report = statistics.compute()
     assert report.keys() <= reported_names().keys()
-    assert Statistics.from_flat(json.loads(json.dumps(statistics.to_flat()))).compute() == report
+    assert Statistics.from_tensor(statistics.to_tensor()).compute() == report
     assert report["trajectories"] == 9 and report["groups"] == 3
     assert report["tokens"] == int(whole.batch.loss_mask_NT.sum())
 
