@@ -1,4 +1,4 @@
-"""Runs a run: from its directory's state to its last step, and an orderly end. The command line calls this; so may you."""
+"""Runs a run: from its directory's state to its last step, and an orderly end."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """One learner step against TRL's: GRPOTrainer trains on the same tokens, with its own padding, loss, backward and AdamW.
 
 TRL is installed for the benchmark only, into build/peers: its own packages, on this environment's torch and transformers. Sampling is
-cut out: the trainer is handed the completions that it would have sampled. Where it cannot be installed, baselines stay empty.
+left out: the trainer is handed the completions that it would have sampled. Where it cannot be installed, baselines stay empty.
 Each side runs in a process of its own, and gives the figures of one task: `python -m tests.benchmarks.peers '{...}'`.
 """
 

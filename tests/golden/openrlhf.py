@@ -124,7 +124,7 @@ def approx_kl(v: Variant) -> dict[str, Any]:
     old_name = v.option("log_probs_old")
     everything = torch.ones_like(v.mask())
     given = {"other_logprobs_BT": v["ref_log_probs"], "loss_mask_BT": everything}
-    # Beyond a log-ratio of 20 all estimates are beyond 10, and cut.
+    # Beyond a log-ratio of 20 all estimates are beyond 10, and clamped.
     estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[v.option("kl_estimator")]
     estimate = estimator(v["log_probs"], **given, log_ratio_clamp=CLAMP).clamp(-10, 10)
     if v.option("unbiased_gradient"):

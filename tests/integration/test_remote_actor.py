@@ -1,4 +1,4 @@
-"""Actors on Ray's own nodes: what they make stays there until it is asked for, and what is lost, cut short or too much is said by name."""
+"""Actors on Ray's own nodes: what they make stays there until it is asked for, and what is lost, unfinished or too much is said by name."""
 
 import asyncio
 import contextlib
@@ -83,8 +83,8 @@ def connected(**head: Any) -> Iterator[Cluster]:
             ray.shutdown()
 
 
-def is_here(reference: ray.ObjectRef) -> bool:
-    (found,) = ray.experimental.get_object_locations([reference]).values()
+def is_here(object_ref: ray.ObjectRef) -> bool:
+    (found,) = ray.experimental.get_object_locations([object_ref]).values()
     assert found["node_ids"], "it is somewhere"
     return ray.get_runtime_context().get_node_id() in found["node_ids"]
 
@@ -93,11 +93,13 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
     with connected(num_cpus=0, **_STORE) as cluster:
         cluster.add_node(num_cpus=1, **_STORE)
         actor = await start()
-        found = [(summary, reference) async for summary, reference in actor.stream_batches("batches", 2, deadline_s=60)]
+        found = [
+            (summary, object_ref) async for summary, object_ref in actor.stream_batches("batches", 2, deadline_s=60)
+        ]
         assert [summary.num_trajectories for summary, _ in found] == [1, 1]
         buckets = await actor.call_for_object_refs("buckets", 3, deadline_s=60)
         assert len(buckets) == 3
-        assert not any(is_here(reference) for reference in [*(reference for _, reference in found), *buckets])
+        assert not any(is_here(object_ref) for object_ref in [*(object_ref for _, object_ref in found), *buckets])
         assert (await buckets[0]).nbytes == _MIB and is_here(buckets[0]), "only the one that asks gets it"
 
         with pytest.raises(WorkerError, match="no more"):

@@ -97,11 +97,11 @@ def test_a_run_dir_that_can_be_written_is_left_as_it_was(tmp_path, model):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
-def test_weights_that_were_cut_off_are_named_with_their_size(tmp_path, model):
-    cut = shutil.copytree(model, tmp_path / "cut")
-    weights = cut / "model.safetensors"
+def test_weights_that_are_not_whole_are_named_with_their_size(tmp_path, model):
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    message = refusal(run(tmp_path, cut))
+    message = refusal(run(tmp_path, damaged))
     assert f"model.safetensors ({weights.stat().st_size:,} bytes) is not a whole safetensors file" in message
 
 

@@ -58,9 +58,12 @@ def test_rewards_are_clipped_and_scaled():
 
 
 def test_truncated_completions_lose_reward():
-    cut = tensor([True, False])
-    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=cut, coefficient=0.5).tolist() == [1.0, 2.0]
-    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=cut, coefficient=-1.0).tolist() == [-1.0, 2.0]
+    truncated = tensor([True, False])
+    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=truncated, coefficient=0.5).tolist() == [1.0, 2.0]
+    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=truncated, coefficient=-1.0).tolist() == [
+        -1.0,
+        2.0,
+    ]
     with pytest.raises(ValueError, match="coefficient=1"):
         shaping.truncation_penalty(tensor([2.0]), truncated_N=tensor([True]), coefficient=1.5)
 
