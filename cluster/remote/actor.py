@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.contracts.errors import TreadwheelError
+from cluster.contracts.errors import DeadlineError, TreadwheelError
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
 from cluster.remote.host import Host
@@ -20,6 +20,8 @@ from cluster.remote.streams import next_batch, object_refs
 
 T = TypeVar("T")
 
+_STARTING = "start"
+"""The stage in which Ray looks for a node and starts a process there."""
 _SEAT_CHECK_S = 2.0
 """How often an actor that waits for its seat asks whether the seat still exists."""
 
@@ -58,19 +60,8 @@ class RemoteActor:
         return self.spec.name
 
     @classmethod
-    async def start(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
-        """A running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
-        actor = await cls.spawn(spec, placement_group=placement_group, deadline_s=deadline_s)
-        try:
-            await actor.build(deadline_s=deadline_s)
-        except BaseException:
-            await actor.kill()
-            raise
-        return actor
-
-    @classmethod
     async def spawn(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
-        """A process with nothing in it yet: for groups whose members must know each other's address to be built.
+        """A process with nothing in it yet. Raises WorkerError or DeadlineError.
 
         A seat that goes with its node comes back on another one, inside its placement group. An actor with a GPU waits for that:
         the group holds the GPUs that the run asked for, and outside it there may be none. An actor without a GPU needs no seat,
@@ -98,14 +89,14 @@ class RemoteActor:
         handle: Any = ray.remote(Host).options(**options).remote(spec.name, dict(spec.env))
         try:
             identified = handle.identify.remote()
-            pid, node_id = await answer_of(identified, actor=spec.name, stage="start", deadline_s=deadline_s)
+            pid, node_id = await answer_of(identified, actor=spec.name, stage=_STARTING, deadline_s=deadline_s)
         except BaseException:
             _end(handle)
             raise
         return cls(spec, handle, pid, node_id)
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
-        """Makes the hosted object from the spec's arguments and `more`."""
+        """Makes the hosted object from the spec's arguments and `more`. Raises the object's own error, WorkerError or DeadlineError."""
         arguments = {**self.spec.arguments, **more}
         await self._answer(
             self._handle.build.remote(self.spec.factory, arguments), stage="build", deadline_s=deadline_s
@@ -159,6 +150,11 @@ class RemoteActor:
         with contextlib.suppress(TreadwheelError):
             await self.progress(deadline_s=1.0)
         return describe("it", self.last_progress)
+
+
+def found_no_room(error: TreadwheelError) -> bool:
+    """Whether no process came up in time: no node has what the actor asks for. What fails later found a node."""
+    return isinstance(error, DeadlineError) and error.stage == _STARTING
 
 
 def describe(who: str, progress: Progress | None) -> str:

@@ -25,24 +25,57 @@ class Seats:
         self._vacant: list[ActorSpec] = []
         self._taken: dict[str, ActorSpec] = {}
         """Seats that were vacant, by the name of the worker that joined."""
+        self._outside: dict[str, asyncio.Task[RemoteActor]] = {}
+        """Workers that joined when no seat was vacant, and wait for a node; the first one waits longest."""
 
     async def start(self, spec: ActorSpec) -> RemoteActor:
-        """A running actor whose object is built. A joining worker takes a vacant seat: nothing outside the group can use what it holds."""
-        if spec.kind is ActorKind.ROLLOUT_WORKER and spec.bundle is None:
-            if self._vacant and spec.name not in self._taken:
-                self._taken[spec.name] = self._vacant.pop(0)
-            if seat := self._taken.get(spec.name):
-                spec = replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus)
-        return await RemoteActor.start(spec, placement_group=self._group, deadline_s=self._start_s)
-
-    def vacate(self, spec: ActorSpec) -> None:
-        """The worker has left for good, and its seat, if it had one, is for the next that joins."""
-        seat = self._taken.pop(spec.name, spec)
-        if seat.bundle is not None:
-            self._vacant.append(seat)
+        """A running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
+        actor = await self.spawn(spec)
+        try:
+            await actor.build(deadline_s=self._start_s)
+        except BaseException:
+            await actor.kill()
+            raise
+        return actor
 
     async def spawn(self, spec: ActorSpec) -> RemoteActor:
-        """A process with nothing in it yet."""
+        """A process with nothing in it yet: ranks must know each other's address to be built.
+
+        A joining worker takes a vacant seat: nothing outside the group can use what it holds. Without one it looks for a node outside,
+        until a seat is vacated.
+        """
+        if spec.kind is not ActorKind.ROLLOUT_WORKER or spec.bundle is not None:
+            return await self._spawn(spec)
+        if self._vacant and spec.name not in self._taken:
+            self._taken[spec.name] = self._vacant.pop(0)
+        if spec.name not in self._taken and (actor := await self._spawn_outside(spec)):
+            return actor
+        seat = self._taken[spec.name]
+        return await self._spawn(replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus))
+
+    def vacate(self, spec: ActorSpec) -> None:
+        """The worker has left for good. Its seat, if it had one, is for the worker that waits longest, or for the next that joins."""
+        seat = self._taken.pop(spec.name, spec)
+        if seat.bundle is None:
+            return
+        waiting = next((name for name, outside in self._outside.items() if not outside.done()), None)
+        if waiting is None:
+            self._vacant.append(seat)
+            return
+        self._taken[waiting] = seat
+        self._outside.pop(waiting).cancel()
+
+    async def _spawn_outside(self, spec: ActorSpec) -> RemoteActor | None:
+        """None when the worker was given a seat before it found a node."""
+        outside = self._outside[spec.name] = asyncio.create_task(self._spawn(spec))
+        try:
+            await asyncio.wait({outside})
+        finally:
+            self._outside.pop(spec.name, None)
+            outside.cancel()
+        return None if outside.cancelled() else outside.result()
+
+    async def _spawn(self, spec: ActorSpec) -> RemoteActor:
         return await RemoteActor.spawn(spec, placement_group=self._group, deadline_s=self._start_s)
 
 

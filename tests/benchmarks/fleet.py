@@ -28,6 +28,7 @@ from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
+from deploy.cluster_up.seats import Seats
 from deploy.cluster_up.wiring import production
 
 SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32").split(","))
@@ -174,7 +175,7 @@ async def _measure(size: int) -> dict[str, float]:
         num_ahead=2 * size,
     )
     supervisor = Supervisor(config.supervision, _Silent())
-    start = partial(RemoteActor.start, deadline_s=600.0)
+    start = Seats(None, start_s=600.0).start
     try:
         async with background() as tasks:
             fleet = WorkerPool(

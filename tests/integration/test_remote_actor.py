@@ -18,6 +18,7 @@ from ray.util.placement_group import placement_group
 from cluster.contracts.errors import DataError, FailureKind, LostError, WorkerError
 from cluster.contracts.types import ActorKind, Refusal
 from cluster.remote.actor import ActorSpec, RemoteActor
+from deploy.cluster_up.seats import Seats
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
 from tests.unit.actors.batches import batch_of
 
@@ -69,7 +70,7 @@ async def start(name: str = "w", **spec: Any) -> RemoteActor:
     made = ActorSpec(
         name=name, kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={}, **{"num_cpus": 0.5, **spec}
     )
-    return await RemoteActor.start(made, placement_group=group, deadline_s=120)
+    return await Seats(group, start_s=120).start(made)
 
 
 @contextlib.contextmanager
