@@ -120,6 +120,7 @@ class LearnerConfig(Section):
     num_ranks: Layout[PositiveInt] = 1
     """Data-parallel ranks, sharded by FSDP2 when more than one."""
     cpus_per_rank: Layout[PositiveFloat] = 1.0
+    """Places a rank, and limits nothing. Where all actors together ask for more CPUs than there are, they share them."""
     gpus_per_rank: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
@@ -142,6 +143,8 @@ class LearnerConfig(Section):
 class RolloutConfig(Section):
     num_workers: Layout[PositiveInt] = 1
     cpus_per_worker: Layout[PositiveFloat] = 1.0
+    """Places a worker, as `learner.cpus_per_rank` places a rank. A worker that joins a run whose actors share CPUs shares them too, unless
+    the run is elastic: then it waits for a node."""
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     """OpenMP threads of a worker's engine; None is its CPUs, rounded up."""

@@ -72,6 +72,15 @@ class PlacementPlan:
     def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
         return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
 
+    def notes(self) -> list[str]:
+        """What the run will not have as it was asked, for people."""
+        notes: list[str] = []
+        if self.is_time_shared:
+            notes.append("fewer CPUs than asked for: actors share them")
+        if self.num_missing_workers:
+            notes.append(f"{self.num_missing_workers} more rollout worker(s) join when nodes do")
+        return notes
+
     def resources(self) -> list[dict[str, float]]:
         """For Ray's placement group."""
         return [{"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})} for bundle in self.bundles]

@@ -1,6 +1,5 @@
 """What each actor is made of, and which seat of the placement plan it takes."""
 
-import math
 import os
 import sys
 from dataclasses import replace
@@ -54,16 +53,13 @@ class ActorSpecs:
         )
 
     def joining_worker(self, number: int) -> ActorSpec:
-        """A worker beyond the plan: Ray finds its place, or its autoscaler a node."""
-        config = self._config.rollout
-        num_threads = config.num_threads or math.ceil(config.cpus_per_worker)
-        bundle = Bundle(
-            kind=ActorKind.ROLLOUT_WORKER,
-            index=number,
-            cpus=config.cpus_per_worker,
-            gpus=config.gpus_per_worker,
-            num_threads=num_threads,
-        )
+        """A worker beyond the plan: Ray finds its place, or its autoscaler a node.
+
+        Actors that share CPUs hold all of them. One more shares them too and asks for none, unless the run is elastic: it waits for nodes.
+        """
+        shares = self._placement.is_time_shared and self._config.elastic.max_workers is None
+        planned = self._placement.of(ActorKind.ROLLOUT_WORKER)[0]
+        bundle = replace(planned, index=number, cpus=0.0 if shares else self._config.rollout.cpus_per_worker)
         return replace(self._rollout_worker(bundle), bundle=None)
 
     def _rollout_worker(self, bundle: Bundle) -> ActorSpec:

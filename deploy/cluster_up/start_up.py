@@ -1,5 +1,6 @@
 """Brings a run's actors up: placed, the learner restored, its weights attested; and takes them down again."""
 
+import asyncio
 import contextlib
 import os
 import time
@@ -34,6 +35,8 @@ async def cluster(
     train on; without it the cluster only evaluates.
     """
     placement = placement_of(config)
+    for note in placement.notes():
+        log.event("placement", message=note)
     start_s = config.supervision.start_s
     async with (
         seats(placement, start_s=start_s) as taken,
@@ -103,9 +106,11 @@ async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirec
         log.step(stats.policy_version, step_metrics(summaries, stats))
     sent = await made.weights.publish()
     log.event("published", policy_version=sent.policy_version, digest=sent.digest)
-    if not run_dir.exists(PASSPORT):
+    if not await asyncio.to_thread(run_dir.exists, PASSPORT):
         formula, described = await learner.formula()
-        write_passport(run_dir, config, formula=formula, learner=described, weights_digest=sent.digest)
+        await asyncio.to_thread(
+            write_passport, run_dir, config, formula=formula, learner=described, weights_digest=sent.digest
+        )
 
 
 def _write_status(run_dir: RunDirectory, made: Cluster) -> None:

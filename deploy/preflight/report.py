@@ -82,10 +82,8 @@ def placement_rows(placement: PlacementPlan | None) -> Rows:
     for bundle in placement.bundles:
         gpus = f", {bundle.gpus:g} GPUs" if bundle.gpus else ""
         yield "placement", bundle.name, f"{bundle.cpus:g} CPUs{gpus}, {bundle.num_threads} thread(s)"
-    if placement.is_time_shared:
-        yield "placement", "note", "fewer CPUs than asked for: actors share them"
-    if placement.num_missing_workers:
-        yield "placement", "note", f"{placement.num_missing_workers} more rollout worker(s) join when nodes do"
+    for note in placement.notes():
+        yield "placement", "note", note
 
 
 def memory_rows(memory: Memory) -> Rows:

@@ -1,0 +1,41 @@
+"""What a worker beyond the plan asks Ray for."""
+
+import pytest
+
+from cluster.contracts.config import RunConfig
+from cluster.record.run_directory import RunDirectory
+from cluster.remote.actor import ActorSpec
+from cluster.supervision.placement import ClusterResources, Node, plan
+from deploy.cluster_up.actor_specs import ActorSpecs
+from deploy.config.loading import validated
+
+
+def joining(tmp_path, *, cpus: float, **settings) -> ActorSpec:
+    """Worker 7 of a run whose actors ask for 4.25 CPUs, on a machine with `cpus`."""
+    config: RunConfig = validated(
+        {
+            "model": {"path": "some/model"},
+            "prompts": "file",
+            "learner": {"cpus_per_rank": 2},
+            "rollout": {"cpus_per_worker": 2},
+            **settings,
+        }
+    )
+    placement = plan(config, ClusterResources(nodes=(Node(cpus=cpus),)), needs=())
+    return ActorSpecs(config, placement, RunDirectory(str(tmp_path))).joining_worker(7)
+
+
+def test_a_worker_that_joins_a_roomy_run_asks_for_cpus_of_its_own(tmp_path):
+    spec = joining(tmp_path, cpus=8)
+    assert (spec.name, spec.bundle, spec.num_cpus) == ("rollout-7", None, 2.0)
+
+
+def test_a_worker_that_joins_a_run_whose_actors_share_cpus_shares_them_too(tmp_path):
+    """Seen before: it waited for 2 CPUs of a machine whose CPUs the run held."""
+    spec = joining(tmp_path, cpus=2)
+    assert (spec.num_cpus, spec.arguments["num_threads"], spec.env["OMP_NUM_THREADS"]) == (0.0, 2, "2")
+
+
+@pytest.mark.parametrize("cpus", [2, 8])
+def test_a_worker_that_joins_an_elastic_run_waits_for_a_node(tmp_path, cpus):
+    assert joining(tmp_path, cpus=cpus, elastic={"max_workers": 8}).num_cpus == 2.0
