@@ -136,6 +136,7 @@ class Steering:
     async def _leave_draining_nodes(self) -> None:
         """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
         draining = await draining_nodes()
+        self._drained = {(name, node_id) for name, node_id in self._drained if node_id in draining}
         for actor in self._fleet.workers():
             place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
             if actor.node_id in draining and place not in self._drained:
