@@ -12,15 +12,19 @@ from typing import Any, Protocol
 from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import (
     CheckpointError,
+    ConfigError,
+    DataError,
     DeadlineError,
     FailureKind,
     LostError,
+    StorageError,
     TreadwheelError,
     WorkerError,
+    failure_of_its_actor,
 )
 from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
-from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 
@@ -229,6 +233,18 @@ class LearnerGroup:
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
         self.version = 0
 
+    async def _begin_again(self) -> None:
+        """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""
+        while True:
+            try:
+                return await self._begin()
+            except DeadlineError as error:
+                if not found_no_room(error):
+                    raise
+                self._supervisor.waits_for_room(self._spec_of(error), error)
+            except (ConfigError, StorageError, DataError) as error:
+                raise failure_of_its_actor(error) from error
+
     async def _spawn_all(self) -> list[RemoteActor]:
         """A process for every rank, or none: one that came up alone would keep the seat."""
         spawned = await asyncio.gather(*(self._spawn(spec) for spec in self._specs), return_exceptions=True)
@@ -251,13 +267,19 @@ class LearnerGroup:
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
-        """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent."""
+        """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent, the recorder's too."""
+        if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
+            raise error
         ranks, self._ranks = self._ranks, []
         failed = next((rank for rank in ranks if rank.is_hung or rank.name == error.actor), None)
         await asyncio.gather(*(rank.kill() for rank in ranks))
-        spec = failed.spec if failed else next((s for s in self._specs if s.name == error.actor), self._specs[0])
+        spec = failed.spec if failed else self._spec_of(error)
         await self._supervisor.handle(spec, error, actor=failed)
         return spec
+
+    def _spec_of(self, error: TreadwheelError) -> ActorSpec:
+        """Of the rank that the error names; of the first one when it names none."""
+        return next((spec for spec in self._specs if spec.name == error.actor), self._specs[0])
 
     async def _recover(self, error: TreadwheelError) -> list[tuple[StepStats, list[GroupSummary]]]:
         """New ranks at the ledger's version. Raises when the restart budget is spent."""
@@ -265,7 +287,7 @@ class LearnerGroup:
         while True:
             failed = await self._let_go(error)
             try:
-                await self._begin()
+                await self._begin_again()
                 learned = await self._restore()
             except (WorkerError, DeadlineError, LostError) as again:
                 error = again

@@ -101,6 +101,13 @@ class LedgerError(TreadwheelError):
     """The record of consumed groups contradicts itself or the trajectories on disk."""
 
 
+def failure_of_its_actor(error: TreadwheelError) -> WorkerError | DeadlineError:
+    """A deliberate error as a failure of the one actor that raised it: another actor may do better."""
+    if isinstance(error, WorkerError | DeadlineError):
+        return error
+    return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage)
+
+
 def headline(error: BaseException) -> str:
     """The first line of its message, or its class's name when it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)

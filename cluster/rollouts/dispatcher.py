@@ -13,11 +13,11 @@ from typing import Any
 from cluster.contracts.errors import (
     DataError,
     DeadlineError,
-    FailureKind,
     LostError,
     TreadwheelError,
     WeightsError,
     WorkerError,
+    failure_of_its_actor,
 )
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Refusal, Ticket
@@ -239,7 +239,7 @@ class Dispatcher:
                     await self._stream(lane, actor, jobs)
                     break
                 except (WorkerError, DeadlineError, DataError, WeightsError) as error:
-                    failure = _of_the_worker(error)
+                    failure = failure_of_its_actor(error)  # it broke the schema, or refuses to serve
                     left = [job for job in lane.left_of(jobs) if job.is_wanted]
                     if not isinstance(error, WeightsError):
                         self._blame(lane, left, failure, alone=alone)
@@ -335,10 +335,3 @@ class Dispatcher:
 
     def _note_sampling(self) -> None:
         self._clock.note(is_sampling=any(lane.under_way for lane in self._lanes.values()))
-
-
-def _of_the_worker(error: TreadwheelError) -> WorkerError | DeadlineError:
-    """A batch that breaks the schema, and a worker that refuses to serve, are failures of one worker: another may do better."""
-    if isinstance(error, WorkerError | DeadlineError):
-        return error
-    return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage)

@@ -36,13 +36,15 @@ class Production:
         self._destination = destination
 
     async def start(self) -> None:
-        """Reward, reference and the first worker are up when this returns; in a deterministic run, all workers."""
+        """Reward, reference and the first worker are up when this returns; in a deterministic run, all workers.
+
+        The fleet is kept at its size from now on.
+        """
         await together(self.fleet.start(), *(place.ready() for place in self._scorers.places()))
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Deals tickets and keeps the fleet at its size, for as long as `tasks` run."""
+        """Deals tickets, for as long as `tasks` run."""
         tasks.create_task(self._dispatcher.run())
-        tasks.create_task(self.fleet.run())
 
     @contextlib.asynccontextmanager
     async def generating(self, *, into: Buffer) -> AsyncIterator[None]:

@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError, headline
-from cluster.remote.actor import ActorSpec, RemoteActor
-from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
+from cluster.contracts.errors import FailureKind, TreadwheelError, WorkerError, headline
+from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
+from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor, may_start_again
 
 _TICK_S = 1.0
 _MAX_BACKOFF_S = 60.0
@@ -85,29 +85,27 @@ class WorkerPool:
         self._tasks = tasks
         self._is_deterministic = is_deterministic
         self._members = [self._member(spec) for spec in specs]
+        self._first = frozenset(self._members)
         self._num_wanted = len(specs)
         self._next_number = len(specs)
         self._has_served = False
         self._num_failed_joins = 0
-        """Since a worker joined."""
+        """Since a worker came, or came back."""
         self._backoff_s = supervisor.config.backoff_s
         self._not_before = 0.0
+        self._now = asyncio.get_running_loop().time
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """The first worker serves when this returns; in a deterministic run, all of them."""
+        """The first worker serves when this returns; in a deterministic run, all of them. The fleet is kept at its size from now on."""
         for member in self._members:
             self._tasks.create_task(self._bring_up(member))
+        if not self._is_deterministic:
+            self._tasks.create_task(self._keep_size())
         while not (self.is_complete if self._is_deterministic else self.serving()):
             self._changed.clear()
             await self._changed.wait()
-
-    async def run(self) -> None:
-        """Keeps as many workers as are wanted, for as long as it is not cancelled."""
-        while not self._is_deterministic:
-            self.reconcile()
-            await asyncio.sleep(_TICK_S)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """`listener` is called when a worker comes, or comes back. It must return at once."""
@@ -155,7 +153,7 @@ class WorkerPool:
     def reconcile(self) -> None:
         """Starts workers that are missing, unless the last joins failed a moment ago; sends home those that are too many."""
         staying = [member for member in self._members if not member.is_leaving]
-        if _now() >= self._not_before:
+        if self._now() >= self._not_before:
             for _ in range(len(staying), self._num_wanted):
                 self._add()
         # Those that serve stay: a worker that waits for a node, or for its successor, goes first.
@@ -185,8 +183,10 @@ class WorkerPool:
         size = {"rollout/num_workers": float(len(self.serving())), "rollout/num_wanted": float(self._num_wanted)}
         return size | self._supervisor.drain_stats()
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(member.place.stop() for member in self._members))
+    async def _keep_size(self) -> None:
+        while True:
+            self.reconcile()
+            await asyncio.sleep(_TICK_S)
 
     def _member(self, spec: ActorSpec) -> Member:
         return Member(SupervisedActor(spec, start=self._start, supervisor=self._supervisor, on_start=self._join))
@@ -199,24 +199,20 @@ class WorkerPool:
 
     async def _bring_up(self, member: Member) -> None:
         """Waits for room as long as it takes. A failure is an event while other workers serve or may come."""
-        events = self._supervisor.events
         while True:
             try:
                 actor = await member.place.ready()
                 break
-            except DeadlineError as error:
+            except TreadwheelError as error:
+                if not may_start_again(member.place.spec, error):
+                    raise
                 if member.is_leaving:
                     return
-                events.event("worker_waits", actor=member.name, reason=headline(error))
-            except WorkerError as error:
-                if not member.is_leaving:
-                    self._give_up(member, error)
-                return
-        self._has_served = True
-        self._num_failed_joins = 0
-        self._backoff_s = self._supervisor.config.backoff_s
-        events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
-        self._notify()
+                if not found_no_room(error):
+                    return self._give_up(member, error)
+                self._supervisor.waits_for_room(member.place.spec, error)
+        self._supervisor.events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
+        self._note_arrival()
 
     def _give_up(self, member: Member, error: TreadwheelError) -> None:
         """The place is empty again; `reconcile` fills it later. Raises `error` when that would be no use."""
@@ -224,16 +220,23 @@ class WorkerPool:
         self._left(member.place.spec)
         self._supervisor.events.event("worker_not_joined", actor=member.name, reason=headline(error))
         self._num_failed_joins += 1
-        if self._is_hopeless():
+        if self._is_hopeless(error):
             raise error
         # Several that fail at the same time count once: their cause is most likely the same.
-        if _now() >= self._not_before:
-            self._not_before = _now() + self._backoff_s
+        if self._now() >= self._not_before:
+            self._not_before = self._now() + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
-    def _is_hopeless(self) -> bool:
+    def _is_hopeless(self, error: TreadwheelError) -> bool:
+        """Whether a join that failed with `error` leaves nobody who serves or may come."""
+        is_wrong_setting = error.kind is FailureKind.REFUSAL and not self._has_served
+        if is_wrong_setting or self._is_deterministic:  # a deterministic run has no other worker for the place
+            return True
+        # A worker that served is healed within its own budget, or finishes what it has; a first one has not failed yet.
+        if any(member.place.has_served or member in self._first for member in self._members):
+            return False
         num_spare = self._supervisor.config.max_restarts if self._has_served else 0
-        return not self.serving() and self._num_failed_joins >= self._num_wanted + num_spare
+        return self._num_failed_joins >= self._num_wanted + num_spare
 
     async def _heal(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> None:
         """Another actor in the place of one that failed, unless the worker was to leave anyway."""
@@ -242,10 +245,11 @@ class WorkerPool:
             return
         try:
             await member.place.replace(actor, error)
-        except WorkerError:
-            if not member.is_leaving:
-                raise
-        self._notify()
+        except WorkerError as failure:
+            if member.is_leaving and failure.actor == member.name:
+                return
+            raise
+        self._note_arrival()
 
     async def _retire(self, member: Member) -> None:
         await member.idle()
@@ -254,11 +258,11 @@ class WorkerPool:
         self._left(member.place.spec)
         self._supervisor.events.event("worker_left", actor=member.name)
 
-    def _notify(self) -> None:
+    def _note_arrival(self) -> None:
+        """A worker came, or came back: the next that fails to join is the first again."""
+        self._has_served = True
+        self._num_failed_joins = 0
+        self._backoff_s = self._supervisor.config.backoff_s
         self._changed.set()
         for listener in self._listeners:
             listener()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

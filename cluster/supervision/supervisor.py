@@ -9,14 +9,34 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from cluster.contracts.config import SupervisionConfig
-from cluster.contracts.errors import DeadlineError, FailureKind, TreadwheelError, WorkerError, headline
+from cluster.contracts.errors import (
+    ConfigError,
+    DataError,
+    DeadlineError,
+    FailureKind,
+    StorageError,
+    TreadwheelError,
+    WorkerError,
+    failure_of_its_actor,
+    headline,
+)
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
-from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.supervision.policy import Abort, Drain, Failure, History, Restart, decide
 from cluster.supervision.tasks import beside
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
+
+
+def may_start_again(spec: ActorSpec, error: TreadwheelError) -> bool:
+    """Whether another start may succeed where one of this kind did before: a machine without the model's folder, or a hub that does
+    not answer, raises what a wrong setting raises.
+
+    Not after a verdict on the weights, nor after a failure of another actor that this one waited for.
+    """
+    is_of_its_machine = isinstance(error, WorkerError | DeadlineError | ConfigError | StorageError | DataError)
+    return is_of_its_machine and error.actor in (None, spec.name)
 
 
 class Supervisor:
@@ -44,6 +64,13 @@ class Supervisor:
                 await asyncio.sleep(delay_s)
             case Drain():
                 raise AssertionError(f"{spec.name} failed and is not to be drained: only a node that leaves is")
+
+    def waits_for_room(self, spec: ActorSpec, error: TreadwheelError) -> None:
+        """No node has room for the actor yet: an event, and nobody's failure."""
+        reason = headline(error)
+        asked = f"{spec.num_cpus:g} CPUs and {spec.num_gpus:g} GPUs"
+        message = f"{spec.name} waits for a node with {asked} free: {reason}"
+        self.events.event("worker_waits", actor=spec.name, reason=reason, message=message)
 
     def drain_stats(self) -> dict[str, float]:
         """Restarts since the last call, and why."""
@@ -107,7 +134,8 @@ class SupervisedActor:
         self._supervisor = supervisor
         self._healing = asyncio.Lock()
         self._starting_since = time.time()
-        self._has_served = False
+        self.has_served = False
+        """Whether an actor came up here before."""
         self._is_stopped = False
         self._starting: asyncio.Future[RemoteActor] | None = None
 
@@ -184,22 +212,26 @@ class SupervisedActor:
             actor = await self._started()
             if self._on_start is not None:
                 await self._on_start(actor)
-        except (WorkerError, DeadlineError) as error:  # it failed while getting ready: that is one more failure
+        except TreadwheelError as error:  # it failed while getting ready: that is one more failure
             if actor is not None:
                 await actor.kill()
+            if not may_start_again(self.spec, error):
+                raise
             if self._is_stopped:
-                raise
+                raise self._unwanted() from error
             # What never came up for another reason than a death is not healed by trying again.
-            if not self._has_served and error.kind is not FailureKind.DEATH:
+            if not self.has_served and error.kind is not FailureKind.DEATH:
                 raise
-            await self._supervisor.handle(self.spec, error, actor=actor)
+            if found_no_room(error):
+                return self._supervisor.waits_for_room(self.spec, error)
+            await self._supervisor.handle(self.spec, failure_of_its_actor(error), actor=actor)
             return
         except BaseException:
             if actor is not None:
                 await actor.kill()
             raise
         # Nothing runs between here and the return of `on_start`: no broadcast can miss the new actor.
-        self.actor, self._has_served = actor, True
+        self.actor, self.has_served = actor, True
         if self._is_stopped:
             await self.stop()
             raise self._unwanted()

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, DataError, FailureKind, LostError, WorkerError
+from cluster.contracts.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeadlineError,
+    FailureKind,
+    LostError,
+    WorkerError,
+)
 from cluster.contracts.types import ActorKind, Group, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
@@ -89,6 +97,7 @@ class ScriptedRecorder(ScriptedRank):
                 return [group_summary(0)]
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        self._scene.fail(method, 0)
         return list(self._scene.recorded[args[0]])
 
 
@@ -174,6 +183,39 @@ async def test_deaths_while_it_starts_and_restores_are_healed():
     assert scene.events.kinds() == ["failure", "failure", "learner_loaded", "failure", "recovery"]
 
 
+async def test_a_learner_that_died_waits_for_a_node_without_spending_its_budget():
+    late = DeadlineError("learner-0 did not finish 'start' within 60 s", actor="learner-0", stage="start")
+    scene = Scene()
+    await scene.group.start()
+    scene.failures += [("update", 0, death("learner-0", "update")), *[("spawn", 0, late)] * 10]
+    await scene.learn(1)
+    assert scene.group.version == 1
+    assert scene.events.kinds() == ["learner_loaded", "failure", *["worker_waits"] * 10, "recovery"]
+
+
+async def test_a_machine_without_the_model_is_one_more_failure_of_a_learner_that_was_up():
+    scene = Scene()
+    await scene.group.start()
+    no_model = ConfigError("model.path='/mnt/model' does not load", actor="learner-0", stage="build")
+    scene.failures += [("update", 0, death("learner-0", "update")), ("build", 0, no_model)]
+    await scene.learn(1)
+    assert scene.group.version == 1
+    assert [event.get("failure") for event in scene.events.events[1:]] == ["death", "error", None]
+
+
+async def test_a_recorder_that_is_lost_for_good_is_no_failure_of_the_learner():
+    scene = Scene(max_restarts=1)
+    await scene.group.start()
+    scene.failures += [("update", 0, death("learner-0", "update")), *[("read", 0, death("recorder", "read"))] * 2]
+    with pytest.raises(WorkerError, match="1 restarts of recorder"):
+        await scene.learn(1)
+    assert [event["actor"] for event in scene.events.events if event["kind"] == "failure"] == [
+        "learner-0",
+        "recorder",
+        "recorder",
+    ]
+
+
 async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():
     scene = Scene(("build", 0, WorkerError("learner-0 failed in 'build': KeyError: 'model'")))
     with pytest.raises(WorkerError, match="KeyError"):
@@ -238,16 +280,16 @@ async def test_steps_learned_again_are_saved_on_the_way_so_that_a_second_death_l
     await scene.group.start()
     await scene.learn(5)
     assert scene.saves == []
-    scene.failures.append(("update", 5, death("update")))
+    scene.failures.append(("update", 5, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.saves == [2, 4, 6] and scene.group.saved_version == 6
-    scene.failures.append(("update", 6, death("update")))
+    scene.failures.append(("update", 6, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.events.events[-1]["rolled_back_to"] == 6 and scene.events.events[-1]["steps_learned_again"] == 1
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
-    scene = Scene(("update", 1, death("update")), num_steps=2, checkpoint={"every_steps": 1})
+    scene = Scene(("update", 1, death("learner-0", "update")), num_steps=2, checkpoint={"every_steps": 1})
     await scene.group.start()
     await scene.learn(2)
     assert scene.saves == [1] and scene.group.is_save_due()

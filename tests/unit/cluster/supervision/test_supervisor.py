@@ -1,14 +1,16 @@
 """What was decided is done: a failure waits out its back-off or ends the run; an actor whose node leaves is let go."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from cluster.contracts.config import SupervisionConfig
-from cluster.contracts.errors import WeightsError, WorkerError
+from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
 from cluster.remote.actor import RemoteActor
-from cluster.supervision.supervisor import Supervisor, heartbeats
-from tests.fakes import ListedEvents, actor_spec, death
+from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
+from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, death
+from tests.unit.cluster.simulated_time import simulated
 
 DEATH = death("rollout-0")
 
@@ -38,6 +40,57 @@ async def test_an_actor_whose_node_leaves_is_let_go_and_costs_no_restart(supervi
     (event,) = supervisor.events.events
     assert (event["failure"], event["decision"], event["reason"]) == ("termination", "drain", "node node-1 goes away")
     await supervisor.handle(actor_spec("rollout-0"), DEATH, actor=None)
+
+
+def place(*failures: TreadwheelError) -> tuple[SupervisedActor, ListedEvents]:
+    """A place where an actor serves, with the default budget; its next starts fail so."""
+    left = [None, *failures]
+    events = ListedEvents()
+
+    async def start(spec):
+        if error := left.pop(0) if left else None:
+            raise error
+        return ScriptedWorker(spec, lambda ticket: None)
+
+    spec = replace(actor_spec("rollout-0"), num_cpus=2.0, num_gpus=1.0)
+    return SupervisedActor(spec, start=start, supervisor=Supervisor(SupervisionConfig(), events)), events
+
+
+@simulated
+async def test_waiting_for_a_node_spends_no_restart():
+    """Seen before: nine deadlines within `window_s` ended the run."""
+    late = DeadlineError("rollout-0 did not finish 'start' within 60 s", actor="rollout-0", stage="start")
+    where, events = place(*[late] * 10)
+    await where.replace(await where.ready(), DEATH)
+    assert where.actor is not None
+    assert events.kinds() == ["failure", *["worker_waits"] * 10, "recovery"]
+    assert events.events[1]["message"] == (
+        "rollout-0 waits for a node with 2 CPUs and 1 GPUs free: rollout-0 did not finish 'start' within 60 s"
+    )
+
+
+@simulated
+async def test_a_machine_without_the_model_is_one_more_failure_of_a_worker_that_served():
+    where, events = place(ConfigError("model.path='/mnt/model' does not load", actor="rollout-0", stage="build"))
+    await where.replace(await where.ready(), DEATH)
+    assert where.actor is not None
+    assert [event.get("failure") for event in events.events] == ["death", "error", None]
+
+
+@pytest.mark.parametrize(
+    "fatal",
+    [
+        WeightsError("2 of 3 workers: off by 3 nats"),
+        WorkerError("learner-0: killed; the restart budget is spent", actor="learner-0"),
+    ],
+)
+@simulated
+async def test_a_verdict_on_the_weights_and_another_actors_failure_are_not_tried_again(fatal):
+    where, _ = place(fatal)
+    actor = await where.ready()
+    with pytest.raises(type(fatal)) as caught:
+        await where.replace(actor, DEATH)
+    assert caught.value is fatal
 
 
 async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
