@@ -4,7 +4,8 @@ The transport moves the bytes and asks for the proofs; `Weights` decides which w
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from cluster.contracts.config import WeightsConfig
@@ -31,6 +32,10 @@ class Weights:
         self._is_published = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._is_sent.set()
+        self._num_overtaken = 0
+        """Workers that load again because a broadcast overtook their first load: the next one waits for them."""
+        self._none_overtaken = asyncio.Event()
+        self._none_overtaken.set()
         self._last: BroadcastStats | None = None
 
     @classmethod
@@ -48,8 +53,10 @@ class Weights:
     async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
         """Publishes, and loads on every living worker. Those that fail are being replaced when this returns, and serve nothing.
 
-        Raises WeightsError when more than half of them cannot prove the version.
+        Waits first for workers that the last broadcast overtook while they joined. Raises WeightsError when more than half of the
+        living ones cannot prove the version.
         """
+        await self._none_overtaken.wait()
         self._is_sent.clear()
         try:
             while True:
@@ -65,31 +72,18 @@ class Weights:
         return stats
 
     async def join(self, worker: ActorHandle) -> None:
-        """Loads on a worker that is not in the fleet yet: again if a newer version was published meanwhile.
+        """Loads on a worker that is not in the fleet yet: a second time if a newer version was published meanwhile.
 
-        A broadcast under way does not know of this worker, so it waits for its end. Between the last check and the worker's
-        joining nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the worker's.
+        A broadcast under way does not know of this worker, so it waits for its end. The next broadcast waits for the second load: a
+        worker whose load takes longer than a step would never join otherwise. Between the last check and the worker's joining
+        nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the worker's.
         """
         await self._is_published.wait()
-        version = -1
-        while version != self._version or not self._is_sent.is_set():
-            await self._is_sent.wait()
-            stats = await self._transport.catch_up([worker])
-            version = stats.policy_version
-            for _, error in self._failures(stats):
-                if not isinstance(error, LostError):
-                    raise error
-                await self.publish()  # the buckets went with a node
-                version = -1
-            for proof in stats.attestations:
-                self._events.event(
-                    "attested",
-                    actor=proof.worker,
-                    policy_version=proof.policy_version,
-                    canary_mean_error=proof.canary_mean_error,
-                    noise_floor=proof.noise_floor,
-                    distinguishable=proof.distinguishable,
-                )
+        if await self._catch_up(worker):
+            return
+        with self._holding_broadcasts():
+            while not await self._catch_up(worker):
+                pass  # the weights went with a node: they are published anew
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last broadcast."""
@@ -112,6 +106,38 @@ class Weights:
                 "weights/pause_s": max(proof.pause_seconds for proof in proofs),
             }
         return stats
+
+    async def _catch_up(self, worker: ActorHandle) -> bool:
+        """Loads what was published last. False when it was published over meanwhile, or went with its node and is published anew."""
+        await self._is_sent.wait()
+        stats = await self._transport.catch_up([worker])
+        for _, error in self._failures(stats):
+            if not isinstance(error, LostError):
+                raise error
+            await self.publish()
+            return False
+        for proof in stats.attestations:
+            self._events.event(
+                "attested",
+                actor=proof.worker,
+                policy_version=proof.policy_version,
+                canary_mean_error=proof.canary_mean_error,
+                noise_floor=proof.noise_floor,
+                distinguishable=proof.distinguishable,
+            )
+        return stats.policy_version == self._version and self._is_sent.is_set()
+
+    @contextlib.contextmanager
+    def _holding_broadcasts(self) -> Iterator[None]:
+        """No broadcast begins while this is open, however often."""
+        self._num_overtaken += 1
+        self._none_overtaken.clear()
+        try:
+            yield
+        finally:
+            self._num_overtaken -= 1
+            if not self._num_overtaken:
+                self._none_overtaken.set()
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
         if stats.policy_version != self._version:

@@ -10,6 +10,7 @@ from cluster.contracts.errors import ConfigError, LostError, TreadwheelError, We
 from cluster.contracts.types import BroadcastStats
 from cluster.weights.broadcast import Weights, verdict
 from tests.fakes import ListedEvents, attestation, death
+from tests.unit.cluster.simulated_time import simulated
 
 
 class ScriptedWorker:
@@ -86,6 +87,72 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
     transport.loading.set()
     await asyncio.gather(joining, sending)
     assert (fleet.workers()[0].version, new.version) == (1, 1)
+
+
+class SlowTransport(ScriptedTransport):
+    """A joining worker loads for 10 s, those of the fleet for 1 s."""
+
+    num_catching_up = 0
+
+    async def broadcast(self, learner: Any, workers: Any) -> BroadcastStats:
+        self.version += 1
+        await asyncio.sleep(1.0)
+        return await self._deliver(workers)
+
+    async def catch_up(self, workers: Any) -> BroadcastStats:
+        self.num_catching_up += 1
+        sent = await self._deliver(workers)
+        await asyncio.sleep(10.0)
+        return sent
+
+
+async def broadcasting(weights: Weights, fleet: Fleet, *, num_steps: int) -> list[float]:
+    """Steps of 5 s; when each of their broadcasts was over."""
+    ended: list[float] = []
+    for _ in range(num_steps):
+        await asyncio.sleep(5.0)
+        await weights.broadcast(fleet)
+        ended.append(asyncio.get_running_loop().time())
+    return ended
+
+
+@simulated
+async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_load():
+    """Seen before: each load was overtaken by the next broadcast, and no worker ever joined."""
+    transport = SlowTransport()
+    weights = weights_over(transport, num_workers=3)
+    await weights.publish()  # until second 1
+    fleet, new = Fleet("old"), [ScriptedWorker("a"), ScriptedWorker("b")]
+
+    async def join(worker: ScriptedWorker) -> float:
+        await weights.join(worker)
+        fleet.workers().append(worker)
+        return asyncio.get_running_loop().time()
+
+    *joined, ended = await asyncio.gather(*map(join, new), broadcasting(weights, fleet, num_steps=4))
+    assert joined == [21.0, 21.0], "both load from second 1 to 11 and again from 11 to 21, side by side"
+    assert transport.num_catching_up == 4
+    # The first broadcast, from 6 to 7, overtakes both. The second one, due at second 12, waits for them.
+    assert ended == [7.0, 22.0, 28.0, 34.0]
+    assert [worker.version for worker in fleet.workers()] == [4, 4, 4]
+
+
+@simulated
+async def test_a_worker_that_dies_at_its_second_load_holds_no_broadcast_any_longer():
+    transport = SlowTransport()
+    weights = weights_over(transport, num_workers=2)
+    await weights.publish()
+
+    async def die_at_the_second_load() -> None:
+        joining = asyncio.create_task(weights.join(ScriptedWorker("new")))
+        await asyncio.sleep(1.0)
+        transport.errors["new"] = [death("new", "load")]
+        with pytest.raises(WorkerError, match="died"):
+            await joining
+
+    _, ended = await asyncio.gather(die_at_the_second_load(), broadcasting(weights, Fleet("old"), num_steps=3))
+    assert transport.num_catching_up == 2
+    assert ended == [7.0, 22.0, 28.0], "the second load ends at second 21"
 
 
 async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():
