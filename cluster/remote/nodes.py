@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Generic, TypeVar
 
 import psutil
 import ray
@@ -12,25 +13,67 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.remote.failures import answer_of
 
+T = TypeVar("T")
+
 _ANSWER_S = 30.0
 """What a question about the cluster may take: the head node keeps the answers at hand."""
+
+_MAX_AGE_S = 3.0
+"""How old an answer may be that is given again: hundreds of actors that wait for their seats ask every few seconds each."""
 
 _EXIT_S = 1.0
 """What a process that was told to end gets to do so."""
 
 
+class SharedAnswer(Generic[T]):
+    """One question to Ray's head node: asked once for all that want the answer within `_MAX_AGE_S`."""
+
+    def __init__(self, question: Callable[[], T]) -> None:
+        """`question` is asked in a thread."""
+        self._question = question
+        self._asked: asyncio.Task[T] | None = None
+        self._asked_at = 0.0
+
+    async def get(self) -> T:
+        """Raises DeadlineError when the head node does not answer."""
+        loop = asyncio.get_running_loop()
+        is_of_this_loop = self._asked is not None and self._asked.get_loop() is loop
+        if self._asked is None or not is_of_this_loop or loop.time() - self._asked_at > _MAX_AGE_S:
+            self._asked, self._asked_at = loop.create_task(_answer(self._question)), loop.time()
+            # An error that nobody waits for any more is no news: all of them were cancelled.
+            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        return await asyncio.shield(self._asked)  # one that is cancelled does not take the answer from the others
+
+
 async def draining_nodes() -> set[str]:
     """Ids of nodes that announced that they go away (spot termination, scale-down)."""
-    from ray._private.state import state  # Ray has no public name for it
-
-    return set(await _asked(state.get_draining_nodes))
+    return await _answer(_draining_nodes)
 
 
 async def is_seat_lost(placement_group: Any, seat: int) -> bool:
-    """Whether the seat's node is dead or draining: Ray starts no actor there, and has not placed the seat anew yet."""
-    table = await _asked(placement_group_table, placement_group)
-    alive = {node["NodeID"] for node in await _asked(ray.nodes) if node["Alive"]}
-    return table["bundles_to_node_id"].get(seat) not in alive - await draining_nodes()
+    """Whether the seat's node is dead or draining: Ray starts no actor there, and has not placed the seat anew yet.
+
+    As of `_MAX_AGE_S` ago at the earliest.
+    """
+    return seat not in await _good_seats_of(placement_group).get()
+
+
+@lru_cache(maxsize=1)  # a run has one placement group
+def _good_seats_of(placement_group: Any) -> SharedAnswer[set[int]]:
+    return SharedAnswer(partial(_good_seats, placement_group))
+
+
+def _good_seats(placement_group: Any) -> set[int]:
+    """Seats of the group whose node lives and stays. The group is asked first: its nodes are then all known."""
+    node_of_seat = placement_group_table(placement_group)["bundles_to_node_id"]
+    staying = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - _draining_nodes()
+    return {seat for seat, node_id in node_of_seat.items() if node_id in staying}
+
+
+def _draining_nodes() -> set[str]:
+    from ray._private.state import state  # Ray has no public name for it
+
+    return set(state.get_draining_nodes())
 
 
 async def kill_on_node(pid: int, node_id: str) -> None:
@@ -52,7 +95,7 @@ def _kill_process(pid: int) -> None:
         process.kill()
 
 
-async def _asked(question: Callable[..., Any], *args: Any) -> Any:
+async def _answer(question: Callable[[], T]) -> T:
     """Ray's head node may be gone, and Ray itself waits long."""
-    call = asyncio.to_thread(question, *args)
-    return await answer_of(call, actor="Ray's head node", stage=question.__name__, deadline_s=_ANSWER_S)
+    call = asyncio.to_thread(question)
+    return await answer_of(call, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)

@@ -1,0 +1,89 @@
+"""What Ray's head node is asked about nodes and seats, and how often."""
+
+import asyncio
+
+import pytest
+import ray
+from ray._private.state import state
+
+from cluster.contracts.errors import WorkerError
+from cluster.contracts.types import ActorKind
+from cluster.remote import nodes
+from cluster.remote.actor import ActorSpec, RemoteActor
+
+
+class HeadNode:
+    """Seat 0 is on a node that stays, seat 1 on one that goes away, seat 2 on a dead one; seat 3 waits for a node."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def table(self, group: object) -> dict[str, object]:
+        self.asked.append("seats")
+        return {"bundles_to_node_id": {0: "stays", 1: "leaves", 2: "dead"}}
+
+    def nodes(self) -> list[dict[str, object]]:
+        self.asked.append("nodes")
+        return [{"NodeID": name, "Alive": name != "dead"} for name in ("stays", "leaves", "dead")]
+
+    def draining(self) -> dict[str, int]:
+        self.asked.append("draining")
+        return {"leaves": 0}
+
+
+@pytest.fixture
+def head(monkeypatch) -> HeadNode:
+    head = HeadNode()
+    monkeypatch.setattr(nodes, "placement_group_table", head.table)
+    monkeypatch.setattr(ray, "nodes", head.nodes)
+    monkeypatch.setattr(state, "get_draining_nodes", head.draining)
+    return head
+
+
+async def test_a_seat_is_lost_when_its_node_is_dead_or_goes_away_or_is_not_found_yet(head):
+    group = object()
+    assert [await nodes.is_seat_lost(group, seat) for seat in range(4)] == [False, True, True, True]
+
+
+async def test_fifty_actors_that_start_at_the_same_time_ask_each_question_once(head, monkeypatch):
+    """Seen before: each one asked all three questions, and again every two seconds."""
+
+    async def spawn(spec: ActorSpec, *, deadline_s: float, **options: object) -> RemoteActor:
+        return RemoteActor(spec, None, 1, "stays")
+
+    monkeypatch.setattr(RemoteActor, "_spawn", spawn)
+    group = object()
+    specs = [
+        ActorSpec(name=f"a{number}", kind=ActorKind.LEARNER, factory="f:f", arguments={}, bundle=0)
+        for number in range(50)
+    ]
+    await asyncio.gather(*(RemoteActor.spawn(spec, placement_group=group, deadline_s=10) for spec in specs))
+    assert head.asked == ["seats", "nodes", "draining"]
+
+
+async def test_an_answer_that_is_too_old_is_asked_for_again(head, monkeypatch):
+    group = object()
+    await nodes.is_seat_lost(group, 0)
+    monkeypatch.setattr(nodes, "_MAX_AGE_S", -1.0)
+    await nodes.is_seat_lost(group, 0)
+    assert head.asked == ["seats", "nodes", "draining"] * 2
+
+
+async def test_one_that_gives_up_waiting_does_not_take_the_answer_from_the_others(head):
+    group = object()
+    first, second = (asyncio.create_task(nodes.is_seat_lost(group, 0)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second is False and first.cancelled()
+    assert head.asked.count("seats") == 1
+
+
+async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(head, monkeypatch):
+    def gone(group: object) -> dict[str, object]:
+        head.asked.append("seats")
+        raise ray.exceptions.RpcError("unavailable")
+
+    monkeypatch.setattr(nodes, "placement_group_table", gone)
+    group = object()
+    errors = await asyncio.gather(*(nodes.is_seat_lost(group, 0) for _ in range(2)), return_exceptions=True)
+    assert [type(error) for error in errors] == [WorkerError] * 2 and head.asked == ["seats"]
