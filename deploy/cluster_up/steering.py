@@ -71,7 +71,7 @@ class Steering:
             yield
             return
         self._log.add(self)
-        self._run_dir.remove(CONTROL)  # an old order is not for this driver
+        await asyncio.to_thread(self._run_dir.remove, CONTROL)  # an old order is not for this driver
         self._set(self._config.rollout.num_workers, why="asked for")
         async with background() as tasks:
             tasks.create_task(self._every(_POLL_S, self._look))
