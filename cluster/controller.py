@@ -71,7 +71,9 @@ class Rollouts(Protocol[_Into]):
         """These groups were lost after they were taken."""
         ...
 
-    async def evaluate(self, tickets: Sequence[Ticket]) -> HeldOut: ...
+    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOut:
+        """Raises DeadlineError when nothing moves for `stall_s`."""
+        ...
 
     def drain_stats(self) -> dict[str, float]: ...
 
@@ -122,21 +124,25 @@ class Evaluator:
     source: PromptSource
     sampling: SamplingParams
     seed: int
+    stall_s: float
+    """As the plan's."""
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
     async def run(self, rollouts: Rollouts[Any], *, version: int) -> dict[str, float]:
         """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
         began = time.monotonic()
-        held_out = await rollouts.evaluate(await self._made(version))
-        rewards = [value for summary in held_out.summaries for value in summary.known_rewards]
-        num_trajectories = sum(summary.num_trajectories for summary in held_out.summaries)
+        held_out = await rollouts.evaluate(await self._made(version), stall_s=self.stall_s)
+        # Groups come as they finish: a sum in that order would not be the same bit for bit.
+        summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
+        rewards = [value for summary in summaries for value in summary.known_rewards]
+        num_trajectories = sum(summary.num_trajectories for summary in summaries)
         return {
-            "eval/reward": mean_reward(held_out.summaries),
+            "eval/reward": mean_reward(summaries),
             "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
             "eval/num_failed": float(num_trajectories - len(rewards)),
             "eval/num_dropped": float(held_out.num_dropped),
-            "eval/num_prompts": float(len(held_out.summaries)),
+            "eval/num_prompts": float(len(summaries)),
             "time/eval_s": time.monotonic() - began,
         }
 

@@ -17,6 +17,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice
+from cluster.sinks.console import console
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import Steering
@@ -110,24 +111,30 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
     evaluator = make_evaluator(config)
     if evaluator is None:
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
-    log = MetricLog([])
-    async with connected(address), cluster(config, run_dir, Ledger(run_dir), log) as made:
-        return await evaluator.run(made.production, version=0)
+    with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # a judge that fails is told of
+        async with connected(address), cluster(config, run_dir, Ledger(run_dir), log) as made:
+            return await evaluator.run(made.production, version=0)
 
 
 def plan_of(config: RunConfig) -> Plan:
-    """What the loop must know of a run. Each wait has a deadline of its own: `stall_s` is for what they all missed."""
-    judging_s = config.reward.timeout_s * config.buffer.trajectories_per_group + 60.0
+    """What the loop must know of a run."""
     stop_nats = config.mismatch.stop_nats
     return Plan(
         num_steps=config.num_steps,
         groups_per_step=config.buffer.groups_per_step,
         max_off_policy_steps=config.buffer.max_off_policy_steps,
-        stall_s=config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s,
+        stall_s=stall_s(config),
         evaluate_every_steps=config.evaluation.every_steps,
         mismatch_alarm_nats=config.mismatch.alarm_nats,
         mismatch_stop_nats=float("inf") if stop_nats is None else stop_nats,
     )
+
+
+def stall_s(config: RunConfig) -> float:
+    """Longest wait for any group to move. Each wait below it has a deadline of its own: this one is for what they all missed."""
+    num_trajectories = max(config.buffer.trajectories_per_group, config.evaluation.num_samples)
+    judging_s = config.reward.timeout_s * num_trajectories + 60.0
+    return config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
 
 
 def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> Buffer:
@@ -167,4 +174,5 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
             max_tokens=config.sampling.max_tokens, temperature=config.evaluation.temperature, stop=config.sampling.stop
         ),
         seed=config.seed,
+        stall_s=stall_s(config),
     )

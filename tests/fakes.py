@@ -87,14 +87,17 @@ def attestation(worker: str, version: int, *, digest: str = "", **fields: Any) -
 
 
 class ScriptedWorker:
-    """A rollout worker that does what `script(ticket)` says: None finishes the group, a Refusal takes its place, an error is raised."""
+    """A rollout worker that does what `script(ticket)` says: None finishes the group, a Refusal takes its place, an error is raised.
 
-    def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | Refusal | None]) -> None:
+    An Event keeps the group, and those behind it in its call, under way until it is set, or the worker is killed.
+    """
+
+    def __init__(self, spec: ActorSpec, script: Callable[[Ticket], Exception | Refusal | asyncio.Event | None]) -> None:
         self.spec = spec
         self.pid = 1
         self.node_id = "node-1"
         self.is_hung = False
-        self.is_dead = False
+        self._death = asyncio.Event()
         self.last_progress = None
         self.calls: list[list[int]] = []
         self._script = script
@@ -102,6 +105,10 @@ class ScriptedWorker:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def is_dead(self) -> bool:
+        return self._death.is_set()
 
     async def stream_batches(
         self, method: str, tickets: list[Ticket], *, deadline_s: float
@@ -112,9 +119,13 @@ class ScriptedWorker:
             if self.is_dead:
                 raise death(self.name)
             outcome = self._script(ticket)
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, asyncio.Event):
+                await first_of(outcome, self._death)
+                if self.is_dead:
+                    raise death(self.name)
+            elif isinstance(outcome, Exception):
                 raise outcome
-            if outcome is not None:
+            elif outcome is not None:
                 yield outcome, None
                 continue
             yield (
@@ -123,7 +134,7 @@ class ScriptedWorker:
             )
 
     async def kill(self) -> None:
-        self.is_dead = True
+        self._death.set()
 
 
 class ScriptedScorer:
@@ -132,11 +143,12 @@ class ScriptedScorer:
     def __init__(
         self, spec: ActorSpec, score: Callable[[int], GroupSummary], *, gate: asyncio.Event | None = None
     ) -> None:
-        """A closed `gate` keeps every group waiting."""
+        """A closed `gate` keeps every group waiting, until the scorer is killed."""
         self.spec = spec
         self.pid = 2
         self.node_id = "node-1"
         self._gate = gate
+        self._death = asyncio.Event()
         self.is_hung = False
         self.last_progress = None
         self.scored: list[int] = []
@@ -150,7 +162,18 @@ class ScriptedScorer:
         self.scored.append(object_ref)
         await asyncio.sleep(0)
         if self._gate is not None:
-            await self._gate.wait()
+            await first_of(self._gate, self._death)
+            if self._death.is_set():
+                raise death(self.name, "score")
         return self._score(object_ref), object_ref
 
-    async def kill(self) -> None: ...
+    async def kill(self) -> None:
+        self._death.set()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for each in waiting:
+        each.cancel()

@@ -17,7 +17,7 @@ from actors.chat.formatter import ChatFormatter
 from actors.rollout.engine_thread import EngineThread, Update
 from actors.rollout.group import GroupInProgress
 from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.errors import DataError, DeadlineError, WeightsError, WorkerError, headline
+from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
@@ -100,7 +100,7 @@ class RolloutWorker:
         A ticket's surplus trajectories are aborted when its group is finished.
 
         All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
-        requests. Raises WeightsError without attested weights, WorkerError when the engine ends, DeadlineError when it stands still.
+        requests. Raises WeightsError without attested weights, EngineError when the engine ends, DeadlineError when it stands still.
         """
         groups: list[GroupInProgress] = []
         for ticket in tickets:
@@ -190,7 +190,7 @@ class RolloutWorker:
         )
 
     def stop(self) -> None:
-        """Ends the engine; calls that wait raise WorkerError."""
+        """Ends the engine; calls that wait raise EngineError."""
         self._engine.stop()
 
     def _group(self, ticket: Ticket) -> GroupInProgress:
@@ -249,9 +249,9 @@ class RolloutWorker:
             f"(rollout.timeout_s={self._timeout_s:g})"
         )
 
-    def _end_of_engine(self) -> WorkerError:
+    def _end_of_engine(self) -> EngineError:
         cause = self._engine.ended.exception()
-        error = WorkerError(f"{self._name}: the engine ended: {type(cause).__name__}: {cause}")
+        error = EngineError(f"{self._name}: the engine ended: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         return error
 

@@ -79,6 +79,10 @@ class WorkerError(TreadwheelError):
     kind = FailureKind.ERROR
 
 
+class EngineError(WorkerError):
+    """A worker's engine ended, and with it everything that it was sampling."""
+
+
 class LostError(TreadwheelError):
     """Objects went with the node that held them; they can be made again."""
 

@@ -1,17 +1,13 @@
 """Where judged groups go: into the buffer to be trained on, or into the numbers of an evaluation."""
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.failed_rewards import describe
 from cluster.rollouts.scoring import Scorers
-
-_MOST_TOLD = 16
-"""Kinds of failure that the console shows in a run; further ones are in the events."""
 
 Keep = Callable[[GroupSummary], bool]
 """Which finished groups are worth training on."""
@@ -48,7 +44,6 @@ class TrainingGroups:
         self._keep = keep
         self._max_failed_share = max_failed_share
         self._events = events
-        self._failed_rewards = FailedRewards(events)
 
     def wants(self, ticket: Ticket) -> bool:
         return self._buffer.is_live(ticket.index)
@@ -57,7 +52,6 @@ class TrainingGroups:
         self._buffer.hold(ticket.index, size_bytes)
 
     async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
-        self._failed_rewards.note(summary)
         if self._has_too_few_rewards(summary):
             self._drop(ticket, reason="rewards failed", why=describe(summary))
         elif not self._keep(summary):
@@ -86,12 +80,11 @@ class HeldOutGroups:
     """Groups of one evaluation."""
 
     def __init__(self, num_groups: int) -> None:
-        self._num_open = num_groups
-        self._all_reported = asyncio.Event()
+        self.num_open = num_groups
+        """Groups that were not reported yet."""
         self.summaries: list[GroupSummary] = []
         self.num_dropped = 0
         """Groups whose prompt cannot be sampled or judged."""
-        self._report(0)
 
     def wants(self, ticket: Ticket) -> bool:
         return True
@@ -100,48 +93,8 @@ class HeldOutGroups:
 
     async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
         self.summaries.append(summary)
-        self._report(1)
+        self.num_open -= 1
 
     def drop(self, ticket: Ticket, *, why: str) -> None:
         self.num_dropped += 1
-        self._report(1)
-
-    async def complete(self) -> None:
-        """Returns when every group was reported."""
-        await self._all_reported.wait()
-
-    def _report(self, count: int) -> None:
-        self._num_open -= count
-        if self._num_open == 0:
-            self._all_reported.set()
-
-
-class FailedRewards:
-    """Remembers which kinds of failure were shown."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._told: set[str] = set()
-
-    def note(self, summary: GroupSummary) -> None:
-        """Logs `reward_failure` if a reward of this group failed."""
-        if summary.num_failed_rewards == 0:
-            return
-        news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
-        is_shown = bool(news) and len(self._told) < _MOST_TOLD
-        self._told.update(news if is_shown else ())
-        self._events.event(
-            "reward_failure",
-            group_id=summary.group_id,
-            prompt_id=summary.prompt_id,
-            num_errors=summary.num_reward_errors,
-            num_timeouts=summary.num_reward_timeouts,
-            failures=[asdict(failure) for failure in summary.reward_failures],
-            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if is_shown else {}),
-        )
-
-
-def describe(summary: GroupSummary) -> str:
-    """`3 of 8 rewards failed: KeyError: 'anser'`, with each kind's first message."""
-    reasons = "; ".join(failure.message for failure in summary.reward_failures) or "no reason given"
-    return f"{summary.num_failed_rewards} of {summary.num_trajectories} rewards failed: {reasons}"
+        self.num_open -= 1

@@ -14,7 +14,6 @@ from cluster.contracts.errors import (
     DataError,
     DeadlineError,
     LostError,
-    TreadwheelError,
     WeightsError,
     WorkerError,
     failure_of_its_actor,
@@ -25,7 +24,7 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import Destination, HeldOutGroups
 from cluster.rollouts.lanes import Job, Lane, SamplingClock, deal, place_in_queue
-from cluster.rollouts.quarantine import Suspects
+from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import Member, WorkerPool
@@ -79,18 +78,21 @@ class Dispatcher:
         self._clock = SamplingClock()
         self._num_aborted = 0
         self._wake = asyncio.Event()
+        self._moved = asyncio.Event()
+        """For evaluations that wait; `_wake` is the dealing's own."""
         fleet.subscribe(self.wake)
 
     def wake(self) -> None:
         """Something changed: a worker or a place is free, or groups may start."""
         self._wake.set()
+        self._moved.set()
 
     async def run(self) -> None:
         """Deals for as long as it is not cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._give_up_stragglers()
+            self._drop_guilty()
             self._start_groups()
             self._deal()
 
@@ -98,7 +100,7 @@ class Dispatcher:
     async def generating(self, training: Training) -> AsyncIterator[None]:
         """While this is open, every group that the buffer lets start is under way."""
         self._training = training
-        training.buffer.subscribe(self.wake)
+        training.buffer.subscribe(self._buffer_changed)
         self.wake()
         try:
             yield
@@ -110,11 +112,22 @@ class Dispatcher:
         assert self._training is not None, "groups are lost while generating"
         self._fetch(indices, self._training)
 
-    async def evaluate(self, tickets: Sequence[Ticket]) -> HeldOutGroups:
-        """Samples and judges tickets that are not trained on. Returns when each is judged, or dropped."""
+    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
+        """Samples and judges tickets that are not trained on. Returns when each is judged, or dropped.
+
+        Raises DeadlineError when for `stall_s` no worker comes, and no group is sampled, judged or dropped, held out or not.
+        """
         held_out = HeldOutGroups(len(tickets))
         self._enqueue([Job(ticket=ticket, destination=held_out) for ticket in tickets])
-        await held_out.complete()
+        while held_out.num_open:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(stall_s):
+                    await self._moved.wait()
+            except TimeoutError:
+                raise DeadlineError(
+                    f"the evaluation waits for {held_out.num_open} of {len(tickets)} groups; nothing moved for {stall_s:g} s"
+                ) from None
         return held_out
 
     def drain_stats(self) -> dict[str, float]:
@@ -144,7 +157,10 @@ class Dispatcher:
                 else 0
             )
         free = sum(lane.num_free for lane in self._open_lanes())
-        return -(-free // self._sequences_per_group) - len(self._queue) - self._num_fetching
+        num_queued = sum(
+            not self._suspects.has(job.ticket) for job in self._queue
+        )  # suspects take no place of an open lane
+        return -(-free // self._sequences_per_group) - num_queued - self._num_fetching
 
     def _fetch(self, indices: Collection[int], training: Training) -> None:
         self._num_fetching += len(indices)
@@ -153,18 +169,26 @@ class Dispatcher:
     async def _fetch_tickets(self, indices: Sequence[int], training: Training) -> None:
         tickets = await training.office.tickets(indices, policy_version=training.buffer.version)
         self._num_fetching -= len(indices)
-        self._enqueue([Job(ticket=ticket, destination=training.destination) for ticket in tickets])
+        jobs = [Job(ticket=ticket, destination=training.destination) for ticket in tickets]
+        for job in jobs:
+            if not job.is_wanted:
+                self._note_straggler(job)
+        self._enqueue(jobs)
 
     def _enqueue(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if not job.is_wanted:
                 job.drop("straggler")  # it was dropped while it was fetched, or stopped at its worker
-            elif self._suspects.is_guilty(job.ticket):
-                job.drop("quarantined")
             else:
                 self._queue.append(job)
         self._queue.sort(key=place_in_queue)
         self.wake()
+
+    def _drop_guilty(self) -> None:
+        for job in [job for job in self._queue if self._suspects.is_guilty(job.ticket)]:
+            self._queue.remove(job)
+            job.drop("quarantined")
+            self.wake()
 
     # Dealing
 
@@ -238,11 +262,18 @@ class Dispatcher:
                 try:
                     await self._stream(lane, actor, jobs)
                     break
+                except LostError as error:
+                    left = lane.left_of(jobs)
+                    self._note_lost(left, error)
+                    await self._stop_sampling(actor, left)
+                    if self._is_deterministic and left:
+                        continue
+                    break
                 except (WorkerError, DeadlineError, DataError, WeightsError) as error:
                     failure = failure_of_its_actor(error)  # it broke the schema, or refuses to serve
                     left = [job for job in lane.left_of(jobs) if job.is_wanted]
-                    if not isinstance(error, WeightsError):
-                        self._blame(lane, left, failure, alone=alone)
+                    if may_be_their_doing(error, given_up=lane.member.place.failure_of(actor)):
+                        self._suspects.blame([job.ticket for job in left], failure, alone=alone)
                     if self._is_deterministic and left and not alone and not self._any_suspects(left):
                         # What is sampled together must not depend on when a worker failed: the whole call is made again.
                         actor = await self._fleet.replaced(lane.member, actor, failure)
@@ -277,12 +308,7 @@ class Dispatcher:
     async def _drop(self, job: Job, why: str) -> None:
         """Beside the stream: when too many groups were dropped, that ends the run and is no failure of the worker."""
         job.drop(why)
-
-    def _blame(self, lane: Lane, jobs: Sequence[Job], error: TreadwheelError, *, alone: bool) -> None:
-        """Drops the groups whose prompts the failure proves guilty."""
-        for ticket in self._suspects.blame([job.ticket for job in jobs], error, alone=alone):
-            if job := lane.pop(ticket.index):
-                job.drop("quarantined")
+        self.wake()
 
     def _any_suspects(self, jobs: Iterable[Job]) -> bool:
         return any(self._suspects.has(job.ticket) for job in jobs)
@@ -297,13 +323,21 @@ class Dispatcher:
             else:
                 await job.destination.add(job.ticket, *judged)
         except LostError as error:
-            self._events.event("groups_lost", groups=[job.ticket.index], reason=str(error))
+            self._note_lost([job], error)
             self._enqueue([job.again()])
         finally:
             del self._judging[job.ticket.index]
         self.wake()
 
+    def _note_lost(self, jobs: Sequence[Job], error: LostError) -> None:
+        self._events.event("groups_lost", groups=[job.ticket.index for job in jobs], reason=str(error))
+
     # Stragglers
+
+    def _buffer_changed(self) -> None:
+        # Stragglers are given up in the moment in which the buffer drops them, so that none is reported before.
+        self._give_up_stragglers()
+        self.wake()
 
     def _give_up_stragglers(self) -> None:
         """Takes them out of the queue and stops their sampling. What is being judged is left to its end: its bytes count for so long."""
@@ -315,23 +349,29 @@ class Dispatcher:
             job = queued.get(index) or self._judging.get(index) or (lane.under_way[index] if lane else None)
             if job is None:  # its ticket is still being fetched
                 continue
-            prompt_id = job.ticket.prompt.prompt_id
-            self._events.event("drop", group_id=job.ticket.group_id, prompt_id=prompt_id, reason="straggler")
+            self._note_straggler(job)
             if index in queued:
                 self._queue.remove(job)
                 job.drop("straggler")
             elif lane is not None:
                 self._tasks.create_task(self._abort(lane, job))
 
+    def _note_straggler(self, job: Job) -> None:
+        ticket = job.ticket
+        self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="straggler")
+
     async def _abort(self, lane: Lane, job: Job) -> None:
-        # A worker that cannot hear it is dead or hangs: the stream of its groups finds out.
-        with contextlib.suppress(WorkerError, DeadlineError):
-            if actor := lane.member.actor:
-                await actor.call("abort", [job.ticket.group_id], deadline_s=_ABORT_S)
+        await self._stop_sampling(lane.member.actor, [job])
         if lane.pop(job.ticket.index) is job:
             job.drop("straggler")
         self._note_sampling()
         self.wake()
+
+    async def _stop_sampling(self, actor: RemoteActor | None, jobs: Sequence[Job]) -> None:
+        # A worker that cannot hear it is dead or hangs: the stream of its groups finds out.
+        with contextlib.suppress(WorkerError, DeadlineError):
+            if actor is not None:
+                await actor.call("abort", [job.ticket.group_id for job in jobs], deadline_s=_ABORT_S)
 
     def _note_sampling(self) -> None:
         self._clock.note(is_sampling=any(lane.under_way for lane in self._lanes.values()))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
+from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import Ticket
 from cluster.remote.actor import describe
 from cluster.rollouts.buffer import Buffer
@@ -58,9 +59,12 @@ class Production:
         """These groups were lost after they were taken: they start again, under the weights that serve now."""
         self._dispatcher.sample_again(indices)
 
-    async def evaluate(self, tickets: Sequence[Ticket]) -> HeldOutGroups:
-        """Samples and judges groups that are not trained on."""
-        return await self._dispatcher.evaluate(tickets)
+    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
+        """Samples and judges groups that are not trained on. Raises DeadlineError when nothing moves for `stall_s`."""
+        try:
+            return await self._dispatcher.evaluate(tickets, stall_s=stall_s)
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}; {self.describe()}") from None
 
     def drain_stats(self) -> dict[str, float]:
         """Of dispatcher and fleet, since the last call."""

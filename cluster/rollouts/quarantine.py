@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 
-from cluster.contracts.errors import TreadwheelError, headline
+from cluster.contracts.errors import EngineError, FailureKind, TreadwheelError, WeightsError, headline
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Ticket
+
+_MOST_REMEMBERED = 10_000
+"""Prompts whose failures are counted at one time: those blamed last."""
 
 
 class Suspects:
     """All prompts of a dead actor are blamed. One that fails alone is guilty; one whose group is finished is innocent.
 
-    What is remembered stays small: a blame is forgotten when its group is finished, and the guilty have each cost an actor.
+    What is remembered stays small: counts are of the prompts blamed last, and the guilty have each cost an actor.
     """
 
     def __init__(self, *, max_failures: int, events: Events) -> None:
@@ -18,27 +21,29 @@ class Suspects:
         self._max_failures = max_failures
         self._events = events
         self._num_failures: dict[str, int] = {}
+        """By prompt, the one blamed last at the end."""
         self._guilty: set[str] = set()
 
     def has(self, ticket: Ticket) -> bool:
-        """One more failure would prove it guilty, so it must be tried alone."""
-        return self._num_failures.get(ticket.prompt.prompt_id, 0) >= self._max_failures - 1
+        """It was blamed, and one more failure would prove it guilty: it must be tried alone."""
+        num_failures = self._num_failures.get(ticket.prompt.prompt_id, 0)
+        return num_failures > 0 and num_failures >= self._max_failures - 1
 
     def is_guilty(self, ticket: Ticket) -> bool:
         """Its prompt was proven guilty before, perhaps in an earlier epoch: it is not tried again."""
         return ticket.prompt.prompt_id in self._guilty
 
-    def blame(self, tickets: Sequence[Ticket], error: TreadwheelError, *, alone: bool) -> list[Ticket]:
-        """Counts a failure against each prompt. Returns the tickets whose prompt that proves guilty."""
-        for ticket in tickets:
-            prompt_id = ticket.prompt.prompt_id
-            self._num_failures[prompt_id] = self._num_failures.get(prompt_id, 0) + 1
-        guilty = [t for t in tickets if alone and self._num_failures[t.prompt.prompt_id] >= self._max_failures]
-        for ticket in guilty:
-            self.absolve(ticket)
-            self._guilty.add(ticket.prompt.prompt_id)
-            self.quarantine(ticket, reason=headline(error))
-        return guilty
+    def blame(self, tickets: Sequence[Ticket], error: TreadwheelError, *, alone: bool) -> None:
+        """Counts one failure against each prompt. `alone` says that there is one ticket and the actor had nothing else."""
+        for prompt_id in dict.fromkeys(ticket.prompt.prompt_id for ticket in tickets):
+            self._num_failures[prompt_id] = self._num_failures.pop(prompt_id, 0) + 1
+            if len(self._num_failures) > _MOST_REMEMBERED:
+                del self._num_failures[next(iter(self._num_failures))]
+        for ticket in tickets if alone else ():
+            if self._num_failures[ticket.prompt.prompt_id] >= self._max_failures:
+                self.absolve(ticket)
+                self._guilty.add(ticket.prompt.prompt_id)
+                self.quarantine(ticket, reason=headline(error))
 
     def absolve(self, ticket: Ticket) -> None:
         """Its group is finished: the failures were another's."""
@@ -48,3 +53,19 @@ class Suspects:
         """Writes down that this group will not be trained on, and why."""
         prompt_id = ticket.prompt.prompt_id
         self._events.event("quarantine", prompt_id=prompt_id, group_id=ticket.group_id, reason=reason)
+
+
+def may_be_their_doing(error: TreadwheelError, *, given_up: TreadwheelError | None) -> bool:
+    """Whether the prompts of a call may have caused the `error` that ended it.
+
+    `given_up` is why the driver had given the actor up before; None when it had not. A call that dies after that died of being
+    killed, so what counts is whether any prompt of the actor may have caused `given_up`. An error concerns the call that raised it.
+    """
+    if isinstance(error, WeightsError):
+        return False
+    if given_up is None or error.kind is not FailureKind.DEATH:
+        return True
+    is_hang = (
+        given_up.kind is FailureKind.HANG and given_up.stage != "load"
+    )  # weights that come late are no prompt's doing
+    return is_hang or given_up.kind is FailureKind.DEATH or isinstance(given_up, EngineError)

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cluster.contracts.errors import DeadlineError, WorkerError
+from cluster.contracts.protocols import Events
 from cluster.contracts.types import GroupSummary, Ticket
-from cluster.rollouts.quarantine import Suspects
+from cluster.rollouts.failed_rewards import FailedRewards
+from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.supervision.supervisor import SupervisedActor
 
 
@@ -23,6 +25,7 @@ class Scorers:
         reward: SupervisedActor,
         reference: SupervisedActor | None,
         suspects: Suspects,
+        events: Events,
         judging_deadline_s: float,
         reference_deadline_s: float,
     ) -> None:
@@ -32,28 +35,31 @@ class Scorers:
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
         self._reference_deadline_s = reference_deadline_s
+        self._failed_rewards = FailedRewards(events)
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
         return [self._reward, *([self._reference] if self._reference else [])]
 
     async def judge(self, ticket: Ticket, object_ref: Any) -> tuple[GroupSummary, Any] | None:
-        """The group with rewards; None when it is quarantined. Raises LostError when it went with its node."""
+        """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node."""
         while True:
             alone = self._suspects.has(ticket)
             async with self._turns.turn(alone=alone):
+                if self._suspects.is_guilty(ticket):
+                    return None
                 actor = await self._reward.ready()
                 try:
                     judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
                 except (WorkerError, DeadlineError) as error:
-                    failure = error
+                    if may_be_their_doing(error, given_up=self._reward.failure_of(actor)):
+                        self._suspects.blame([ticket], error, alone=alone)
+                    # Within the turn: nobody else may call the actor that failed, and be blamed for it.
+                    await self._reward.replace(actor, error)
                 else:
                     self._suspects.absolve(ticket)
+                    self._failed_rewards.note(judged[0])
                     return judged
-            is_guilty = bool(self._suspects.blame([ticket], failure, alone=alone))
-            await self._reward.replace(actor, failure)
-            if is_guilty:
-                return None
 
     async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""

@@ -22,8 +22,6 @@ class Member:
     def __init__(self, place: SupervisedActor) -> None:
         self.place = place
         self.is_leaving = False
-        self.failed: RemoteActor | None = None
-        """The actor that failed last: it gets nothing more, also before its successor starts."""
         self._num_users = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -38,7 +36,8 @@ class Member:
 
     @property
     def is_serving(self) -> bool:
-        return self.actor is not None and self.actor is not self.failed and not self.is_leaving
+        actor = self.actor
+        return actor is not None and self.place.failure_of(actor) is None and not self.is_leaving
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -169,12 +168,12 @@ class WorkerPool:
             raise error
         for member in self._members:
             if member.actor is actor:
-                member.failed = actor
+                member.place.give_up(actor, error)
                 self._tasks.create_task(self._heal(member, actor, error))
 
     async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
         """As `replace`, and waits for the new actor. Raises when the run must stop."""
-        member.failed = actor
+        member.place.give_up(actor, error)
         await self._heal(member, actor, error)
         return await member.place.ready()
 

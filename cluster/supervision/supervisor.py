@@ -138,6 +138,16 @@ class SupervisedActor:
         """Whether an actor came up here before."""
         self._is_stopped = False
         self._starting: asyncio.Future[RemoteActor] | None = None
+        self._given_up: tuple[RemoteActor, TreadwheelError] | None = None
+
+    def give_up(self, actor: RemoteActor, error: TreadwheelError) -> None:
+        """`actor` failed with `error` and gets nothing more. Only its first failure counts: its other calls end because of that one."""
+        if self.failure_of(actor) is None:
+            self._given_up = (actor, error)
+
+    def failure_of(self, actor: RemoteActor) -> TreadwheelError | None:
+        """Why `actor` was given up; None while it was not."""
+        return self._given_up[1] if self._given_up and self._given_up[0] is actor else None
 
     async def ready(self) -> RemoteActor:
         """The actor, started or replaced if need be."""
@@ -148,6 +158,7 @@ class SupervisedActor:
 
     async def replace(self, actor: RemoteActor, error: TreadwheelError) -> None:
         """`actor` failed with `error`. Does nothing if somebody else replaced it already. Raises when the run must stop."""
+        self.give_up(actor, error)
         async with self._healing:
             if self.actor is not actor:
                 return

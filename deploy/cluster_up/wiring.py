@@ -120,6 +120,7 @@ def production(
         reward=SupervisedActor(reward, start=start, supervisor=supervisor),
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         suspects=Suspects(max_failures=max_failures, events=events),
+        events=events,
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
     )
@@ -150,10 +151,13 @@ def production(
 def judging_deadline_s(config: RunConfig) -> float:
     """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
 
-    Only a service that answers heartbeats and yet judges nothing meets this one; a dead or silent one is found much sooner.
+    That is the groups of all steps inside the bound, and an evaluation. Only a service that answers heartbeats and yet judges
+    nothing meets this deadline; a dead or silent one is found much sooner.
     """
-    buffer = config.buffer
+    buffer, evaluation = config.buffer, config.evaluation
     num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * buffer.trajectories_per_group
+    if evaluation.prompts is not None:
+        num_queued += evaluation.num_prompts * evaluation.num_samples
     return config.reward.timeout_s * num_queued + 60.0
 
 

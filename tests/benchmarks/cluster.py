@@ -70,7 +70,7 @@ async def _running(folder: Path) -> list[dict[str, Any]]:
 async def _sample(cluster: Cluster) -> float:
     """From tickets to judged groups: what a step waits for."""
     began = time.perf_counter()
-    held_out = await cluster.production.evaluate(tickets(PROMPTS))
+    held_out = await cluster.production.evaluate(tickets(PROMPTS), stall_s=600.0)
     return sum(summary.num_tokens for summary in held_out.summaries) / (time.perf_counter() - began)
 
 

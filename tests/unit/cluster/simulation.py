@@ -320,6 +320,7 @@ class World:
                     source=Prompts("held-out-"),
                     sampling=SAMPLING,
                     seed=nature.seed,
+                    stall_s=50_000.0,
                     thread=InlineExecutor(),
                 ),
             )

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.types import BroadcastStats, Group, StepStats
-from cluster.controller import Plan, train
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, SamplingParams, StepStats
+from cluster.controller import Evaluator, Plan, train
 from cluster.rollouts.buffer import Buffer
-from tests.fakes import ListedEvents, group_summary
+from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary
 
 
 class Scene:
@@ -118,6 +120,34 @@ async def test_a_step_and_its_evaluation_are_one_line():
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
     assert all("reward/mean" in numbers for version, numbers in scene.log.steps if version)
+
+
+class ListedRollouts:
+    """Finishes an evaluation's groups in the order given."""
+
+    def __init__(self, *summaries: GroupSummary) -> None:
+        self._summaries = list(summaries)
+
+    async def evaluate(self, tickets: Any, *, stall_s: float) -> Any:
+        assert stall_s == 10.0
+        return SimpleNamespace(summaries=self._summaries, num_dropped=0)
+
+
+async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its_groups_come():
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1."""
+    groups = [group_summary(index, num_trajectories=1, rewards=(value,)) for index, value in enumerate((0.1, 0.2, 0.3))]
+    evaluator = Evaluator(
+        config=EvaluationConfig(num_prompts=3),
+        source=NumberedPrompts(),
+        sampling=SamplingParams(max_tokens=1),
+        seed=0,
+        stall_s=10.0,
+        thread=InlineExecutor(),
+    )
+    means = {
+        (await evaluator.run(ListedRollouts(*order), version=0))["eval/reward"] for order in (groups, groups[::-1])
+    }
+    assert means == {(0.1 + 0.2 + 0.3) / 3}
 
 
 async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_once():

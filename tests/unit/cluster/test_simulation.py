@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from cluster.contracts.config import SupervisionConfig
 from tests.unit.cluster.simulated_time import run_simulated
 from tests.unit.cluster.simulation import PER_GROUP, Nature, World, fates
-from tests.unit.cluster.wired import MAX_PROMPT_FAILURES
 
 NUM_SCHEDULES = 1000 if os.environ.get("CI") else 100
 _PER_TEST = 50
@@ -31,7 +31,7 @@ def check(world: World) -> None:
     # Every group up to the last one learned has a fate: none was lost. (The staleness bound is checked by the loop itself.)
     assert set(range(max(learned) + 1)) == {index for index in {*learned, *dropped} if index <= max(learned)}, seed
     assert world.seen.most_sequences <= nature.max_sequences + PER_GROUP - 1, f"seed {seed}: capacity"
-    assert all(count <= MAX_PROMPT_FAILURES for count in world.seen.killed_by.values()), (
+    assert all(count <= SupervisionConfig().max_prompt_failures for count in world.seen.killed_by.values()), (
         f"seed {seed}: tried, then left"
     )
     assert len(world.fleet.serving()) == world.fleet.num_wanted, f"seed {seed}: the fleet is whole"

@@ -15,8 +15,6 @@ from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from tests.fakes import ListedEvents, actor_spec
 
-MAX_PROMPT_FAILURES = 3
-
 
 def wired(
     fleet: WorkerPool,
@@ -36,13 +34,14 @@ def wired(
     """A production over `fleet`, whose reward service `start` starts."""
 
     def suspects() -> Suspects:
-        return Suspects(max_failures=MAX_PROMPT_FAILURES, events=events)
+        return Suspects(max_failures=supervisor.config.max_prompt_failures, events=events)
 
     reward: Any = SupervisedActor(actor_spec("reward", ActorKind.REWARD_SERVICE), start=start, supervisor=supervisor)
     scorers = Scorers(
         reward=reward,
         reference=None,
         suspects=suspects(),
+        events=events,
         judging_deadline_s=judging_deadline_s,
         reference_deadline_s=judging_deadline_s,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,25 @@ def ended(tmp_path, monkeypatch):
         return {name: value for name, value in events[-1].items() if name not in ("time", "pid")}
 
     return train
+
+
+def test_a_judge_that_fails_in_an_evaluation_is_told_of_on_the_terminal(tmp_path, monkeypatch, capsys):
+    class Fails:
+        async def run(self, rollouts, *, version):
+            return {"eval/num_failed": 1.0}
+
+    @contextlib.asynccontextmanager
+    async def cluster(config, run_dir, ledger, log):
+        log.event("reward_failure", message="prompt 'p0': 1 of 1 rewards failed: KeyError: 'anser'")
+        log.event("reward_failure")
+        yield SimpleNamespace(production=None)
+
+    monkeypatch.setattr(launch, "make_evaluator", lambda config: Fails())
+    monkeypatch.setattr(launch, "connected", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "cluster", cluster)
+    config = validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path)})
+    assert launch.evaluate(config) == {"eval/num_failed": 1.0}
+    assert capsys.readouterr().out == "reward_failure: prompt 'p0': 1 of 1 rewards failed: KeyError: 'anser'\n"
 
 
 def test_a_run_that_ends_says_so(ended):

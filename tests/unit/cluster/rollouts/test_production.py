@@ -50,6 +50,7 @@ class Scene:
         script=lambda ticket: None,
         score=lambda index: group_summary(index, rewards=(1.0, 0.0)),
         num_workers=1,
+        prompts=None,
         keep=lambda summary: True,
         make_worker=ScriptedWorker,
         make_scorer=ScriptedScorer,
@@ -73,7 +74,7 @@ class Scene:
         self.held: dict[str, asyncio.Event] = {}
         """By worker: what its start waits for."""
         self.office = TicketOffice(
-            source=NumberedPrompts(),
+            source=prompts or NumberedPrompts(),
             seed=0,
             trajectories_per_group=2,
             extra_trajectories=extra_trajectories,
@@ -134,11 +135,11 @@ class Scene:
             await settled()
         return taken
 
-    async def evaluate(self, num_prompts):
+    async def evaluate(self, num_prompts, *, stall_s=600.0):
         tickets = evaluation_tickets(
             NumberedPrompts(), num_prompts=num_prompts, num_samples=1, seed=0, sampling=SAMPLING, policy_version=0
         )
-        return await self.production.evaluate(tickets)
+        return await self.production.evaluate(tickets, stall_s=stall_s)
 
     async def _start(self, spec):
         self.num_coming += 1
@@ -223,7 +224,8 @@ async def test_a_run_outlives_the_death_of_all_sixteen_workers_with_the_default_
     class DiesOnce(ScriptedWorker):
         def __init__(self, spec, script):
             super().__init__(spec, script)
-            self.is_dead = spec.name not in dead
+            if spec.name not in dead:
+                self._death.set()
             dead.add(spec.name)
 
     scene = Scene(num_workers=16, make_worker=DiesOnce, supervision={})
@@ -633,6 +635,190 @@ async def test_a_suspect_runs_on_one_worker_while_the_others_go_on():
         assert buffer.drain_stats()["buffer/num_ready"] >= 7, "all but the suspect"
         trial.set()
         assert [index for index, _ in await buffer.take(8)] == list(range(8))
+
+
+@simulated
+async def test_suspects_that_wait_for_their_trial_leave_all_places_of_the_other_workers_in_use():
+    """Two workers with places for 8 groups each. Group 0 kills its company of 8 twice: one of the 8 is tried, 7 wait in the queue."""
+    deaths, never = iter([death("rollout-0")] * 2), asyncio.Event()
+    scene = Scene(
+        num_workers=2,
+        script=lambda ticket: never if ticket.index else next(deaths, None),
+        max_concurrent_sequences=16,
+    )
+    async with scene.running():
+        await settled()
+        async with scene.production.generating(into=Buffer(groups_per_step=64)):
+            await asyncio.sleep(60)
+            company, others, again, successor = [worker.calls for worker in scene.workers]
+            assert company == again == [[0, 2, 4, 6, 8, 10, 12, 14]]
+            assert others == [[1, 3, 5, 7, 9, 11, 13, 15]], "it is to try the suspects when these are finished"
+            assert successor == [[16, 17, 18, 19, 20, 21, 22, 23]]
+
+
+@simulated
+async def test_a_load_that_misses_its_deadline_blames_no_prompt():
+    """The driver kills the worker for it, and the groups that it was sampling die."""
+    gate = asyncio.Event()
+    scene = Scene(script=lambda ticket: gate)
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        for _ in range(2):
+            await asyncio.sleep(60)
+            late = DeadlineError("rollout-0 did not finish 'load' within 600 s", actor="rollout-0", stage="load")
+            scene.fleet.replace(scene.workers[-1], late)
+        await asyncio.sleep(60)
+        gate.set()
+        assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers] == [[[0, 1, 2, 3]]] * 3, "together: nothing runs alone"
+
+
+@simulated
+async def test_an_error_of_one_call_blames_no_group_of_the_workers_other_calls():
+    """Group 4 takes the place of group 0 in a call of its own, and raises: groups 1 to 3 die when the worker is replaced."""
+    gate = asyncio.Event()
+    bug = iter([WorkerError("rollout-0 failed in 'generate': TypeError", actor="rollout-0", stage="generate")])
+
+    def script(ticket):
+        return next(bug, None) if ticket.index == 4 else gate if 1 <= ticket.index <= 3 else None
+
+    scene = Scene(script=script, max_concurrent_sequences=8, supervision={"max_prompt_failures": 2})
+    buffer = Buffer(groups_per_step=8)
+    async with scene.generating(buffer):
+        await asyncio.sleep(60)
+        gate.set()
+        assert [index for index, _ in await buffer.take(8)] == list(range(8))
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [4]]
+    assert scene.workers[1].calls[:2] == [[4], [1, 2, 3]], "none but group 4 is tried alone"
+
+
+@simulated
+async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it():
+    """Judging group 1 fails twice, and the service is replaced under the other three."""
+    bugs = iter([WorkerError("reward failed in 'score': TypeError", actor="reward", stage="score")] * 2)
+    judged = []
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *, deadline_s):
+            judged.append(object_ref)
+            if object_ref == 1:
+                await asyncio.sleep(1)
+                if bug := next(bugs, None):
+                    raise bug
+                return self._score(object_ref), object_ref
+            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer)
+    scene.judging.clear()
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await asyncio.sleep(60)
+        assert judged[8] == 1, "it is tried alone"
+        assert sorted(judged[9:]) == [0, 2, 3], "then they are judged side by side"
+        scene.judging.set()
+        assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+
+
+@simulated
+async def test_a_guilty_prompt_that_is_queued_twice_kills_three_workers_and_no_more():
+    """Of four rows two are one prompt: both come in the first step, and again in each epoch."""
+
+    class EachTwice(NumberedPrompts):
+        def __getitem__(self, index):
+            return super().__getitem__(index // 2)
+
+    deaths = []
+
+    def script(ticket):
+        if ticket.prompt.prompt_id != "p1":
+            return None
+        deaths.append(ticket.index)
+        return death("rollout-0")
+
+    scene = Scene(script=script, prompts=EachTwice(4))
+    assert len(await scene.take()) == 4
+    assert len(deaths) == 3
+    assert scene.workers[2].calls == [deaths[-1:]], "the third time alone"
+
+
+@simulated
+async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again():
+    lost = iter([LostError("rollout-0, 'generate': its owner has died")])
+    aborted = []
+
+    class Worker(ScriptedWorker):
+        async def call(self, method, group_ids, *, deadline_s):
+            aborted.append((method, group_ids))
+
+    scene = Scene(make_worker=Worker, script=lambda ticket: next(lost, None) if ticket.index == 2 else None)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [2, 3]] and len(scene.workers) == 1
+    assert aborted == [("abort", ["00000002", "00000003"])], "the worker may live: it must not sample them twice"
+    assert [(event["kind"], event["groups"]) for event in scene.events.events] == [("groups_lost", [2, 3])]
+
+
+@simulated
+async def test_an_evaluation_that_nothing_moves_meets_its_deadline_and_says_what_every_actor_does():
+    scene = Scene()
+    async with scene.running():
+        scene.coming.clear()
+        scene.fleet.replace(scene.workers[0], death("rollout-0"))
+        with pytest.raises(
+            DeadlineError,
+            match="evaluation waits for 3 of 3 groups; nothing moved for 600 s; rollout-0 is in phase 'starting'",
+        ):
+            await scene.evaluate(3, stall_s=600.0)
+
+
+@simulated
+async def test_an_evaluation_may_take_longer_than_its_deadline_while_groups_move():
+    class Slow(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *, deadline_s):
+            await asyncio.sleep(-50 * object_ref)  # of the groups -1, -2 and -3
+            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Slow)
+    async with scene.running():
+        assert len((await scene.evaluate(3, stall_s=60.0)).summaries) == 3
+
+
+@simulated
+async def test_a_judge_that_fails_on_held_out_prompts_says_why():
+    typo = RewardFailure(kind="KeyError", message="KeyError: 'anser'", count=1)
+    failed = {"num_trajectories": 1, "rewards": (None,), "num_reward_errors": 1, "reward_failures": (typo,)}
+    scene = Scene(score=lambda index: group_summary(index, **failed))
+    async with scene.running():
+        held_out = await scene.evaluate(2)
+    assert len(held_out.summaries) == 2
+    assert scene.events.kinds() == ["reward_failure"] * 2
+    assert [event["message"] for event in scene.events.events if "message" in event] == [
+        "prompt 'p-1': 1 of 1 rewards failed: KeyError: 'anser'"
+    ]
+
+
+@simulated
+async def test_a_straggler_that_is_dropped_while_its_ticket_is_made_is_an_event_too():
+    """Group 0 was lost after it was taken: when it is to be sampled again, group 1 is finished behind it."""
+    scene = Scene()
+    made, make = asyncio.Event(), scene.office.tickets
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=5.0)
+
+    async def make_late(indices, *, policy_version):
+        await made.wait()
+        return await make(indices, policy_version=policy_version)
+
+    async with scene.generating(buffer):
+        taken = await buffer.take(1)
+        await settled()
+        scene.office.tickets = make_late
+        buffer.put_back(taken, lost={0})
+        scene.production.sample_again({0})
+        assert [index for index, _ in await buffer.take(1)] == [1]
+        made.set()
+        await settled()
+    assert scene.events.events == [
+        {"kind": "drop", "group_id": "00000000", "prompt_id": scene.office.prompt(0).prompt_id, "reason": "straggler"}
+    ]
 
 
 @simulated

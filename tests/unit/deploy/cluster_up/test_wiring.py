@@ -1,0 +1,17 @@
+"""Numbers that follow from a configuration."""
+
+from deploy.cluster_up.wiring import judging_deadline_s
+from deploy.config.loading import validated
+
+
+def test_judging_may_take_as_long_as_all_that_may_be_queued_before_it_an_evaluation_included():
+    """16 trajectories of a step at 30 s and a minute; 512 held-out completions at 30 s beside them."""
+    settings = {
+        "model": {"path": "m"},
+        "prompts": "file",
+        "buffer": {"groups_per_step": 4, "trajectories_per_group": 4},
+        "reward": {"timeout_s": 30.0},
+    }
+    assert judging_deadline_s(validated(settings)) == 540.0
+    held_out = {"prompts": "file", "num_prompts": 256, "num_samples": 2}
+    assert judging_deadline_s(validated({**settings, "evaluation": held_out})) == 15_900.0
