@@ -1,9 +1,16 @@
 """Contradictions between parts of a configuration, found before anything starts."""
 
+import contextlib
+
 import torch
+from torch import Tensor
 
 from cluster.contracts.errors import ConfigError
 from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.variants import Variant
+
+_NUM_GROUPS = 4
+"""Invented for an advantage that sees the whole batch."""
 
 
 def refuse_contradictions(parts: Parts) -> None:
@@ -45,18 +52,32 @@ def refuse_contradictions(parts: Parts) -> None:
 
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
-    """Raises ConfigError for groups that the advantage cannot compare within: asked with one group of invented rewards."""
-    if not parts.advantage.needs_group_rewards_alone:
-        return
+    """Raises ConfigError for groups that the advantage cannot compare within: asked with invented rewards."""
     named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
     try:
-        told_apart = [
-            parts.advantage.call(rewards_G=torch.linspace(low, high, trajectories_per_group))
-            for low, high in ((1.0, 0.0), (-2.0, 3.0))
-        ]
+        tried = _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
     except ValueError as error:
         raise ConfigError(f"{named}: {error}") from error
-    if trajectories_per_group == 1 and not any(bool(torch.nan_to_num(advantages).any()) for advantages in told_apart):
+    if trajectories_per_group == 1 and tried and not any(bool(torch.nan_to_num(each).any()) for each in tried):
         raise ConfigError(
             f"{named}: the advantage of a group of one is always 0, and nothing is learned; use 2 or more"
         )
+
+
+def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
+    """Advantages of invented rewards; empty for an advantage that needs more than rewards."""
+    size = trajectories_per_group
+    if advantage.needs_group_rewards_alone:
+        return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (-2.0, 3.0))]
+    if not {"rewards_N", "reward_components_NK", "group_index_N"}.issuperset(advantage.requires):
+        return []
+    rewards_N = torch.linspace(-2.0, 3.0, _NUM_GROUPS * size)
+    supply = {"rewards_N": rewards_N, "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size)}
+    if "reward_components_NK" not in advantage.requires:
+        return [advantage.with_given(supply)]
+    weights = advantage.parameters.get("component_weights") or (1.0,)
+    supply["reward_components_NK"] = rewards_N[:, None].expand(-1, len(weights))
+    # Without weights, how many components there are is the judge's to say: one that is refused for its number says nothing.
+    with contextlib.suppress(ValueError, IndexError, RuntimeError):
+        return [advantage.with_given(supply)]
+    return []
