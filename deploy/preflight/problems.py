@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, TreadwheelError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -16,10 +16,10 @@ class Problems:
         self._messages: list[str] = []
 
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `check` returns; None when it raised ConfigError or DataError, which is a problem then."""
+        """What `check` returns; None when it raised one of our errors, which is a problem then."""
         try:
             return check(*args, **kwargs)
-        except (ConfigError, DataError) as error:
+        except TreadwheelError as error:
             self._messages.append(str(error))
             return None
 
