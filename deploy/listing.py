@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -50,6 +51,9 @@ KINDS = {
     "advantage_shaping": Kind(setting="algorithm.advantage_shaping", home=HOMES["advantage_shaping"]),
 }
 
+_PROSE_ENDS = re.compile(r"\bRaises [A-Z]|^(?:Formula|Source|Degenerate|Peers):", re.MULTILINE)
+"""Errors and sections, which docs/algorithms.md has in full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
@@ -96,13 +100,13 @@ def _described(name: str, kind: Kind) -> Described:
 
 
 def _meaning(found: Callable[..., Any], name: str) -> str:
-    """First paragraphs: of its file, where that is its alone, of its own docstring, and of a class's `__init__`."""
+    """What its docstrings say in prose: of its file, where that is its alone, its own, and that of a class's `__init__`."""
     texts = [inspect.getdoc(found)]
     if found.__module__.endswith(f".{name}"):
         texts.insert(0, inspect.getdoc(inspect.getmodule(found)))
     if inspect.isclass(found) and "__init__" in vars(found):
         texts.append(inspect.cleandoc(found.__init__.__doc__ or ""))
-    return " ".join(" ".join((text or "").partition("\n\n")[0] for text in texts).split())
+    return " ".join(" ".join(_PROSE_ENDS.split(text or "", maxsplit=1)[0] for text in texts).split())
 
 
 def _parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:

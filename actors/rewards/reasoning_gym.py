@@ -19,7 +19,7 @@ def reasoning_gym(*, prompt: str, completion: str, columns: Mapping[str, Any], a
     """The verifier's score, usually in [0, 1]; many tasks give part of it for a right answer amid other text.
 
     Without `answer_tag` the whole completion is the answer, stripped. With `answer_tag: answer` it is what stands in the last
-    <answer>...</answer>; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
+    `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
     """
     missing = [name for name in _NEEDED if name not in columns]
     if missing:

@@ -50,7 +50,8 @@ reward: {{judge: {{name: "my_package.rewards:judge", bonus: 0.2}}}}
 ```"""
 
 _PROMPT = """\
-A prompt is a `cluster.contracts.types.Prompt`: a `prompt_id` of its own, `text` or chat `messages`, and `columns` for the judge."""
+A prompt is a `cluster.contracts.types.Prompt`: a `prompt_id` of its own, `text` or chat `messages`, and `columns` for the judge. A `text`
+alone is sent as it is. The chat template applies to `messages`; a prompt with both gets the template where the model has one."""
 
 
 def page() -> str:

@@ -22,6 +22,12 @@ def test_a_variant_shows_parameters_with_types_and_defaults_and_what_it_means():
     assert "    max_length: integer = sampling.max_tokens" in list(listing("reward_shaping"))
 
 
+def test_the_parameters_of_a_prompt_source_are_explained():
+    (file,) = (each for each in described(KINDS["prompts"]) if each.name == "file")
+    assert "`system_prompt` goes before the messages" in file.meaning and "`text_as` decides" in file.meaning
+    assert "Raises" not in file.meaning
+
+
 @pytest.mark.parametrize("word", KINDS)
 def test_every_variant_of_every_kind_says_what_it_means(word):
     for each in described(KINDS[word]):
