@@ -130,7 +130,8 @@ class MetricLog:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event. A `message` among the fields is for people: the console shows it."""
-        record = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
+        facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
+        record = finite(facts)
         if directory := self._directory:
             directory.writer.put(lambda: directory.append_json(EVENTS, record))
         for sink in (*self._listeners, *self._sinks):
@@ -224,6 +225,6 @@ def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     }
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """For JSON, which knows no NaN and no infinity: None stands for them."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

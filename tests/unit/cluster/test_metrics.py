@@ -50,6 +50,13 @@ def test_an_unknown_name_is_not_lost(directory):
     assert read_steps(directory)[1]["my/number"] == 2.0
 
 
+def test_a_number_of_an_event_that_json_has_no_word_for_is_null(directory):
+    with MetricLog([], directory=directory) as log:
+        log.event("checkpoint", metric=math.nan)
+    assert "NaN" not in directory.read_text(EVENTS)
+    assert directory.read_json_lines(EVENTS)[0]["metric"] is None
+
+
 def test_a_sink_that_cannot_write_is_loud_and_left_out(capsys):
     healthy = Listed()
     with MetricLog([Broken(), healthy]) as log:
