@@ -322,14 +322,17 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _forbid_timing_rules_in_a_deterministic_run(self) -> "RunConfig":
-        if self.deterministic and self.rollout.extra_trajectories:
-            raise ValueError(
+        timed: list[str] = []
+        if self.rollout.extra_trajectories:
+            timed.append(
                 f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: when the surplus is aborted "
                 "depends on timing, and with it what is computed together; set one of them to its default"
             )
-        if self.deterministic and self.buffer.max_head_of_line_s is not None:
-            raise ValueError(
-                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped depends "
-                "on timing; set one of them to its default"
+        if self.buffer.max_head_of_line_s is not None:
+            timed.append(
+                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped "
+                "depends on timing; set one of them to its default"
             )
+        if self.deterministic and timed:
+            raise ValueError("; ".join(timed))
         return self

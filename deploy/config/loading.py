@@ -1,9 +1,10 @@
 """From a YAML file and `a.b=c` overrides to a validated RunConfig, and back. All mistakes in one ConfigError, each with its way out."""
 
+import contextlib
 import difflib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,30 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     """As `load`, from values that were read already."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
-    if any(override.startswith("algorithm.preset=") for override in overrides):
+    problems: list[str] = []
+    settings: list[tuple[str, Any]] = []
+    for override in overrides:
+        with _noting(problems):
+            settings.append(_parsed(override))
+    if any(name == "algorithm.preset" and value is not None for name, value in settings):
         # The preset stands for the whole section, and not only for what the file leaves out.
         values = values | {"algorithm": {}}
-    for override in overrides:
-        _apply(override, values)
-    if isinstance(values.get("algorithm"), dict):
-        values["algorithm"] = _resolved(values["algorithm"], values.get("sampling"))
+    for name, value in settings:
+        with _noting(problems):
+            _set(name, value, values)
+    algorithm = values.get("algorithm")
+    if isinstance(algorithm, dict):
+        values = {name: section for name, section in values.items() if name != "algorithm"}
+        with _noting(problems):  # a section whose preset is not known has no other problem that is
+            values["algorithm"] = _resolved(algorithm, values.get("sampling"))
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(detail) for detail in error.errors(include_url=False)]
-        raise ConfigError(_joined(list(dict.fromkeys(problems)), source=source)) from error
+        problems += [_explain(detail) for detail in error.errors(include_url=False)]
+        raise ConfigError(_joined(problems, source=source)) from error
+    if problems:
+        raise ConfigError(_joined(problems, source=source))
+    return config
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -67,15 +80,28 @@ def resolved_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _apply(override: str, values: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _noting(problems: list[str]) -> Iterator[None]:
+    """A ConfigError inside is one more of the problems."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.append(str(error))
+
+
+def _parsed(override: str) -> tuple[str, Any]:
+    """Name and value."""
     name, equals, text = override.partition("=")
-    keys = name.split(".")
-    if not equals or not all(keys):
+    if not equals or not all(name.split(".")):
         raise ConfigError(f"override {override!r} is not of the form section.setting=value, such as num_steps=20")
+    return name, parse(text, source=f"override {override!r}")
+
+
+def _set(name: str, value: Any, values: dict[str, Any]) -> None:
+    keys = name.split(".")
     place = values
     for depth, key in enumerate(keys[:-1]):
         place = _enter(place, key, name=".".join(keys[: depth + 1]))
-    value = parse(text, source=f"override {override!r}")
     if value is None and not _takes_null(name):
         place.pop(keys[-1], None)  # back to the default
     else:
@@ -146,7 +172,8 @@ def _suggestion(name: str, known: Mapping[str, FieldInfo]) -> str:
     return f"{parent or 'the top level'} has: {', '.join(siblings) or 'no settings'}"
 
 
-def _joined(problems: Sequence[str], *, source: str) -> str:
+def _joined(found: Sequence[str], *, source: str) -> str:
+    problems = list(dict.fromkeys(found))
     if len(problems) == 1:
         return f"{source}: {problems[0]}"
     return f"{source}: {len(problems)} problems" + "".join(f"\n  {problem}" for problem in problems)

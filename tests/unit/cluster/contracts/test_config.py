@@ -30,3 +30,9 @@ def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):
     with pytest.raises(ValidationError, match=named):
         configured(deterministic=True, **sections)
     configured(deterministic=False, **sections)
+
+
+def test_a_deterministic_run_names_both_at_once():
+    both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
+    with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):
+        configured(deterministic=True, **both)

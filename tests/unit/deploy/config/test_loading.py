@@ -36,6 +36,13 @@ def test_a_preset_on_the_command_line_replaces_the_files_algorithm():
     assert config.algorithm.kl.coefficient == 0.5
 
 
+def test_a_preset_of_null_takes_the_files_preset_out_and_nothing_else():
+    values = smallest() | {"algorithm": {"preset": "grpo", "entropy_coefficient": 0.1}}
+    config = validated(values, ["algorithm.preset=null"])
+    assert config.algorithm.entropy_coefficient == 0.1
+    assert config.algorithm.kl.coefficient == 0.0
+
+
 def test_null_gives_a_variant_its_default_back():
     values = smallest() | {"algorithm": {"advantage": "rloo", "preset": "ppo"}, "reward": {"judge": "regex"}}
     assert "(`algorithm.advantage=null` on the command line does)" in refusal(values)
@@ -78,6 +85,20 @@ def test_all_mistakes_come_at_once():
     assert "model.path is missing; set it (A Hugging Face folder, or a hub name)" in message
     assert "sed=1 is not a setting; did you mean seed?" in message
     assert "num_steps=-1" in message
+
+
+def test_mistakes_in_overrides_and_in_the_algorithm_hide_no_others():
+    message = refusal(smallest(), "algorithm.preset=grop", "num_steps=0", "seed", "model.path.x=[", "seed.x=1")
+    lines = message.splitlines()
+    assert lines[0] == "the configuration: 5 problems"
+    starts = (
+        "override 'seed' is not",
+        "override 'model.path.x=['",
+        "seed={'x': 1} is not valid",
+        "algorithm.preset='grop' is",
+    )
+    for start in (*starts, "num_steps=0 is not valid"):
+        assert sum(line.startswith(f"  {start}") for line in lines) == 1, start
 
 
 def test_the_resolved_text_makes_the_same_run_again():
