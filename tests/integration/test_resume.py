@@ -49,6 +49,8 @@ def resumed(tmp_path_factory) -> Run:
 
 def test_a_run_whose_driver_was_killed_three_times_equals_the_undisturbed_one(undisturbed, resumed):
     assert len(resumed.events("launched")) == 4
+    found = [event["recorded_steps"] for event in resumed.events("resumed")]
+    assert len(found) == 3 and 2 <= found[0] <= found[1] <= found[2] < 12
     assert_equal_bit_for_bit(undisturbed, resumed, steps=STEPS, checkpoint=12)
     assert resumed.groups() == undisturbed.groups()
     assert resumed.problems() == ()

@@ -273,6 +273,16 @@ async def test_a_checkpoint_is_due_by_number_by_time_and_at_the_end(checkpoint, 
         if scene.group.is_save_due():
             await scene.group.save(None)
     assert scene.saves == due
+    told = [event["policy_version"] for event in scene.events.events if event["kind"] == "checkpoint"]
+    assert told == due
+
+
+async def test_by_default_every_twentieth_step_is_saved():
+    scene = Scene(num_steps=100)
+    await scene.group.start()
+    for version, is_due in ((19, False), (20, True), (21, False), (40, True)):
+        scene.group.version = version
+        assert scene.group.is_save_due() is is_due, version
 
 
 async def test_steps_learned_again_are_saved_on_the_way_so_that_a_second_death_learns_no_more_than_the_first():
