@@ -24,6 +24,7 @@ from cluster.contracts.errors import (
 )
 from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
+from cluster.record.run_directory import checkpoint_name
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
@@ -197,7 +198,7 @@ class LearnerGroup:
         self._last_save_s = self._clock()
         next_index = await asyncio.to_thread(self._ledger.next_index_after, self.version)
         extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
-        if await self._reporting_failure("save", f"{self._checkpoints}/step-{self.version:06d}", extra):
+        if await self._reporting_failure("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra):
             self.saved_version = self.version
             self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
 

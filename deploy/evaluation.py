@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import RUN_YAML, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, RUN_YAML, RunDirectory
 from deploy.config import loading as configuration
 from deploy.reports import run_info
 
@@ -50,10 +50,10 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
     """A run directory stands for its last checkpoint; `RUN_DIR/checkpoints/step-000010` for itself."""
     if RunDirectory(target).exists(RUN_YAML):
         run = RunDirectory(target)
-        saved = [name for name in run.names("checkpoints") if name.startswith("step-")]
+        saved = run.checkpoints()
         if not saved:
             raise ConfigError(f"{target!r} has no checkpoint yet; evaluate its run file instead")
-        checkpoint = run.path(f"checkpoints/{saved[-1]}")
+        checkpoint = run.path(f"{CHECKPOINTS}/{saved[max(saved)]}")
     else:
         checkpoint = os.path.abspath(target)
         run = RunDirectory(os.path.dirname(os.path.dirname(checkpoint)))

@@ -37,7 +37,9 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
     try:
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
-            asyncio.run(until_interrupted(_train(config, run_dir, log, address=address)))
+            interrupted = asyncio.Event()
+            work = _train(config, run_dir, log, interrupted=interrupted, address=address)
+            asyncio.run(until_interrupted(work, interrupted=interrupted))
         return summarize(run_dir)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
@@ -65,7 +67,9 @@ def _noting_the_end(log: MetricLog) -> Iterator[None]:
     log.event("finished")
 
 
-async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, address: str | None) -> None:
+async def _train(
+    config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
+) -> None:
     office = ticket_office(config)
     evaluator = make_evaluator(config)
     ledger = Ledger(run_dir)
@@ -75,7 +79,9 @@ async def _train(config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, ad
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
         async with (
-            saved_when_stopped(made.learner, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+            saved_when_stopped(
+                made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log
+            ),
             Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
         ):
             await run_loop(

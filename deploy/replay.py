@@ -4,10 +4,12 @@ import asyncio
 import os
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cluster.contracts.config import CheckpointConfig, RunConfig
+from cluster.contracts.config import CheckpointConfig, RunConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.protocols import PublishingLearner
 from cluster.record.ledger import Ledger, ReadOnly
 from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import EVENTS, RunDirectory
@@ -40,8 +42,11 @@ def replay(
 ) -> Replay:
     """Replays the first `to_step` steps (all, by default); `out` gets the weights as a Hugging Face folder.
 
-    Raises ConfigError for a step that was not recorded, LedgerError when the record is not what was consumed.
+    Raises ConfigError for a step that was not recorded, LedgerError when the record is not what was consumed, CheckpointError when
+    the run started from a checkpoint that is not what was saved.
     """
+    from learner.checkpoint import files
+
     ledger = Ledger(ReadOnly(run_dir))
     num_steps = ledger.version if to_step is None else to_step
     if not 1 <= num_steps <= ledger.version:
@@ -52,6 +57,7 @@ def replay(
         raise ConfigError(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
         )
+    files.verify_model(Path(config.model.path))
     ledger = Ledger(ReadOnly(run_dir, num_lines=num_steps))
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
@@ -71,8 +77,13 @@ async def _replay(
             await learner.restore()
             if out is not None:
                 await learner.export(os.path.abspath(out))
-            weights = Weights.from_config(config.weights, learner=learner, num_workers=0, events=_Quiet())
-            return (await weights.publish()).digest
+            return await weights_digest(config.weights, learner)
+
+
+async def weights_digest(config: WeightsConfig, learner: PublishingLearner) -> str:
+    """Of the learner's weights as the run's own transport publishes them."""
+    weights = Weights.from_config(config, learner=learner, num_workers=0, events=_Quiet())
+    return (await weights.publish()).digest
 
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:

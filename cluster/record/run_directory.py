@@ -5,6 +5,7 @@ configuration is refused, unless only settings differ that `resume_rules` lets c
 """
 
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -25,9 +26,21 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
+CHECKPOINTS = "checkpoints"
 _LOCK = "driver.lock"
 _OWNER_ONLY = 0o700
 """Trajectories and logs may hold what users said: nobody else on the machine reads them."""
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step's checkpoint, below `CHECKPOINTS`."""
+    return f"step-{step:06d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a checkpoint's folder; None for any other name, such as that of a checkpoint which was renamed out of the way."""
+    found = re.fullmatch(r"step-(\d+)", name)
+    return int(found[1]) if found else None
 
 
 class RunDirectory(Storage):
@@ -44,6 +57,11 @@ class RunDirectory(Storage):
         self.writer = Writer()
         """For what the event loop writes and need not wait for: events, status.json."""
         self._claim: Claim | None = None
+
+    def checkpoints(self) -> dict[int, str]:
+        """Names of the checkpoints' folders by step, in order."""
+        found = {checkpoint_step(name): name for name in self.names(CHECKPOINTS)}
+        return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
     def refuse_if_busy(self) -> None:
         """Raises ConfigError when another driver has the directory. Reads one small file: everything else can wait for the answer."""

@@ -24,10 +24,11 @@ class SavingLearner(Protocol):
         ...
 
 
-async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
+async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None) -> T:
     """Ctrl-C and SIGTERM cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
 
-    A second signal cancels the saving too. A third one has the system's own effect.
+    A second signal cancels the saving too. A third one has the system's own effect. `interrupted` is set by the first: a failure
+    cancels work as well.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
@@ -37,6 +38,8 @@ async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     def interrupt() -> None:
         nonlocal num_received
         num_received += 1
+        if interrupted is not None:
+            interrupted.set()
         if num_received == 2:
             for number in signals:
                 loop.remove_signal_handler(number)
@@ -51,15 +54,19 @@ async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def saved_when_stopped(learner: SavingLearner, *, timeout_s: float, log: Log) -> AsyncIterator[None]:
-    """When the block is cancelled, the steps that it learned are saved first, if that takes no longer than `timeout_s` (0: not at all)."""
+async def saved_when_stopped(
+    learner: SavingLearner, *, interrupted: asyncio.Event, timeout_s: float, log: Log
+) -> AsyncIterator[None]:
+    """When the block is cancelled, the steps that it learned are saved first, if that takes no longer than `timeout_s` (0: not at all).
+
+    `interrupted` says whether a signal cancels it, or a failure beside the block.
+    """
     try:
         yield
     except asyncio.CancelledError:
         if timeout_s:
-            log.event(
-                "stopping", message=f"stopping: saves a checkpoint, in at most {timeout_s:g} s; Ctrl-C again skips it"
-            )
+            why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with the failure that stops it"
+            log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
             try:
                 async with asyncio.timeout(timeout_s):
                     saved = await learner.save_progress()
@@ -75,7 +82,7 @@ async def saved_when_stopped(learner: SavingLearner, *, timeout_s: float, log: L
 def how_it_goes_on(run_dir: RunDirectory) -> str:
     """What the command that was stopped will do when it is started again."""
     recorded = Ledger(ReadOnly(run_dir)).version
-    saved = max((_step(name) for name in run_dir.names("checkpoints") if name.startswith("step-")), default=0)
+    saved = max(run_dir.checkpoints(), default=0)
     if recorded == 0:
         return "stopped before the first step; the same command starts again"
     if saved == recorded:
@@ -83,7 +90,3 @@ def how_it_goes_on(run_dir: RunDirectory) -> str:
     again = f"step {recorded}" if saved + 1 == recorded else f"steps {saved + 1} to {recorded}"
     last = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
     return f"stopped; {last}: the same command learns {again} again from the record, then goes on"
-
-
-def _step(checkpoint: str) -> int:
-    return int(checkpoint.removeprefix("step-"))

@@ -7,7 +7,7 @@ from cluster.contracts.config import RunConfig
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import Keep, TrainingGroups
@@ -57,7 +57,7 @@ def wire(
     """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
     supervisor = Supervisor(config.supervision, log)
     recorder, learner = learning(
-        config, seats=seats, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=run_dir.path("checkpoints")
+        config, seats=seats, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=run_dir.path(CHECKPOINTS)
     )
     weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
     fleet = WorkerPool(

@@ -9,7 +9,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, TreadwheelError
 from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
-from cluster.record.run_directory import METRICS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
     """How many there are, and every file that is not what its checkpoint's manifest says."""
     from learner.checkpoint import files
 
-    found = files.checkpoints(Path(run_dir.path("checkpoints"))) if run_dir.is_local else []
+    found = files.checkpoints(Path(run_dir.path(CHECKPOINTS))) if run_dir.is_local else []
     problems: list[str] = []
     for checkpoint in found:
         try:

@@ -5,8 +5,8 @@
     step-000010/adapter/         with LoRA: the adapter alone, as a peft folder
     step-000010/state-00000-of-00001.safetensors    one per rank: float32 weights, moments, random number generator
 
-A folder without a manifest is not a checkpoint. A save that is killed leaves a folder whose name begins with a dot; the next save of
-that step replaces it.
+A folder without a manifest is not a checkpoint. A save that is killed leaves a folder whose name begins with a dot; the next save
+removes it.
 """
 
 import contextlib
@@ -25,11 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.contracts.errors import CheckpointError
+from cluster.record.run_directory import checkpoint_step
 from cluster.record.storage import sync_folder
 
 MANIFEST = "manifest.json"
 MODEL = "model"
 ADAPTER = "adapter"
+_SAVING, _REMOVING = ".saving", ".removing"
+_OURS = b"treadwheel-checkpoint"
+"""Stands in every manifest of ours, whatever its format and whether or not it is whole."""
 
 
 class FileEntry(BaseModel):
@@ -95,7 +99,7 @@ def saving(directory: Path) -> Iterator[None]:
 
 def aside_of(directory: Path) -> Path:
     """The hidden folder next to `directory` that the checkpoint is written into."""
-    return directory.with_name(f".{directory.name}.saving")
+    return directory.with_name(f".{directory.name}{_SAVING}")
 
 
 def begin(directory: Path) -> Path:
@@ -141,7 +145,9 @@ def discard(folder: Path) -> None:
 
 
 def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
-    """Removes all but the newest, and the one with the best metric."""
+    """Removes all but the newest and the one with the best metric; also what saves left that were killed."""
+    for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}")):
+        discard(left)
     found = checkpoints(root)
     kept = set(found[-keep_last:])
     if keep_best:
@@ -157,7 +163,10 @@ def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
 
 def checkpoints(root: Path) -> list[Path]:
     """All below `root`, oldest first."""
-    return sorted(path for path in root.glob("step-*") if path.is_dir()) if root.is_dir() else []
+    if not root.is_dir():
+        return []
+    found = ((checkpoint_step(path.name), path) for path in root.iterdir() if path.is_dir())
+    return [path for _, path in sorted((step, path) for step, path in found if step is not None)]
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -197,8 +206,10 @@ def verify(directory: Path, *, expected_parameters: str | None = None) -> Manife
 
 
 def verify_model(folder: Path) -> None:
-    """Checks the checkpoint that a model folder is part of, as `verify` does; any other folder passes."""
-    if (folder.parent / MANIFEST).is_file():
+    """Checks the checkpoint that a model folder is part of, as `verify` does; a folder that is in none of ours passes."""
+    folder = folder.expanduser().resolve()
+    manifest = folder.parent / MANIFEST
+    if folder.name == MODEL and manifest.is_file() and _OURS in manifest.read_bytes():
         verify(folder.parent)
 
 
@@ -246,7 +257,7 @@ def _metric(directory: Path) -> float | None:
 
 def _hide(directory: Path) -> Path:
     """Renames a checkpoint before it is removed: a kill half-way must not leave a torn one under its name."""
-    hidden = directory.with_name(f".{directory.name}.removing")
+    hidden = directory.with_name(f".{directory.name}{_REMOVING}")
     discard(hidden)
     os.rename(directory, hidden)
     return hidden

@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
+from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
 from deploy.evaluation import evaluate
 from deploy.preflight.model import check_folder
+from deploy.replay import replay
 from deploy.reports.verify import verify
 from learner.checkpoint import files
 
@@ -65,6 +67,14 @@ def test_a_run_stands_for_its_last_checkpoint_and_a_checkpoint_for_itself(run: P
     assert evaluated == [str(run / "checkpoints" / f"step-00000{step}" / "model") for step in (2, 1)]
 
 
+def test_a_checkpoint_that_was_renamed_is_out_of_the_way(run: Path, evaluated: list[str]):
+    checkpoints = run / "checkpoints"
+    (checkpoints / "step-000002").rename(checkpoints / "step-000002.bad")
+    evaluate(str(run))
+    assert evaluated == [str(checkpoints / "step-000001" / "model")]
+    assert files.checkpoints(checkpoints) == [checkpoints / "step-000001"]
+
+
 def test_one_flipped_bit_is_refused_before_anything_starts(flipped: Path, evaluated: list[str]):
     for target in (flipped, flipped / "checkpoints" / "step-000002"):
         with pytest.raises(
@@ -88,6 +98,37 @@ def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path
     check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
     with pytest.raises(CheckpointError, match="step-000002 was altered"):
         check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
+
+
+def test_a_checkpoint_is_known_behind_a_symbolic_link_and_from_inside(flipped: Path, monkeypatch: pytest.MonkeyPatch):
+    model = flipped / "checkpoints" / "step-000002" / "model"
+    (flipped / "best").symlink_to(model)
+    monkeypatch.chdir(model)
+    for path in (flipped / "best", Path()):
+        with pytest.raises(CheckpointError, match="step-000002 was altered"):
+            files.verify_model(path)
+
+
+def test_a_manifest_of_another_program_next_to_a_model_is_none_of_ours(tmp_path: Path):
+    (tmp_path / "manifest.json").write_text('{"format": "other-1", "files": {}}')
+    for name in ("model", "llama"):
+        (tmp_path / name).mkdir()
+        files.verify_model(tmp_path / name)
+
+
+def test_a_model_that_lies_in_a_checkpoint_but_is_not_its_own_is_none_of_its_business(flipped: Path):
+    other = flipped / "checkpoints" / "step-000002" / "converted"
+    other.mkdir()
+    files.verify_model(other)
+
+
+def test_a_replay_does_not_start_from_a_flipped_bit(flipped: Path):
+    directory = RunDirectory(str(flipped))
+    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    model = flipped / "checkpoints" / "step-000002" / "model"
+    config = CONFIG.model_copy(update={"model": ModelConfig(path=str(model))})
+    with pytest.raises(CheckpointError, match="step-000002 was altered"):
+        replay(directory, config)
 
 
 def test_without_held_out_prompts_the_way_out_is_named(run: Path, evaluated: list[str]):

@@ -12,6 +12,7 @@ from cluster.contracts.errors import WorkerError
 from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
+from cluster.supervision.tasks import background
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
 from tests.fakes import ListedEvents, group_summary
 
@@ -34,17 +35,20 @@ class ScriptedLearner:
         return stats, [group_summary(0, version=2, rewards=(1.0, 0.0))]
 
 
-async def _run(learner: ScriptedLearner, log: ListedEvents, *, timeout_s: float, number: int) -> None:
-    async with saved_when_stopped(learner, timeout_s=timeout_s, log=log):
+async def _run(
+    learner: ScriptedLearner, log: ListedEvents, *, interrupted: asyncio.Event, timeout_s: float, number: int
+) -> None:
+    async with saved_when_stopped(learner, interrupted=interrupted, timeout_s=timeout_s, log=log):
         os.kill(os.getpid(), number)
         await asyncio.Event().wait()
 
 
 def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = signal.SIGINT) -> ListedEvents:
     """What a run that is stopped logs."""
-    log = ListedEvents()
+    log, interrupted = ListedEvents(), asyncio.Event()
+    work = _run(learner, log, interrupted=interrupted, timeout_s=timeout_s, number=number)
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(until_interrupted(_run(learner, log, timeout_s=timeout_s, number=number)))
+        asyncio.run(until_interrupted(work, interrupted=interrupted))
     return log
 
 
@@ -53,8 +57,25 @@ def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_n
     learner = ScriptedLearner()
     log = _stop(learner, number=number)
     assert log.kinds() == ["stopping"] and learner.is_saved
+    assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; Ctrl-C again skips it"
     ((version, metrics),) = log.steps
     assert version == 3 and metrics["reward/mean"] == 0.5
+
+
+async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted():
+    async def spend_the_budget() -> None:
+        raise WorkerError("the restart budget is spent")
+
+    learner, log = ScriptedLearner(), ListedEvents()
+    with pytest.raises(WorkerError, match="budget is spent"):
+        async with (
+            background() as tasks,
+            saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=60, log=log),
+        ):
+            tasks.create_task(spend_the_budget())
+            await asyncio.Event().wait()
+    assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; then ends with the failure that stops it"
+    assert learner.is_saved
 
 
 def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
@@ -77,7 +98,7 @@ async def test_saving_ends_with_its_deadline_and_the_run_is_still_stopped():
 
     log = ListedEvents()
     with pytest.raises(asyncio.CancelledError):
-        async with saved_when_stopped(Slow(), timeout_s=0.01, log=log):
+        async with saved_when_stopped(Slow(), interrupted=asyncio.Event(), timeout_s=0.01, log=log):
             raise asyncio.CancelledError
     assert log.events[-1]["message"].endswith("it takes longer than checkpoint.stop_timeout_s=0.01")
 
@@ -99,5 +120,6 @@ def test_what_the_same_command_will_do_is_said(tmp_path: Path, recorded: int, sa
         ledger.append(groups=[index], trajectories="none", trajectories_digest="none")
     for step in saved:
         (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-    (tmp_path / "checkpoints" / ".step-000099.saving").mkdir(parents=True)
+    for other in (".step-000099.saving", "step-000099.bad"):
+        (tmp_path / "checkpoints" / other).mkdir(parents=True)
     assert says in how_it_goes_on(directory)

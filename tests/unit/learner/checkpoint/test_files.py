@@ -130,3 +130,17 @@ def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
     states = States([tmp_path / "0", tmp_path / "1"])
     assert states.tensor("w").tolist() == [[1.0], [2.0], [3.0]] and float(states.tensor("step")) == 7.0
     assert states.of_rank("own", 2) is None
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path):
+    begin(tmp_path / "step-000001")
+    (tmp_path / ".step-000000.removing").mkdir()
+    _save(tmp_path / "step-000002")
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_and_other_folders_are_none(tmp_path: Path):
+    for name in ("step-999999", "step-1000000", "step-000020.bad", ".step-000030.saving", "notes"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
