@@ -1,8 +1,9 @@
-"""A fingerprint of a model's files, cheap enough for every start: did two processes load the same weights?"""
+"""A model's files: which hold its weights, and a fingerprint that is cheap at every start: did two processes load the same ones?"""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -13,12 +14,28 @@ _SAMPLE_BYTES = 4096
 _SINGLE = "model.safetensors"
 
 
+def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:
+    """The safetensors files of a model by name, none when it has none; None for one that its index names and that is not there.
+
+    `file` finds a file of the model by name.
+    """
+    if (single := file(_SINGLE)) is not None:
+        return {_SINGLE: single}
+    index = file(f"{_SINGLE}.index.json")
+    if index is None:
+        return {}
+    return {
+        name: file(name) for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    }
+
+
 def fingerprint(model: ModelConfig) -> str | None:
     """SHA-256 of every tensor's name, type, shape and first bytes, however they are divided into files. None without safetensors files.
 
     Two models of one shape differ in some tensor's first bytes; a file that is altered further back is not noticed here.
     """
-    tensors = sorted(tensor for path in _files(model) for tensor in _tensors(path))
+    paths = weight_files(partial(_file, model)).values()
+    tensors = sorted(tensor for path in paths if path is not None for tensor in _tensors(path))
     return hashlib.sha256("".join(tensors).encode()).hexdigest() if tensors else None
 
 
@@ -33,16 +50,6 @@ def _tensors(path: Path) -> Iterator[str]:
             file.seek(8 + header_bytes + begin)
             sample = hashlib.sha256(file.read(min(end - begin, _SAMPLE_BYTES))).hexdigest()
             yield f"{name} {entry['dtype']} {entry['shape']} {sample}\n"
-
-
-def _files(model: ModelConfig) -> list[Path]:
-    if (single := _file(model, _SINGLE)) is not None:
-        return [single]
-    index = _file(model, f"{_SINGLE}.index.json")
-    if index is None:
-        return []
-    names: list[str] = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return [path for name in names if (path := _file(model, name)) is not None]
 
 
 def _file(model: ModelConfig, name: str) -> Path | None:

@@ -4,9 +4,11 @@ All problems are named at once: first those of what the user wrote, then of the 
 check that needs the result of a failed one is left out. What needs torch or transformers is imported where it is used.
 """
 
+import contextlib
 import os
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import prompt_source
 from cluster.record.run_directory import RunDirectory
 from deploy.preflight import judge, machine, model, prompts, report, settings
@@ -19,8 +21,10 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
-    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once.
-    RunDirectory(config.run_dir).refuse_if_busy()
+    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
+    # read is a problem among others.
+    with contextlib.suppress(StorageError):
+        RunDirectory(config.run_dir).refuse_if_busy()
     is_local = address is None and "RAY_ADDRESS" not in os.environ
     problems = Problems()
     problems.attempt(settings.check_run_dir, config)
@@ -31,25 +35,27 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     problems.attempt(settings.check_environment, config, is_local=is_local)
 
     formatter = problems.attempt(model.load_formatter, config)
-    if config.reference.path is not None:
-        problems.attempt(model.check_folder, config.reference.path, field="reference.path")
+    problems.attempt(model.check_reference, config)
     has_room = False
     if formatter is not None:
         has_room = problems.attempt(model.check_room, config, formatter) is not None
-        problems.attempt(model.check_targets, config)
+        problems.attempt(model.check_adapters, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
 
     source = problems.attempt(prompt_source, config.prompts, field="prompts")
     looks = None
     if source is not None and formatter is not None and has_room:
         looks = problems.attempt(prompts.check_lengths, source, formatter, config)
+    held_out = None
     if config.evaluation.prompts is not None:
         held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
         if held_out is not None and formatter is not None and has_room:
             problems.attempt(prompts.check_held_out, held_out, formatter, config)
     samples = None
     if source is not None:
-        samples = problems.attempt(judge.judge_samples, config.reward, source, formatter)
+        samples = problems.attempt(judge.judge_samples, config.reward, source, formatter, field="prompts")
+    if samples is not None and held_out is not None:
+        problems.attempt(judge.judge_samples, config.reward, held_out, formatter, field="evaluation.prompts")
 
     problems.attempt(machine.check_batch, config, is_local=is_local)
     placement = problems.attempt(machine.place, config, needs or frozenset(), is_local=is_local)

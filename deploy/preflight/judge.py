@@ -29,8 +29,10 @@ class Sample:
     reward: Reward
 
 
-def judge_samples(config: RewardConfig, source: PromptSource, formatter: "ChatFormatter | None") -> list[Sample]:
-    """An empty completion and, where a column has one, the answer, of the first prompts.
+def judge_samples(
+    config: RewardConfig, source: PromptSource, formatter: "ChatFormatter | None", *, field: str
+) -> list[Sample]:
+    """An empty completion and, where a column has one, the answer, of the first prompts of the source that `field` names.
 
     Raises ConfigError if the judge does not load, or fails on every sample. One that fails on some may have its reasons.
     """
@@ -53,7 +55,7 @@ def judge_samples(config: RewardConfig, source: PromptSource, formatter: "ChatFo
     if all(sample.reward.status is not RewardStatus.OK for sample in samples):
         columns = ", ".join(sorted(prompts[0].columns)) or "none"
         raise ConfigError(
-            f"reward.judge={config.judge.name!r} fails on each of {len(samples)} samples, the first time with: "
+            f"{field}: reward.judge={config.judge.name!r} fails on each of {len(samples)} samples, the first time with: "
             f"{samples[0].reward.message}; mend it (columns of the prompt {prompts[0].prompt_id!r}: {columns})"
         )
     return samples

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,17 @@ def load_formatter(config: RunConfig) -> "ChatFormatter":
     return ChatFormatter.load(config.model)
 
 
+def check_reference(config: RunConfig) -> None:
+    """Raises ConfigError for a reference model that does not load, or would run code that no commit pins."""
+    from learner.model.policy import read_config
+    from learner.model.reference import reference_config
+
+    if config.reference.path is None:
+        return
+    check_folder(config.reference.path, field="reference.path")
+    read_config(reference_config(config.model, config.reference), field="reference.path")
+
+
 def check_folder(path: str, *, field: str) -> None:
     """A path that can only be a local one must be there, with whole files: a hub look-up of it would fail late and say something else."""
     folder = Path(path).expanduser()
@@ -43,6 +55,7 @@ def check_folder(path: str, *, field: str) -> None:
         )
     for file in files:
         _check_whole(file, field=field)
+    _check_complete(folder, field=field)
     from learner.checkpoint.files import verify_model
 
     verify_model(folder)
@@ -75,16 +88,21 @@ def check_attention(config: RunConfig, *, is_local: bool) -> None:
         )
 
 
-def check_targets(config: RunConfig) -> None:
-    """Raises ConfigError for adapters on layers that the model, built without its weights, does not have."""
+def check_adapters(config: RunConfig) -> None:
+    """Raises ConfigError for adapters that the model, built without its weights, has no layers for or does not take."""
     lora = config.learner.lora
-    if lora is None or lora.target_modules == "all-linear":
+    if lora is None:
         return
     from learner.model.loading import skeleton
-    from learner.model.lora import linear_layers
+    from learner.model.lora import add_adapters, linear_layers
 
-    targets = lora.target_modules
-    linear = linear_layers(skeleton(_plain(config.model)))
+    causal_lm = skeleton(_plain(config.model))
+    if lora.target_modules != "all-linear":
+        _check_targets(lora.target_modules, linear_layers(causal_lm))
+    add_adapters(causal_lm, lora=lora, seed=config.seed)
+
+
+def _check_targets(targets: Sequence[str], linear: Sequence[str]) -> None:
     missing = [each for each in targets if not any(name == each or name.endswith(f".{each}") for name in linear)]
     if missing:
         known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
@@ -97,6 +115,23 @@ def check_targets(config: RunConfig) -> None:
 def _plain(model: ModelConfig) -> ModelConfig:
     """With an attention that runs everywhere: what attention there is, is a question of its own."""
     return model.model_copy(update={"attention": "auto"})
+
+
+def _check_complete(folder: Path, *, field: str) -> None:
+    """By the index, which names the files of a model that is divided into several."""
+    from cluster.weights.model_files import weight_files
+
+    try:
+        found = weight_files(lambda name: folder / name if (folder / name).is_file() else None)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{field}={str(folder)!r}: its index of safetensors files cannot be read ({headline(error)}); copy or download it again"
+        ) from error
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        raise ConfigError(
+            f"{field}={str(folder)!r} lacks {', '.join(missing)}, which its index names; copy or download the model again"
+        )
 
 
 def _check_whole(file: Path, *, field: str) -> None:

@@ -6,9 +6,9 @@ than safetensors) cannot be read alone: rank 0 loads that model whole and sends 
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +24,12 @@ from transformers.utils.hub import cached_file
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
+from cluster.weights.model_files import weight_files
 from learner.distributed import Ranks, fill, own_rows
 from learner.model.critic import Networks
 from learner.model.lora import drawn_adapters, is_adapter
 from learner.model.policy import attention_of, load, read_config, without_dropout
 
-_SINGLE = "model.safetensors"
 _PLAIN = ("F64", "F32", "F16", "BF16")
 """Types, as safetensors names them, that only have to be cast."""
 
@@ -160,10 +160,9 @@ def _stored_as_computed(causal_lm: PreTrainedModel, *, model: ModelConfig) -> di
 
 def _stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
     """Of all safetensors files, none when there are none. A hub name's files are downloaded once."""
-    names, index = [_SINGLE], _file(model, f"{_SINGLE}.index.json")
-    if index is not None and _file(model, _SINGLE) is None:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    for path in (path for name in names if (path := _file(model, name)) is not None):
+    for path in weight_files(partial(_file, model)).values():
+        if path is None:
+            continue
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no dict
                 stored = file.get_slice(name)

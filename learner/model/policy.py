@@ -112,15 +112,15 @@ def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
     return layer
 
 
-def read_config(model: ModelConfig) -> PretrainedConfig:
-    """The model's transformers configuration, nothing else loaded. Raises ConfigError when there is none."""
+def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedConfig:
+    """The model's transformers configuration, nothing else loaded. Raises ConfigError naming `field` when there is none."""
     try:
         return AutoConfig.from_pretrained(
             model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"model.path={model.path!r} is no model that transformers reads: {headline(error)}; "
+            f"{field}={model.path!r} is no model that transformers reads: {headline(error)}; "
             "give a folder with config.json and weights, or a hub name that is reachable"
         ) from error
 

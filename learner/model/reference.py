@@ -2,12 +2,29 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig
+from cluster.contracts.errors import ConfigError
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import load, prove, score, token_row
+
+
+def reference_config(model: ModelConfig, reference: ReferenceConfig) -> ModelConfig:
+    """The model that a reference is: `model`, from `reference.path` where that is set.
+
+    Raises ConfigError for code from the hub: `model.revision` is a commit of `model.path` and pins no other repository.
+    """
+    if reference.path is None:
+        return model
+    if model.trust_remote_code and not Path(reference.path).expanduser().is_dir():
+        raise ConfigError(
+            f"reference.path={reference.path!r} with model.trust_remote_code=true would run code from the hub that no commit pins; "
+            "download it at a commit that you have read, and give the local folder"
+        )
+    return model.model_copy(update={"path": reference.path, "revision": None})
 
 
 class ReferenceModel:
@@ -17,8 +34,7 @@ class ReferenceModel:
         self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, temperature: float
     ) -> None:
         """Loads `reference.path`, or else `model`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
-        if reference.path is not None:
-            model = model.model_copy(update={"path": reference.path})
+        model = reference_config(model, reference)
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
         device = torch.device("cuda" if reference.gpus else "cpu")
         self._policy = prove(

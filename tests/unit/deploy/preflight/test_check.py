@@ -1,17 +1,24 @@
 import io
+import json
 import os
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
 from deploy.preflight import check
+from learner.checkpoint import files
 from tests.models import make_tiny_model
 from tests.unit.deploy.preflight.runs import run
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+MANIFEST = files.Manifest(
+    policy_version=1, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +70,54 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     assert places == sorted(places)
 
 
+def test_a_damaged_checkpoint_hides_no_other_problem(tmp_path, model):
+    checkpoint = tmp_path / "step-000001"
+    aside = files.begin(checkpoint)
+    shutil.copytree(model, aside / "model")
+    entries = {f"model/{path.name}": files.seal(path) for path in (aside / "model").iterdir()}
+    files.commit(aside, checkpoint, MANIFEST.sealed(entries))
+    weights = checkpoint / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    message = refusal(run(tmp_path, checkpoint / "model", "buffer.trajectories_per_group=1"))
+    assert message.startswith("2 problems\n") and "was altered" in message and "a group of one" in message
+
+
+def test_a_run_dir_that_cannot_be_read_hides_no_other_problem(tmp_path, model):
+    (tmp_path / "run" / "driver.lock").mkdir(parents=True)
+    message = refusal(run(tmp_path, model, "buffer.trajectories_per_group=1"))
+    assert message.startswith("2 problems\n") and "driver.lock" in message and "a group of one" in message
+
+
+def test_the_judge_is_tried_on_the_held_out_prompts_too(tmp_path, model):
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "3+3=", "solution": "6"}\n')
+    message = refusal(run(tmp_path, model, f"evaluation.prompts={{name: file, path: {held_out}}}"))
+    assert message.startswith("evaluation.prompts: reward.judge='exact_match' fails on each of 2 samples")
+
+
 def test_one_problem_is_one_line(tmp_path, model):
     assert "\n" not in refusal(run(tmp_path, model, "sampling.max_tokens=300"))
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "group_mean_batch_std", "reinforce_pp_baseline", "gdpo"])
 def test_a_group_of_one_teaches_nothing(tmp_path, model, advantage):
     message = refusal(run(tmp_path, model, "buffer.trajectories_per_group=1", f"algorithm.advantage={advantage}"))
     assert (
         f"buffer.trajectories_per_group=1 with advantage={advantage!r}: the advantage of a group of one is always 0"
         in message
     )
+
+
+def test_a_group_of_one_teaches_nothing_whatever_its_components_weigh(tmp_path, model):
+    gdpo = "algorithm.advantage={name: gdpo, component_weights: [1, 0.5]}"
+    assert "a group of one is always 0" in refusal(run(tmp_path, model, "buffer.trajectories_per_group=1", gdpo))
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "gpg", "raw_reward"])
+def test_a_group_of_one_may_teach_where_its_reward_counts_by_itself_or_in_the_batch(tmp_path, model, advantage):
+    check(run(tmp_path, model, "buffer.trajectories_per_group=1", f"algorithm.advantage={advantage}"))
 
 
 def test_a_batch_that_cannot_fit_memory_is_refused(tmp_path, model):
@@ -109,6 +153,31 @@ def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, model):
     cloned = shutil.copytree(model, tmp_path / "cloned")
     (cloned / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert "fetch them with `git lfs pull`" in refusal(run(tmp_path, cloned))
+
+
+def test_a_file_that_the_index_names_and_that_is_missing_is_named(tmp_path, model):
+    divided = shutil.copytree(model, tmp_path / "divided")
+    (divided / "model.safetensors").rename(divided / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (divided / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "lacks model-00002-of-00002.safetensors, which its index names" in refusal(run(tmp_path, divided))
+
+
+def test_a_reference_that_is_not_there_is_refused(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    config = run(tmp_path, model, "reference.path=models/ref")
+    assert "reference.path='models/ref' is no model that transformers reads" in refusal(config)
+
+
+def test_a_reference_from_the_hub_may_not_bring_code(tmp_path, model):
+    config = run(tmp_path, model, "reference.path=org/model", "model.trust_remote_code=true")
+    assert "reference.path='org/model' with model.trust_remote_code=true would run code" in refusal(config)
+
+
+def test_adapters_that_the_learner_would_refuse_are_refused_before_it_starts(tmp_path, model):
+    assert "learner.lora.dropout=0.1: the policy" in refusal(run(tmp_path, model, "learner.lora={dropout: 0.1}"))
+    config = run(tmp_path, model, "learner.lora={target_modules: [lm_head]}")
+    assert "learner.lora.target_modules names the vocabulary head" in refusal(config)
 
 
 def test_an_adapters_target_that_matches_no_module_is_named(tmp_path, model):
