@@ -96,5 +96,7 @@ def _build(architecture: str, shared: dict[str, object]) -> PreTrainedModel:
     if architecture == "llama":
         return LlamaForCausalLM(LlamaConfig(**shared))
     if architecture == "gemma3":
-        return Gemma3ForCausalLM(Gemma3TextConfig(**shared, sliding_window=64, query_pre_attn_scalar=32))
+        # As the real one: a layer with a short window beneath one that sees everything.
+        layers = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+        return Gemma3ForCausalLM(Gemma3TextConfig(**shared, **layers, query_pre_attn_scalar=32))
     raise ValueError(f"architecture={architecture!r} is none of qwen3, llama, gemma3")

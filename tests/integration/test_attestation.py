@@ -4,6 +4,7 @@ Every model of `CASES` has one learner and one engine, which all tests share.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ CASES = {
     "llama-bfloat16": {"architecture": "llama", "dtype": "bfloat16"},
     "qwen3-float32": {"architecture": "qwen3"},
     "qwen3-bfloat16-untied": {"architecture": "qwen3", "dtype": "bfloat16", "tied": False},
-    # Sliding windows shorter than the probe, and the vocabulary of the real one.
+    # A sliding window shorter than the probe, and the vocabulary of the real one.
     "gemma3-float32": {"architecture": "gemma3", "adds_bos": True},
     "gemma3-bfloat16-with-bos-262k": {
         "architecture": "gemma3",
@@ -54,6 +55,7 @@ class Pair:
     worker: RolloutWorker
     engine: VllmEngine
     dtype: str
+    num_probe_tokens: int
 
     async def load(self, published: list[Any]) -> Attestation:
         *buckets, manifest = published
@@ -101,7 +103,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         formatter=ChatFormatter.load(config.model),
         attestor=Attestor.from_config(config.weights, config.model, worker="w0"),
     )
-    yield Pair(learner=learner, worker=worker, engine=engines[0], dtype=dtype)
+    yield Pair(learner=learner, worker=worker, engine=engines[0], dtype=dtype, num_probe_tokens=len(probe))
     worker.stop()
     end(engines[0])
 
@@ -129,6 +131,11 @@ async def test_weights_are_attested_with_default_settings_from_the_first_version
     for _ in range(2):
         proof = await pair.load(pair.step(size=0.1))
         assert proof.distinguishable and proof.noise_floor == first.noise_floor
+
+
+def test_the_probe_is_longer_than_a_sliding_window(pair: Pair):
+    config = pair.learner.policy.causal_lm.config
+    assert (getattr(config, "sliding_window", None) or 0) < pair.num_probe_tokens
 
 
 async def test_a_layer_that_stayed_old_is_caught(pair: Pair):
@@ -166,6 +173,20 @@ async def test_a_small_step_is_told_apart_or_said_to_be_indistinguishable(pair: 
             await pair.load(stale)
     else:
         assert not (await pair.load(stale)).distinguishable
+
+
+def test_an_engine_that_ignores_a_sliding_window_is_refused(tmp_path: Path):
+    path = make_tiny_model(tmp_path / "learner", architecture="gemma3")
+    model = {"path": str(path), "dtype": "float32"}
+    *_, manifest = Learner(RunConfig.model_validate({"model": model, "prompts": "none"})).publish()
+    canary = WeightManifest.model_validate(manifest).canary
+    ignoring = shutil.copytree(path, tmp_path / "engine")
+    config = json.loads((ignoring / "config.json").read_text())
+    (ignoring / "config.json").write_text(json.dumps(config | {"sliding_window": config["max_position_embeddings"]}))
+    engine = start_engine(ignoring)
+    with pytest.raises(WeightsError, match="does not compute what the learner computes with the same files"):
+        Attestor(worker="w0", dtype="float32").start(canary, engine.prompt_logprobs(canary.token_ids))
+    end(engine)
 
 
 def test_a_float32_head_lowers_the_noise_of_a_bfloat16_model(tmp_path: Path):

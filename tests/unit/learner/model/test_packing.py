@@ -43,7 +43,7 @@ def _logprobs_and_gradient(policy: PolicyModel, rows: list[TokenRow], *, layout:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, architecture: str, monkeypatch):
-    # Gemma's sliding window (64) is shorter than the longest rows here; small buckets exercise their limits.
+    # Gemma's sliding window (24) is shorter than the longest rows here; small buckets exercise their limits.
     monkeypatch.setattr(attention, "MAX_MASK_CELLS", 4096)
     model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
     causal_lm = load(model, dtype=torch.float64)
