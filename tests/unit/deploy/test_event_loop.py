@@ -217,7 +217,7 @@ async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_pat
     # One step is in the record, so that it is learned again.
     Ledger(run_dir).append(groups=[0, 1], trajectories="file", trajectories_digest="digest")
     with open_log(config.metrics, directory=run_dir, num_steps=NUM_STEPS) as log:
-        await launch._train(config, run_dir, log, address=None)
+        await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
     assert slow.threads.keys() == {"prompt", "look", "read", "create", "remove", "open", "sync"}
     assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
     assert max(gaps) < SLOW_S

@@ -17,7 +17,7 @@ def ended(tmp_path, monkeypatch):
     """Trains with `outcome` in place of the cluster's work, and returns the last event."""
 
     def train(outcome):
-        async def work(config, run_dir, log, *, address):
+        async def work(config, run_dir, log, *, interrupted, address):
             log.step(2, {})
             if outcome:
                 raise outcome
