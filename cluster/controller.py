@@ -97,7 +97,9 @@ class Learner(Protocol):
 
     def is_save_due(self) -> bool: ...
 
-    async def save(self, metric: float | None) -> None: ...
+    async def save(self, metric: float | None) -> None:
+        """A checkpoint of the current version; `metric` is its evaluation, if it had one."""
+        ...
 
 
 class Weights(Protocol):
@@ -202,7 +204,7 @@ async def train(
             _check_mismatch(stats, plan, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
-                await learner.save(held_out.get("eval/reward") if evaluator else mean_reward(summaries))
+                await learner.save(held_out.get("eval/reward"))
 
 
 async def _take(plan: Plan, *, rollouts: Rollouts[Any], buffer: Buffer) -> list[tuple[int, Group]]:

@@ -50,11 +50,13 @@ class LearnerGroup:
         recorder: SupervisedActor,
         ledger: Ledger,
         checkpoints: str,
+        rate: Callable[[Sequence[GroupSummary]], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`update_s` and `publish_s` are deadlines; `checkpoints` is the directory that every rank saves to and restores from.
 
-        `clock` says when a save is due, in seconds.
+        `rate` is the metric of a checkpoint that is saved without one, by the groups of its step. `clock` says when a save is due, in
+        seconds.
         """
         self._num_steps = num_steps
         self._checkpoint = checkpoint
@@ -74,6 +76,7 @@ class LearnerGroup:
         """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
+        self._rate = rate
         self._clock = clock
         self._last_save_s = clock()
 
@@ -141,7 +144,7 @@ class LearnerGroup:
         return self.version == self._num_steps or by_steps or by_time
 
     async def save(self, metric: float | None) -> None:
-        """A checkpoint of the current version. A save that fails leaves the last good one; the run goes on, loudly."""
+        """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
         async with self._turn:
             while True:
                 try:
@@ -196,6 +199,9 @@ class LearnerGroup:
 
     async def _save(self, metric: float | None) -> None:
         self._last_save_s = self._clock()
+        step, summaries = self._asked
+        if metric is None and summaries and step == self.version:
+            metric = self._rate(summaries)
         next_index = await asyncio.to_thread(self._ledger.next_index_after, self.version)
         extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
         if await self._reporting_failure("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra):
@@ -262,7 +268,7 @@ class LearnerGroup:
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))
-            # Without a metric, since nothing is sampled to rate it. The last step is saved with one when the run ends.
+            # Nothing is sampled to evaluate it. The last step is saved with an evaluation when the run ends.
             if self.version < self._num_steps and self.is_save_due():
                 await self._save(None)
         return learned

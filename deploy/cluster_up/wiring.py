@@ -1,11 +1,14 @@
 """What a run is made of: each part is built here, and handed to the parts that need it. Nothing starts."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.types import GroupSummary
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
+from cluster.metrics import mean_reward
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
@@ -99,6 +102,7 @@ def learning(
         recorder=recorder,
         ledger=ledger,
         checkpoints=checkpoints,
+        rate=rating(config),
     )
     return recorder, learner
 
@@ -159,6 +163,11 @@ def judging_deadline_s(config: RunConfig) -> float:
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
     return config.reward.timeout_s * num_queued + 60.0
+
+
+def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None]:
+    """What rates a checkpoint that no evaluation rates: nothing in a run that evaluates, where the two are not comparable."""
+    return mean_reward if config.evaluation.prompts is None else lambda summaries: None
 
 
 def keep_rule(config: RunConfig) -> Keep:

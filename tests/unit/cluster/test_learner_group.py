@@ -137,6 +137,7 @@ class Scene:
             recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
             ledger=Ledger(Lines()),
             checkpoints="there",
+            rate=lambda summaries: 10.0 * len(summaries),
             clock=lambda: self.now_s,
         )
 
@@ -296,6 +297,19 @@ async def test_steps_learned_again_are_saved_on_the_way_so_that_a_second_death_l
     scene.failures.append(("update", 6, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.events.events[-1]["rolled_back_to"] == 6 and scene.events.events[-1]["steps_learned_again"] == 1
+
+
+async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
+    """Seen before: one that was saved while steps were learned again, or when the run was stopped, could not be kept as the best."""
+    scene = Scene(("update", 2, death("learner-0", "update")), num_steps=9, checkpoint={"every_steps": 2})
+    await scene.group.start()
+    await scene.group.save_progress()
+    await scene.learn(3)
+    await scene.group.save_progress()
+    await scene.learn(1)
+    await scene.group.save(0.5)
+    saved = [event for event in scene.events.events if event["kind"] == "checkpoint"]
+    assert [(event["policy_version"], event["metric"]) for event in saved] == [(2, 10.0), (3, 10.0), (4, 0.5)]
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
