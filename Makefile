@@ -9,7 +9,7 @@ STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.s
 PYTEST := $(BIN)/python -m pytest -q
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
-.PHONY: install train test test-all test-fast check format bench docs
+.PHONY: install train test acceptance test-all test-fast check format bench docs
 .DEFAULT_GOAL := train
 
 install: $(STAMP)
@@ -22,12 +22,13 @@ train: $(STAMP)
 	@$(BIN)/treadwheel train deploy/runs/quickstart.yaml $(ARGS)
 
 test: $(STAMP)
-	@$(FAST) tests/golden -m "not acceptance"
+	@$(FAST) tests/golden
 	@$(PYTEST) tests/integration -m "not acceptance"
 
-test-all: $(STAMP)
-	@$(FAST) tests/golden
-	@$(PYTEST) tests/integration
+acceptance: $(STAMP)
+	@$(PYTEST) tests/integration -m acceptance
+
+test-all: test acceptance
 
 test-fast: $(STAMP)
 	@$(FAST) -m "not slow and not acceptance"

@@ -35,7 +35,8 @@ def _in_the_repository(monkeypatch):
 )
 def test_mathematics_that_cannot_work_are_refused_by_name(override, named, way_out, tmp_path):
     overrides = ["algorithm={preset: rloo}", override] if "per_group" in override else [override]
-    result = CliRunner().invoke(app, ["check", QUICKSTART, f"run_dir={tmp_path / 'run'}", *overrides])
+    few = ("prompts.size=8", "evaluation.prompts=null")
+    result = CliRunner().invoke(app, ["check", QUICKSTART, f"run_dir={tmp_path / 'run'}", *few, *overrides])
     assert result.exit_code == 2, result.output
     assert named in result.stderr
     assert way_out in result.stderr

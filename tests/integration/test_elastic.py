@@ -106,6 +106,7 @@ def test_an_order_takes_away_who_waits_for_a_node_and_keeps_one_that_serves(elas
     assert {"rollout-1", "rollout-3"} <= _left(elastic)
 
 
+@pytest.mark.acceptance
 def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_back(tmp_path):
     run = Run(tmp_path / "run")
     slow = tmp_path / "slow"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.commands import QUICKSTART, Background, treadwheel
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from cluster.record.run_directory import RunDirectory
 from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 STEPS = range(1, 13)
 
 
