@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.contracts.config import EvaluationConfig, SupervisionConfig
-from cluster.contracts.errors import FailureKind, LostError, WeightsError, WorkerError
+from cluster.contracts.errors import ConfigError, DeadlineError, FailureKind, LostError, WeightsError, WorkerError
 from cluster.contracts.types import (
     ActorKind,
     Group,
@@ -347,7 +347,14 @@ class World:
             return RewardService(self, spec, node_id)
         if self._num_failing_starts:
             self._num_failing_starts -= 1
-            raise WorkerError(f"{spec.name} failed in 'build': no memory", kind=FailureKind.ERROR, actor=spec.name)
+            raise self.dice.choice(
+                [
+                    WorkerError(f"{spec.name} failed in 'build': no memory", kind=FailureKind.ERROR, actor=spec.name),
+                    ConfigError("the hub does not answer", actor=spec.name, stage="build"),
+                    DeadlineError("no node in time", actor=spec.name, stage="start"),
+                    DeadlineError("loading takes too long", actor=spec.name, stage="build"),
+                ]
+            )
         self.workers.append(Worker(self, spec, node_id))
         return self.workers[-1]
 

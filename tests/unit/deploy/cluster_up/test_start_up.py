@@ -1,13 +1,44 @@
 """What a run says before its actors start."""
 
 import contextlib
+import threading
 
 import pytest
 
+from cluster.record.run_directory import RunDirectory
 from cluster.supervision.placement import ClusterResources, Node
 from deploy.cluster_up import start_up
+from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
 from tests.fakes import ListedEvents
+
+
+async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch, tmp_path):
+    """The disk may be slow, and workers come up meanwhile."""
+    here, writing = threading.get_ident(), []
+
+    class Learner:
+        async def start(self): ...
+
+        async def restore(self):
+            return []
+
+        async def formula(self):
+            return {}, {}
+
+    class Sent:
+        policy_version, digest = 0, "d0"
+
+    class Source:
+        async def ready(self): ...
+
+        async def publish(self):
+            return Sent
+
+    monkeypatch.setattr(start_up, "write_passport", lambda *args, **more: writing.append(threading.get_ident()))
+    made = Cluster(production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None)
+    await start_up._learn_and_publish(None, made, RunDirectory(str(tmp_path)), ListedEvents())
+    assert len(writing) == 1 and here not in writing
 
 
 class NoSeats(Exception):

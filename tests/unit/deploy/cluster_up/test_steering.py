@@ -126,3 +126,18 @@ async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts
     assert fleet.told == [("drain", "rollout-1")]
     (event,) = steering._log.events
     assert (event["actor"], event["failure"], event["decision"]) == ("rollout-1", "termination", "drain")
+
+
+async def test_a_node_that_stays_after_all_is_forgotten_and_may_announce_its_end_again(steering, fleet, monkeypatch):
+    looks = iter([{"leaves"}, set(), {"leaves"}])
+
+    async def draining() -> set[str]:
+        return next(looks, {"leaves"})
+
+    monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
+    async with asyncio.timeout(10), steering.steering():
+        while len(fleet.told) < 2:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert fleet.told == [("drain", "rollout-1")] * 2
