@@ -51,11 +51,9 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
         if held_out is not None and formatter is not None and has_room:
             problems.attempt(prompts.check_held_out, held_out, formatter, config)
-    samples = None
-    if source is not None:
-        samples = problems.attempt(judge.judge_samples, config.reward, source, formatter, field="prompts")
-    if samples is not None and held_out is not None:
-        problems.attempt(judge.judge_samples, config.reward, held_out, formatter, field="evaluation.prompts")
+    opened = {"prompts": source, "evaluation.prompts": held_out}
+    sources = {field: each for field, each in opened.items() if each is not None}
+    samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
 
     problems.attempt(machine.check_batch, config, is_local=is_local)
     placement = problems.attempt(machine.place, config, needs or frozenset(), is_local=is_local)

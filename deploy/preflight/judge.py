@@ -1,7 +1,7 @@
 """The judge, tried on samples as the run will call it: in a process of its own, under its deadline."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,41 +24,57 @@ _ANSWER_COLUMNS = ("answer", "solution", "target", "ground_truth", "label", "com
 class Sample:
     """What the judge said of one completion of one prompt."""
 
+    field: str
+    """The setting that names the prompt's source."""
+    prompt: Prompt
     completion: str
     """Which one: in words."""
     reward: Reward
 
 
 def judge_samples(
-    config: RewardConfig, source: PromptSource, formatter: "ChatFormatter | None", *, field: str
+    config: RewardConfig, sources: Mapping[str, PromptSource], formatter: "ChatFormatter | None"
 ) -> list[Sample]:
-    """An empty completion and, where a column has one, the answer, of the first prompts of the source that `field` names.
+    """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
 
-    Raises ConfigError if the judge does not load, or fails on every sample. One that fails on some may have its reasons.
+    Raises ConfigError if the judge does not load, or fails on every sample of a source. One that fails on some may have its reasons.
     """
     from actors.reward_service.judge_process import Row
 
-    prompts = [source[index] for index in range(min(_NUM_PROMPTS, len(source)))]
     asked = [
-        (described, Row(prompt=_text(prompt, formatter), completion=completion, columns=prompt.columns))
-        for prompt in prompts
+        (field, prompt, described, completion)
+        for field, source in sources.items()
+        for prompt in (source[index] for index in range(min(_NUM_PROMPTS, len(source))))
         for described, completion in _completions(prompt)
     ]
+    rows = [
+        Row(prompt=_text(prompt, formatter), completion=completion, columns=prompt.columns)
+        for _, prompt, _, completion in asked
+    ]
     try:
-        rewards = asyncio.run(_judged(config, [row for _, row in asked]))
+        rewards = asyncio.run(_judged(config, rows))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     # After one that overran its deadline there are no more.
     samples = [
-        Sample(completion=described, reward=reward) for (described, _), reward in zip(asked, rewards, strict=False)
+        Sample(field=field, prompt=prompt, completion=described, reward=reward)
+        for (field, prompt, described, _), reward in zip(asked, rewards, strict=False)
     ]
-    if all(sample.reward.status is not RewardStatus.OK for sample in samples):
-        columns = ", ".join(sorted(prompts[0].columns)) or "none"
-        raise ConfigError(
-            f"{field}: reward.judge={config.judge.name!r} fails on each of {len(samples)} samples, the first time with: "
-            f"{samples[0].reward.message}; mend it (columns of the prompt {prompts[0].prompt_id!r}: {columns})"
-        )
+    for field in sources:
+        _refuse_failure([sample for sample in samples if sample.field == field], judge=config.judge.name)
     return samples
+
+
+def _refuse_failure(samples: Sequence[Sample], *, judge: str) -> None:
+    """Raises ConfigError for a judge that fails on all the samples of one source."""
+    if not samples or any(sample.reward.status is RewardStatus.OK for sample in samples):
+        return
+    first = samples[0]
+    columns = ", ".join(sorted(first.prompt.columns)) or "none"
+    raise ConfigError(
+        f"{first.field}: reward.judge={judge!r} fails on each of {len(samples)} samples, the first time with: "
+        f"{first.reward.message}; mend it (columns of the prompt {first.prompt.prompt_id!r}: {columns})"
+    )
 
 
 async def _judged(config: RewardConfig, rows: Sequence["Row"]) -> list[Reward]:

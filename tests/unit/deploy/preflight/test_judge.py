@@ -22,7 +22,7 @@ class Says(NumberedPrompts):
 
 
 def samples(judge: str, source, **settings):
-    return judge_samples(RewardConfig(judge=judge, **settings), source, None, field="prompts")
+    return judge_samples(RewardConfig(judge=judge, **settings), {"prompts": source}, None)
 
 
 def test_what_the_judge_said_is_kept():
