@@ -24,6 +24,7 @@ from deploy.cluster_up.steering import Steering
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
+from deploy.config.spelling import spelled_out
 from deploy.reports.summary import Summary, summarize
 
 
@@ -33,7 +34,7 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
     Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later.
     """
     run_dir = RunDirectory(config.run_dir)
-    run_dir.claim(resolved_yaml(config))
+    run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     try:
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())

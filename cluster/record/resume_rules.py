@@ -33,13 +33,18 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     return {
         name: (left.get(name), right.get(name))
         for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and not _may_change(name, theirs)
+        if left.get(name) != right.get(name)
+        and not _is_of_another_variant(name, left, right)
+        and not _may_change(name, theirs)
     }
 
 
 def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_dir: str) -> None:
     """Raises ConfigError with every setting that a resumed run would change and may not."""
-    changed = [f"{name} is {was!r} there and {now!r} here" for name, (was, now) in differing(theirs, ours).items()]
+    changed = [
+        f"{name} is {was!r} there and {now!r} here{_why_fixed(name, theirs)}"
+        for name, (was, now) in differing(theirs, ours).items()
+    ]
     if changed:
         raise ConfigError("".join(_refusal(changed, run_dir=run_dir)))
 
@@ -47,6 +52,16 @@ def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_di
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
     mark = mark_of(name, theirs)
     return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
+
+
+def _is_of_another_variant(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether it is a parameter of a variant that differs as a whole: its name says so."""
+    variant = f"{name.rpartition('.')[0]}.name"
+    return name != variant and left.get(variant) != right.get(variant)
+
+
+def _why_fixed(name: str, theirs: Mapping[str, Any]) -> str:
+    return " (fixed by deterministic=true)" if mark_of(name, theirs) is Mark.LAYOUT else ""
 
 
 def _refusal(changed: list[str], *, run_dir: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ configuration is refused, unless only settings differ that `resume_rules` lets c
 import os
 import re
 import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,8 @@ CHECKPOINTS = "checkpoints"
 _LOCK = "driver.lock"
 _OWNER_ONLY = 0o700
 """Trajectories and logs may hold what users said: nobody else on the machine reads them."""
+
+SpelledOut = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def checkpoint_name(step: int) -> str:
@@ -70,15 +73,18 @@ class RunDirectory(Storage):
         if owner and self._claim is None and (owner.is_here or not self.is_local):
             raise in_use(self.url, owner)
 
-    def check(self, run_yaml: str) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing."""
+    def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
+        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing.
+
+        `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
+        """
         if self.is_local:
             _check_writable(self.url, self._root)
         self.refuse_if_busy()
-        self._check_same_run(run_yaml)
+        self._check_same_run(run_yaml, spelled_out)
 
-    def claim(self, run_yaml: str) -> bool:
-        """Takes the directory for this process; True when it holds an earlier part of this run.
+    def claim(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> bool:
+        """Takes the directory for this process; True when it holds an earlier part of this run. `spelled_out` as for `check`.
 
         Raises ConfigError when a living driver has it, it cannot be written, or it belongs to another configuration. A dead driver's
         is taken over. What a run left that never finished a step is removed if this one computes something else.
@@ -97,7 +103,7 @@ class RunDirectory(Storage):
                 f"run_dir={self.url!r} cannot be written: {reason(error)}; mend that, or name another run_dir"
             ) from error
         try:
-            return self._take_over(run_yaml)
+            return self._take_over(run_yaml, spelled_out)
         except BaseException:
             self.release()
             raise
@@ -123,19 +129,20 @@ class RunDirectory(Storage):
         if self._claim:
             self._claim.renew()
 
-    def _take_over(self, run_yaml: str) -> bool:
-        self._check_same_run(run_yaml)
+    def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> bool:
+        self._check_same_run(run_yaml, spelled_out)
         is_resumed = self.exists(RUN_YAML)
-        if is_resumed and differing(self._run_yaml(), yaml.safe_load(run_yaml)):
+        if is_resumed and differing(spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))):
             self._start_over()
         for name in (METRICS, EVENTS):
             self.remove_torn_line(name)
         self.write_file(RUN_YAML, run_yaml.encode())
         return is_resumed
 
-    def _check_same_run(self, run_yaml: str) -> None:
+    def _check_same_run(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         if self.exists(RUN_YAML) and self._has_finished_a_step():
-            check_same_run(self._run_yaml(), yaml.safe_load(run_yaml), run_dir=self.url)
+            theirs, ours = spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))
+            check_same_run(theirs, ours, run_dir=self.url)
 
     def _run_yaml(self) -> dict[str, Any]:
         return yaml.safe_load(self.read_text(RUN_YAML))

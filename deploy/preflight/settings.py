@@ -8,6 +8,7 @@ from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from deploy.config.loading import resolved_yaml
+from deploy.config.spelling import spelled_out
 
 
 def check_run_dir(config: RunConfig) -> None:
@@ -17,7 +18,7 @@ def check_run_dir(config: RunConfig) -> None:
             f"run_dir={config.run_dir!r}: the learner cannot write checkpoints to an object store yet; "
             "use a local path or a shared file system that all nodes mount"
         )
-    run_dir.check(resolved_yaml(config))
+    run_dir.check(resolved_yaml(config), spelled_out=spelled_out)
 
 
 def check_transport(config: RunConfig) -> None:

@@ -55,6 +55,12 @@ def test_in_a_deterministic_run_the_layout_may_not_change():
     )
 
 
+def test_a_refused_layout_says_that_the_run_is_deterministic():
+    theirs, ours = resolved(deterministic=True), resolved(deterministic=True, learner={"num_ranks": 2})
+    with pytest.raises(ConfigError, match=r"num_ranks is 1 there and 2 here \(fixed by deterministic=true\); name"):
+        check_same_run(theirs, ours, run_dir="r")
+
+
 def test_mathematics_may_not_change_a_variants_parameters_included():
     theirs = resolved(reward={"judge": {"name": "regex", "pattern": "a"}}, learner={"lora": {"rank": 4}})
     ours = resolved(reward={"judge": {"name": "regex", "pattern": "b"}}, seed=1)

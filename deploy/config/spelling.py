@@ -1,0 +1,46 @@
+"""A resolved configuration with its variants in full: two spellings of one variant become the same."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import PROMPTS, REWARDS, Home, Plugin, find, parameters
+
+_HOMES = {"reward.judge": REWARDS, "prompts": PROMPTS}
+"""By the setting that names a variant, for those outside the algorithm section that a resumed run may not change."""
+
+
+def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Each variant as a mapping of its name and all its parameters, defaults too. One that does not import keeps what is written."""
+    from learner.algorithms.registry.homes import HOMES
+
+    homes = _HOMES | {f"algorithm.{field}": home for field, home in HOMES.items()}
+    return _spelled_section(run, "", homes)
+
+
+def _spelled_section(section: Mapping[str, Any], prefix: str, homes: Mapping[str, Home]) -> dict[str, Any]:
+    spelled = dict(section)
+    for name, value in section.items():
+        if home := homes.get(f"{prefix}{name}"):
+            spelled[name] = (
+                [_variant(each, home) for each in value] if isinstance(value, list) else _variant(value, home)
+            )
+        elif isinstance(value, Mapping):
+            spelled[name] = _spelled_section(cast(Mapping[str, Any], value), f"{prefix}{name}.", homes)
+    return spelled
+
+
+def _variant(value: Any, home: Home) -> Any:
+    plugin = Plugin.model_validate(value)
+    return {"name": plugin.name, **_defaults(plugin, home), **plugin.params}
+
+
+def _defaults(plugin: Plugin, home: Home) -> dict[str, Any]:
+    try:
+        taken = parameters(find(plugin, home=home, field="variant"), home=home)
+    except ConfigError:
+        return {}
+    defaults = {name: each.default for name, each in taken.items() if each.default is not inspect.Parameter.empty}
+    # As YAML gives them back, which has no tuples.
+    return {name: list(each) if isinstance(each, tuple) else each for name, each in defaults.items()}

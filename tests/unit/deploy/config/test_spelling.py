@@ -1,0 +1,37 @@
+"""A run is the same however its variants are written down."""
+
+from typing import Any
+
+import yaml
+
+from cluster.record.resume_rules import differing
+from deploy.config.loading import resolved_yaml, validated
+from deploy.config.spelling import spelled_out
+
+RUN = {"model": {"path": "none"}, "prompts": {"name": "file", "path": "a.jsonl"}}
+
+
+def changed(*overrides: str) -> dict[str, Any]:
+    """What a resumed run is told that these change."""
+    theirs, ours = (yaml.safe_load(resolved_yaml(validated(dict(RUN), each))) for each in ((), overrides))
+    return differing(spelled_out(theirs), spelled_out(ours))
+
+
+def test_a_default_that_is_written_out_changes_nothing():
+    assert changed("reward.judge={name: exact_match, column: answer}", "prompts.text_as=auto") == {}
+    assert changed("algorithm.policy_loss={name: ppo_clip, epsilon_low: 0.2}") == {}
+
+
+def test_a_parameter_that_is_changed_is_named_alone_with_the_default_that_it_had():
+    assert changed("reward.judge={name: exact_match, column: solution}") == {
+        "reward.judge.column": ("answer", "solution")
+    }
+
+
+def test_parameters_in_a_list_of_variants_count():
+    assert changed("algorithm.filters=[zero_variance]").keys() == {"algorithm.filters"}
+
+
+def test_a_variant_that_is_not_here_is_compared_as_it_is_written():
+    own = "my_missing.rewards:judge"
+    assert changed(f"reward.judge={own}") == {"reward.judge.name": ("exact_match", own)}
