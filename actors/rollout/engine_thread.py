@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from cluster.contracts.errors import WeightsError, WorkerError
+from cluster.contracts.errors import DataError, WeightsError, WorkerError
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
 from cluster.contracts.types import Completion, FinishReason
 from cluster.weights.attestation import Proof
 
-Sink = Callable[[str, Completion | WeightsError], None]
+Outcome = Completion | DataError | WeightsError
+"""DataError: the engine refuses this request. WeightsError: the engine serves nothing."""
+
+Sink = Callable[[str, Outcome], None]
 """Takes a request's id and its outcome. It runs in the engine's thread, so it must hand the outcome over and return at once."""
 
 
@@ -223,6 +226,10 @@ class EngineThread:
 
     def _take(self, output: EngineOutput) -> None:
         active = self._active[output.request_id]
+        if output.refusal is not None:
+            del self._active[output.request_id]
+            active.sink(output.request_id, DataError(output.refusal))
+            return
         assert self._policy_version is not None, "an engine may only step under attested weights"
         active.token_ids.extend(output.token_ids)
         active.logprobs.extend(output.logprobs)

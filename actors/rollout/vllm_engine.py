@@ -57,11 +57,14 @@ class VllmEngine:
         """
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         from cluster.weights import vllm_receiver
 
         self._vllm: Any = vllm
+        self._refusals = (ValueError, VLLMClientError)
+        """How vLLM says that it does not take a request."""
         self._delta = RequestOutputKind.DELTA
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._weights = weights
@@ -88,6 +91,7 @@ class VllmEngine:
             self._engine: Any = vllm.LLMEngine.from_engine_args(_arguments(vllm, model, rollout, **settings))
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
+        self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
 
     def add(self, request: EngineRequest) -> None:
         """Takes a request; it starts at the next step that has a free slot, first come, first served.
@@ -103,12 +107,15 @@ class VllmEngine:
         self._waiting.append(request)
 
     def step(self) -> list[EngineOutput]:
-        """One forward pass over all running requests; at most one token each. Empty when nothing runs."""
+        """One forward pass over all running requests; at most one token each. Empty when nothing runs.
+
+        A request that vLLM does not take is an output too, with the reason.
+        """
         if self._held:
             held, self._held = self._held, []
             return held
-        self._admit()
-        return [self._converted(output) for output in self._engine.step()] if self._running else []
+        refused = self._admit()
+        return refused + ([self._converted(output) for output in self._engine.step()] if self._running else [])
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
@@ -182,18 +189,35 @@ class VllmEngine:
                     return [found[place][token_ids[place]].logprob for place in range(1, len(token_ids))]
                 self._held.append(self._converted(output))
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[EngineOutput]:
+        """Starts waiting requests in the free slots. Returns those that vLLM refuses."""
+        refused: list[EngineOutput] = []
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.popleft()
-            kept = request.kept.token_ids if request.kept else []
-            params = self._params(request, num_kept=len(kept))
-            self._engine.add_request(
-                request.request_id,
-                self._prompt([*request.prompt_token_ids, *kept]),
-                params,
-                lora_request=self._adapter_request,
-            )
-            self._running.add(request.request_id)
+            try:
+                self._start(request)
+            except self._refusals as error:
+                refused.append(
+                    EngineOutput(
+                        request_id=request.request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=str(error)
+                    )
+                )
+            else:
+                self._running.add(request.request_id)
+        return refused
+
+    def _start(self, request: EngineRequest) -> None:
+        kept = request.kept.token_ids if request.kept else []
+        params = self._params(request, num_kept=len(kept))
+        # vLLM looks at this only where it has a tokenizer. Without this look the embedding fails, and with it the whole engine.
+        if (largest := max(request.prompt_token_ids, default=0)) >= self._vocabulary_size:
+            raise ValueError(f"token id {largest} is not in the model's vocabulary of {self._vocabulary_size}")
+        self._engine.add_request(
+            request.request_id,
+            self._prompt([*request.prompt_token_ids, *kept]),
+            params,
+            lora_request=self._adapter_request,
+        )
 
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}

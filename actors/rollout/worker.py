@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 import pyarrow as pa
 
 from actors.chat.formatter import ChatFormatter
-from actors.rollout.engine_thread import EngineThread, Update
+from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from actors.rollout.group import GroupInProgress
 from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
@@ -96,7 +96,7 @@ class RolloutWorker:
     async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch | Refusal]:
         """One batch per ticket, in the order the groups finish; none for a group that is aborted.
 
-        A prompt that does not fit costs its own group only: its Refusal comes first, and the other tickets are sampled.
+        A prompt that does not fit, or that the engine refuses, costs its own group only: a Refusal comes in the batch's place.
         A ticket's surplus trajectories are aborted when its group is finished.
 
         All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
@@ -107,25 +107,21 @@ class RolloutWorker:
             try:
                 groups.append(self._group(ticket))
             except DataError as error:
-                yield Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=headline(error))
+                yield _refusal(ticket, headline(error))
         inbox = self._open_inbox()
         try:
             self._open_groups(groups, inbox)
             requests = [request for group in groups for request in group.requests()]
             by_request = {request.request_id: group for group in groups for request in group.requests()}
-            self._engine.submit(requests, inbox.put_completion)
+            self._engine.submit(requests, inbox.put_outcome)
             num_open = len(groups)
             while num_open:
                 request_id, event = await self._next(inbox)
                 if event is _GROUP_ABORTED:
                     num_open -= 1
-                    continue
-                group = by_request[request_id]
-                group.add(request_id, event)
-                if group.is_finished and self._groups.pop(group.key, None):
-                    self._engine.abort(group.unfinished())
+                elif (result := self._result(by_request[request_id], request_id, event)) is not None:
                     num_open -= 1
-                    yield self._batch(group)
+                    yield result
         finally:
             self._close(groups, inbox)
 
@@ -169,8 +165,7 @@ class RolloutWorker:
         wanted = set(group_ids)
         dropped = [found for found in self._groups.values() if found[0].ticket.group_id in wanted]
         for group, inbox in dropped:
-            del self._groups[group.key]
-            self._engine.abort(group.unfinished())
+            self._end(group)
             inbox.put(("", _GROUP_ABORTED))
         return [group.ticket.group_id for group, _ in dropped]
 
@@ -216,6 +211,27 @@ class RolloutWorker:
         self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
         self._inboxes.discard(inbox)
 
+    def _result(
+        self, group: GroupInProgress, request_id: str, outcome: Completion | DataError
+    ) -> pa.RecordBatch | Refusal | None:
+        """What the group comes to with this outcome; None while it waits for others, and for what ends after it."""
+        if group.key not in self._groups:
+            return None
+        if isinstance(outcome, DataError):
+            self._end(group)
+            prompt_id = group.ticket.prompt.prompt_id
+            return _refusal(group.ticket, f"the engine refuses prompt {prompt_id!r}: {headline(outcome)}")
+        group.add(request_id, outcome)
+        if not group.is_finished:
+            return None
+        self._end(group)
+        return self._batch(group)
+
+    def _end(self, group: GroupInProgress) -> None:
+        """Nothing more is expected of it, nor of its requests."""
+        del self._groups[group.key]
+        self._engine.abort(group.unfinished())
+
     def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
         return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))
 
@@ -260,6 +276,10 @@ class RolloutWorker:
             inbox.put(self._end_of_engine())
 
 
+def _refusal(ticket: Ticket, reason: str) -> Refusal:
+    return Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=reason)
+
+
 class _Inbox:
     """What one waiting call gets from the engine's thread."""
 
@@ -270,7 +290,7 @@ class _Inbox:
     def put(self, event: Any) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    def put_completion(self, request_id: str, outcome: Completion | WeightsError) -> None:
+    def put_outcome(self, request_id: str, outcome: Outcome) -> None:
         self.put(outcome if isinstance(outcome, WeightsError) else (request_id, outcome))
 
     async def get(self) -> Any:

@@ -55,6 +55,8 @@ class EngineOutput:
     logprobs: list[float]
     finish_reason: FinishReason | None
     """None while the request goes on."""
+    refusal: str | None = None
+    """Why the engine does not sample it: nothing else comes of the request. None for all others."""
 
 
 class Engine(Protocol):

@@ -70,6 +70,18 @@ def test_an_aborted_request_says_no_more(engine):
     assert seen == {"keep", "waiting1", "waiting2"}
 
 
+def test_a_request_that_vllm_does_not_take_is_an_output_with_the_reason_and_the_others_go_on(engine):
+    for bad in (request("unknown", [*PROMPT, 10**6]), request("long", PROMPT * 1000), request("empty", [])):
+        engine.add(bad)
+    engine.add(request("good", PROMPT, max_tokens=4))
+    outputs = [output for _ in range(4) for output in engine.step()]
+    refusals = {output.request_id: output.refusal for output in outputs if output.refusal}
+    assert refusals.keys() == {"unknown", "long", "empty"}
+    assert refusals["unknown"].startswith("token id 1000000 is not in the model's vocabulary of ")
+    assert "longer than the maximum model length" in refusals["long"]
+    assert [output.request_id for output in outputs if not output.refusal] == ["good"] * 4
+
+
 def test_a_resumed_request_goes_on_after_its_kept_tokens(engine, reference):
     whole = run(engine, request("whole", PROMPT, seed=3, max_tokens=12))["whole"]
     kept = completion(whole.token_ids[:5], whole.rollout_logprobs[:5], reason=FinishReason.ABORTED)

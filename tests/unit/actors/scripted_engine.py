@@ -15,9 +15,11 @@ class ScriptedEngine:
         *,
         at_step: dict[int, Callable[[], object]] | None = None,
         length: Callable[[EngineRequest], int] = lambda request: request.sampling.max_tokens,
+        refusal: Callable[[EngineRequest], str | None] = lambda request: None,
     ) -> None:
-        """`length` says how many tokens a request gets."""
+        """`length` says how many tokens a request gets, `refusal` why it gets none."""
         self._length = length
+        self._refusal = refusal
         self.weight = 0.0
         self.ignores_loads = False
         self.compositions: list[list[str]] = []
@@ -57,6 +59,12 @@ class ScriptedEngine:
         self.compositions.append(list(self._running))
         outputs: list[EngineOutput] = []
         for request_id, (request, num_done) in list(self._running.items()):
+            if reason := self._refusal(request):
+                outputs.append(
+                    EngineOutput(request_id=request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=reason)
+                )
+                del self._running[request_id]
+                continue
             is_last = num_done + 1 == self._length(request)
             outputs.append(
                 EngineOutput(

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.rollout.engine_thread import EngineThread, Update, Updated
-from cluster.contracts.errors import WeightsError
+from actors.rollout.engine_thread import EngineThread, Outcome, Update, Updated
+from cluster.contracts.errors import DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.types import Completion, SamplingParams
 from cluster.weights.attestation import Proof
@@ -113,6 +113,22 @@ def test_no_token_of_unattested_weights_leaves(on_update):
     outcome, updated, _ = sampled(on_update=on_update, new=update(2, is_right=False))
     assert isinstance(outcome, WeightsError)
     assert isinstance(updated.exception(), WeightsError)
+
+
+def test_a_request_that_the_engine_refuses_ends_alone_and_the_others_go_on():
+    engine = ScriptedEngine(refusal=lambda request: "token id 9 is unknown" if 9 in request.prompt_token_ids else None)
+    thread = EngineThread(lambda: engine, on_update="continue")
+    outcomes: dict[str, Future[Outcome]] = {"bad": Future(), "good": Future()}
+    requests = [
+        EngineRequest(request_id=name, prompt_token_ids=[token], sampling=SamplingParams(max_tokens=2), seed=10)
+        for name, token in (("bad", 9), ("good", 5))
+    ]
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.submit(requests, lambda request_id, outcome: outcomes[request_id].set_result(outcome))
+    refused = outcomes["bad"].result(timeout=5)
+    assert isinstance(refused, DataError) and str(refused) == "token id 9 is unknown"
+    assert outcomes["good"].result(timeout=5).token_ids == [10, 11]
+    thread.stop()
 
 
 def test_the_last_token_may_be_sampled_beside_the_probe():

@@ -266,5 +266,19 @@ async def test_a_prompt_that_does_not_fit_is_refused_and_the_other_tickets_of_it
     assert [batch["ticket_index"][0].as_py() for batch in batches] == [0, 2]
 
 
+async def test_a_prompt_that_the_engine_refuses_costs_its_group_and_the_other_tickets_are_sampled(make_worker):
+    engine = ScriptedEngine(
+        refusal=lambda request: "too large a token id" if len(request.prompt_token_ids) > 9 else None
+    )
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    refusal, *batches = await collect(worker.generate([ticket(0), ticket(1, text="x" * 20), ticket(2)]))
+    assert refusal == Refusal(
+        group_id="00000001", prompt_id="p1", reason="the engine refuses prompt 'p1': too large a token id"
+    )
+    assert [batch["ticket_index"][0].as_py() for batch in batches] == [0, 2]
+    assert worker.progress().detail == "0 groups"
+
+
 def fail():
     raise RuntimeError("out of memory")
