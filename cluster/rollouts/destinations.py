@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.failed_rewards import describe
-from cluster.rollouts.scoring import Scorers
+from cluster.rollouts.scoring import Scorers, describe
 
 Keep = Callable[[GroupSummary], bool]
 """Which finished groups are worth training on."""

@@ -23,7 +23,7 @@ from cluster.contracts.types import Refusal, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import Destination, HeldOutGroups
-from cluster.rollouts.lanes import Job, Lane, SamplingClock, deal, place_in_queue
+from cluster.rollouts.lanes import ByIndex, Dealing, Job, Lane, SamplingClock, ToFreePlaces, place_in_queue
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
@@ -65,16 +65,18 @@ class Dispatcher:
         self._events = events
         self._tasks = tasks
         self._max_sequences = max_sequences_per_worker
-        self._sequences_per_group = sequences_per_group
         self._timeout_s = timeout_s
         self._is_deterministic = is_deterministic
+        self._dealing: Dealing = (
+            ByIndex(suspects, num_workers=fleet.num_wanted)
+            if is_deterministic
+            else ToFreePlaces(suspects, sequences_per_group=sequences_per_group)
+        )
         self._training: Training | None = None
         self._num_fetching = 0
         self._queue: list[Job] = []
         self._judging: dict[int, Job] = {}
         self._lanes: dict[Member, Lane] = {}
-        self._quarantine: Lane | None = None
-        """Samples suspects one by one, and nothing else."""
         self._clock = SamplingClock()
         self._num_aborted = 0
         self._wake = asyncio.Event()
@@ -93,8 +95,10 @@ class Dispatcher:
             await self._wake.wait()
             self._wake.clear()
             self._drop_guilty()
-            self._start_groups()
-            self._deal()
+            lanes = self._serving_lanes()
+            self._start_groups(lanes)
+            for lane, jobs in self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching):
+                self._start(lane, jobs)
 
     @contextlib.asynccontextmanager
     async def generating(self, training: Training) -> AsyncIterator[None]:
@@ -142,25 +146,12 @@ class Dispatcher:
 
     # New groups
 
-    def _start_groups(self) -> None:
-        if self._training is None or (limit := self._num_wanted()) <= 0:
+    def _start_groups(self, lanes: Sequence[Lane]) -> None:
+        if self._training is None:
             return
-        if indices := self._training.buffer.start(limit):
+        limit = self._dealing.num_wanted(self._queue, lanes, num_fetching=self._num_fetching)
+        if limit > 0 and (indices := self._training.buffer.start(limit)):
             self._fetch(indices, self._training)
-
-    def _num_wanted(self) -> int:
-        """New groups that the workers have places for."""
-        if self._is_deterministic:
-            return (
-                2**31
-                if self._fleet.is_complete and not self._any_suspects(self._queue) and not self._num_fetching
-                else 0
-            )
-        free = sum(lane.num_free for lane in self._open_lanes())
-        num_queued = sum(
-            not self._suspects.has(job.ticket) for job in self._queue
-        )  # suspects take no place of an open lane
-        return -(-free // self._sequences_per_group) - num_queued - self._num_fetching
 
     def _fetch(self, indices: Collection[int], training: Training) -> None:
         self._num_fetching += len(indices)
@@ -192,48 +183,7 @@ class Dispatcher:
 
     # Dealing
 
-    def _deal(self) -> None:
-        if self._is_deterministic:
-            self._deal_by_index()
-            return
-        self._deal_suspects()
-        jobs = [job for job in self._queue if not self._suspects.has(job.ticket)]
-        for lane, share in deal(jobs, self._open_lanes()):
-            self._start(lane, share)
-
-    def _deal_suspects(self) -> None:
-        """One at a time on a worker of its own, while the other workers go on."""
-        suspects = [job for job in self._queue if self._suspects.has(job.ticket)]
-        lanes = self._serving_lanes()
-        if self._quarantine not in lanes:
-            self._quarantine = None
-        if self._quarantine is None and suspects and lanes:
-            self._quarantine = min(lanes, key=lambda lane: lane.num_sequences)
-        if self._quarantine is not None and not self._quarantine.under_way:
-            if suspects:
-                self._start(self._quarantine, suspects[:1])
-            else:
-                self._quarantine = None
-
-    def _deal_by_index(self) -> None:
-        """Which worker samples what, and together with what, must not depend on timing."""
-        lanes = self._serving_lanes()
-        if not self._queue or not self._fleet.is_complete or self._num_fetching:
-            return
-        is_idle = not any(lane.under_way for lane in lanes)
-        if self._suspects.has(self._queue[0].ticket):
-            if is_idle:
-                self._start(lanes[self._queue[0].ticket.index % len(lanes)], self._queue[:1])
-            return
-        if any(self._any_suspects(lane.under_way.values()) for lane in lanes):
-            return
-        innocent = [job for job in self._queue if not self._suspects.has(job.ticket)]
-        for place, lane in enumerate(lanes):
-            self._start(lane, [job for job in innocent if job.ticket.index % len(lanes) == place])
-
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> None:
-        if not jobs:
-            return
         actor = lane.member.actor
         assert actor is not None, "a worker that serves has an actor"
         alone = len(jobs) == 1 and self._suspects.has(jobs[0].ticket)
@@ -245,14 +195,12 @@ class Dispatcher:
 
     def _serving_lanes(self) -> list[Lane]:
         serving = self._fleet.serving()
-        self._lanes = {
-            member: self._lanes.get(member) or Lane(member, max_sequences=self._max_sequences)
-            for member in [*serving, *(m for m, lane in self._lanes.items() if lane.under_way and m not in serving)]
+        busy = {member: lane for member, lane in self._lanes.items() if lane.under_way}  # of those that leave, too
+        known = self._lanes
+        self._lanes = busy | {
+            member: known.get(member) or Lane(member, max_sequences=self._max_sequences) for member in serving
         }
         return [self._lanes[member] for member in serving]
-
-    def _open_lanes(self) -> list[Lane]:
-        return [lane for lane in self._serving_lanes() if lane is not self._quarantine]
 
     # Sampling
 

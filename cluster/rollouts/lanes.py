@@ -4,9 +4,11 @@ import heapq
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster.contracts.types import Ticket
 from cluster.rollouts.destinations import Destination
+from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.worker_pool import Member
 
 
@@ -75,8 +77,95 @@ class Lane:
         return left
 
 
-def deal(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, list[Job]]]:
-    """Gives each job in turn to the lane with most free places, while any has one. Pure: the lanes are not changed."""
+class Dealing(Protocol):
+    """Decides which worker samples what. `lanes` are those of the workers that serve; nothing is changed in them.
+
+    `num_fetching` groups have started and are not in the queue yet.
+    """
+
+    def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
+        """New groups that the workers have places for."""
+        ...
+
+    def deal(
+        self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
+    ) -> list[tuple[Lane, Sequence[Job]]]:
+        """What of the queue starts now, and where."""
+        ...
+
+
+class ToFreePlaces:
+    """Each job goes to the worker with most free places. Suspects are tried on a worker of their own, while the others go on."""
+
+    def __init__(self, suspects: Suspects, *, sequences_per_group: int) -> None:
+        self._suspects = suspects
+        self._sequences_per_group = sequences_per_group
+        self._quarantine: Lane | None = None
+        """Samples suspects one by one, and nothing else."""
+
+    def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
+        free = sum(lane.num_free for lane in lanes if lane is not self._quarantine)
+        # Suspects that wait for their trial take no place of these lanes.
+        num_queued = sum(not self._suspects.has(job.ticket) for job in queue)
+        return -(-free // self._sequences_per_group) - num_queued - num_fetching
+
+    def deal(
+        self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
+    ) -> list[tuple[Lane, Sequence[Job]]]:
+        trial = self._trial([job for job in queue if self._suspects.has(job.ticket)], lanes)
+        innocent = [job for job in queue if not self._suspects.has(job.ticket)]
+        return [*trial, *by_free_places(innocent, [lane for lane in lanes if lane is not self._quarantine])]
+
+    def _trial(self, suspects: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
+        """One suspect at a time, on the worker that had least to do when the first one came."""
+        if self._quarantine not in lanes:
+            self._quarantine = None
+        if self._quarantine is None and suspects and lanes:
+            self._quarantine = min(lanes, key=lambda lane: lane.num_sequences)
+        if self._quarantine is None or self._quarantine.under_way:
+            return []
+        if not suspects:
+            self._quarantine = None
+            return []
+        return [(self._quarantine, suspects[:1])]
+
+
+class ByIndex:
+    """A ticket's index alone decides its worker, and what is sampled together does not depend on timing."""
+
+    def __init__(self, suspects: Suspects, *, num_workers: int) -> None:
+        self._suspects = suspects
+        self._num_workers = num_workers
+
+    def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
+        """All that the buffer lets start, or none."""
+        return 2**31 if self._is_complete(lanes) and not num_fetching and not self._any_suspects(queue) else 0
+
+    def deal(
+        self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
+    ) -> list[tuple[Lane, Sequence[Job]]]:
+        if not queue or not self._is_complete(lanes) or num_fetching:
+            return []
+        if self._suspects.has(queue[0].ticket):
+            is_idle = not any(lane.under_way for lane in lanes)
+            return [(lanes[queue[0].ticket.index % len(lanes)], queue[:1])] if is_idle else []
+        if any(self._any_suspects(lane.under_way.values()) for lane in lanes):
+            return []
+        shares: dict[int, list[Job]] = {}
+        for job in queue:
+            if not self._suspects.has(job.ticket):
+                shares.setdefault(job.ticket.index % len(lanes), []).append(job)
+        return [(lanes[place], share) for place, share in sorted(shares.items())]
+
+    def _is_complete(self, lanes: Sequence[Lane]) -> bool:
+        return len(lanes) >= self._num_workers
+
+    def _any_suspects(self, jobs: Iterable[Job]) -> bool:
+        return any(self._suspects.has(job.ticket) for job in jobs)
+
+
+def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
+    """Gives each job in turn to the lane with most free places, while any has one."""
     heap = [(-lane.num_free, place) for place, lane in enumerate(lanes) if lane.num_free > 0]
     heapq.heapify(heap)
     shares: dict[int, list[Job]] = {}

@@ -6,14 +6,17 @@ Both services are replaced when they die. A group whose judging kills the reward
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import GroupSummary, Ticket
-from cluster.rollouts.failed_rewards import FailedRewards
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.supervision.supervisor import SupervisedActor
+
+_MOST_TOLD = 16
+"""Kinds of failed rewards that get a message in a run; further ones are in the events."""
 
 
 class Scorers:
@@ -66,6 +69,37 @@ class Scorers:
         if self._reference is None:
             return None
         return await self._reference.call_for_batch("score", object_ref, deadline_s=self._reference_deadline_s)
+
+
+class FailedRewards:
+    """Remembers which kinds of failure were told."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._told: set[str] = set()
+
+    def note(self, summary: GroupSummary) -> None:
+        """Logs `reward_failure` if a reward of this group failed."""
+        if summary.num_failed_rewards == 0:
+            return
+        news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
+        is_told = bool(news) and len(self._told) < _MOST_TOLD
+        self._told.update(news if is_told else ())
+        self._events.event(
+            "reward_failure",
+            group_id=summary.group_id,
+            prompt_id=summary.prompt_id,
+            num_errors=summary.num_reward_errors,
+            num_timeouts=summary.num_reward_timeouts,
+            failures=[asdict(failure) for failure in summary.reward_failures],
+            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if is_told else {}),
+        )
+
+
+def describe(summary: GroupSummary) -> str:
+    """`3 of 8 rewards failed: KeyError: 'anser'`, with each kind's first message."""
+    reasons = "; ".join(failure.message for failure in summary.reward_failures) or "no reason given"
+    return f"{summary.num_failed_rewards} of {summary.num_trajectories} rewards failed: {reasons}"
 
 
 class _Turns:

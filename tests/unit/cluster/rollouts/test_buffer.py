@@ -245,6 +245,38 @@ def test_what_comes_of_a_straggler_is_forgotten_and_its_bytes_count_until_then()
     run_simulated(scene())
 
 
+def test_nothing_is_kept_of_the_stragglers_of_a_long_run():
+    """A step is one group that finishes, and one before it that is dropped, and reported when it is stopped or judged."""
+
+    async def kept_after(num_steps: int) -> int:
+        buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=1.0)
+        for version in range(1, num_steps + 1):
+            slow, fast = buffer.start()
+            buffer.hold(slow, 50)
+            await finish(buffer, fast)
+            assert [index for index, _ in await buffer.take(1)] == [fast]
+            assert buffer.drain_stragglers() == [slow]
+            if version % 2:
+                buffer.drop(slow)
+            else:
+                buffer.add(slow, group())
+            buffer.advance(version)
+        return num_kept(buffer)
+
+    async def scene() -> None:
+        assert await kept_after(1000) == await kept_after(10)
+
+    run_simulated(scene())
+
+
+def num_kept(thing: object) -> int:
+    """Entries of all containers inside."""
+    if isinstance(thing, dict | list | set):
+        return len(thing)
+    is_ours = type(thing).__module__.startswith("cluster.") and hasattr(thing, "__dict__")
+    return sum(map(num_kept, vars(thing).values())) if is_ours else 0
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

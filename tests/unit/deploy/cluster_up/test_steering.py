@@ -141,3 +141,10 @@ async def test_a_node_that_stays_after_all_is_forgotten_and_may_announce_its_end
         for _ in range(10):
             await asyncio.sleep(0)
     assert fleet.told == [("drain", "rollout-1")] * 2
+
+
+def test_the_loads_of_a_long_run_are_those_that_the_rule_looks_at(steering):
+    """`elastic.scale_down_full_steps` is 10."""
+    for version in range(1000):
+        steering.step(version, {"time/step_s": 1.0, "buffer/learner_wait_s": float(version), "buffer/num_ready": 0.0})
+    assert [load.wait_seconds for load in steering._loads] == [float(version) for version in range(990, 1000)]
