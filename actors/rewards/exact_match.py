@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.contracts.errors import DataError
+from actors.columns import text_of
 
 
 def exact_match(
@@ -13,11 +13,7 @@ def exact_match(
 
     Numbers in the column are compared as written. Raises DataError when the prompt has no such column.
     """
-    if column not in columns:
-        raise DataError(
-            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
-        )
-    said, wanted = completion.strip(), str(columns[column]).strip()
+    said, wanted = completion.strip(), text_of(columns, column)
     if ignore_case:
         said, wanted = said.casefold(), wanted.casefold()
     return float(said == wanted)

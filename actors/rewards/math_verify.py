@@ -6,6 +6,7 @@ from typing import Any
 
 import math_verify as package
 
+from actors.columns import text_of
 from cluster.contracts.errors import DataError
 
 
@@ -14,11 +15,7 @@ def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], col
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
-    if column not in columns:
-        raise DataError(
-            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
-        )
-    gold = _gold(str(columns[column]))
+    gold = _gold(text_of(columns, column))
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
     said = package.parse(completion, parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))

@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.contracts.errors import ConfigError, DataError
+from actors.columns import text_of
+from cluster.contracts.errors import ConfigError
 
 
 def regex(
@@ -19,15 +20,12 @@ def regex(
     matches = list(_compiled(pattern).finditer(completion))
     if column is None:
         return float(bool(matches))
-    if column not in columns:
-        raise DataError(
-            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
-        )
+    wanted = text_of(columns, column)
     if not matches:
         return 0.0
     last = matches[-1]
     found = (last.group(1) if last.re.groups else last.group()) or ""
-    return float(found.strip() == str(columns[column]).strip())
+    return float(found.strip() == wanted)
 
 
 @functools.lru_cache(maxsize=64)

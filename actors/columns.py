@@ -1,0 +1,15 @@
+"""A prompt's columns, as judges read them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import DataError
+
+
+def text_of(columns: Mapping[str, Any], column: str) -> str:
+    """What the judge's `column` holds, as text without white space around it. Raises DataError when the prompt has no such column."""
+    if column not in columns:
+        raise DataError(
+            f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
+        )
+    return str(columns[column]).strip()
