@@ -719,14 +719,31 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
         assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
 
 
+class EachTwice(NumberedPrompts):
+    """Two rows each are one prompt: with four rows, both of a prompt come in the first step, and again in each epoch."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index // 2)
+
+
+@simulated
+async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again():
+    kills = []
+
+    def score(index):
+        if scene.office.prompt(index).prompt_id == "p1":
+            kills.append(index)
+            raise death("reward", "score")
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score, prompts=EachTwice(4))
+    assert len(await scene.take()) == 4
+    assert len(kills) == 2, "once in company, where both of its groups were blamed, and once alone"
+    assert scene.events.kinds().count("quarantine") == 1
+
+
 @simulated
 async def test_a_guilty_prompt_that_is_queued_twice_kills_three_workers_and_no_more():
-    """Of four rows two are one prompt: both come in the first step, and again in each epoch."""
-
-    class EachTwice(NumberedPrompts):
-        def __getitem__(self, index):
-            return super().__getitem__(index // 2)
-
     deaths = []
 
     def script(ticket):
