@@ -5,7 +5,6 @@ An actor of its own, so that neither the controller nor the learner touches the 
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 from cluster.contracts.errors import LedgerError
 from cluster.contracts.schema import SCHEMA, summarize, validate
 from cluster.contracts.types import GroupSummary
+from cluster.record.run_directory import CHECKPOINTS, checkpoint_step
 
 PRUNED = "trajectories/pruned.json"
 """How many of the first steps have no trajectories any more; not there until some were removed."""
@@ -87,7 +87,7 @@ class Recorder:
 
     def _restarts_from(self) -> int:
         """The oldest step that a run may be restored to, when all but one of the kept checkpoints are damaged."""
-        steps = sorted(_numbers(self._files.names("checkpoints")))
+        steps = sorted(_numbers(self._files.names(CHECKPOINTS)))
         return steps[-self._keep_checkpoints] if len(steps) >= self._keep_checkpoints else 0
 
     def _prune(self, last: int) -> None:
@@ -110,5 +110,5 @@ def digest_of(content: pa.Buffer) -> str:
 
 def _numbers(names: Iterable[str]) -> list[int]:
     """Of what is named for a step: step-000010, step-000010.arrow."""
-    found = (re.match(r"step-(\d+)(\.arrow)?$", name) for name in names)
-    return [int(each[1]) for each in found if each]
+    found = (checkpoint_step(name.removesuffix(".arrow")) for name in names)
+    return [step for step in found if step is not None]
