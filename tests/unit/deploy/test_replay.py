@@ -16,9 +16,10 @@ class OwnTransport:
 
     async def broadcast(self, learner: Any, workers: Sequence[Any]) -> BroadcastStats:
         assert not workers
+        (published,) = await learner.publish()
         return BroadcastStats(
             policy_version=3,
-            digest=f"{self._prefix} {learner}",
+            digest=f"{self._prefix} {published}",
             size_bytes=1,
             seconds=0.0,
             publish_seconds=0.0,
@@ -27,6 +28,11 @@ class OwnTransport:
         )
 
 
+class Learner:
+    async def publish(self) -> list[Any]:
+        return ["version 3"]
+
+
 async def test_a_replay_publishes_through_the_configured_transport():
     config = WeightsConfig.model_validate({"transport": {"name": f"{__name__}:OwnTransport", "prefix": "digest of"}})
-    assert await weights_digest(config, "learner") == "digest of learner"
+    assert await weights_digest(config, Learner()) == "digest of version 3"
