@@ -19,7 +19,6 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
     """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate, CheckpointError when a
     checkpoint is not what was saved."""
     from deploy import launch
-    from learner.checkpoint import files
 
     with tempfile.TemporaryDirectory() as scratch:
         config = _config_of(target, overrides, run_dir=scratch)
@@ -27,7 +26,6 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
             raise ConfigError(
                 f"{target!r} has no evaluation.prompts; name a held-out source: evaluation.prompts='{{name: file, path: ...}}'"
             )
-        files.verify_model(Path(config.model.path))
         return launch.evaluate(config, address=address)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -38,6 +39,7 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
     try:
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
+            _verify_models(config.model.path, config.reference.path)
             interrupted = asyncio.Event()
             work = _train(config, run_dir, log, interrupted=interrupted, address=address)
             asyncio.run(until_interrupted(work, interrupted=interrupted))
@@ -49,9 +51,21 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
 
 
 def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, float]:
-    """Metrics of one held-out evaluation of the model that `config` starts from. Raises ConfigError without held-out prompts."""
+    """Metrics of one held-out evaluation of the model that `config` starts from.
+
+    Raises ConfigError without held-out prompts, CheckpointError for a checkpoint's model that is not what was saved.
+    """
+    _verify_models(config.model.path)
     run_dir = RunDirectory(config.run_dir)
     return asyncio.run(until_interrupted(_evaluate(config, run_dir, address=address)))
+
+
+def _verify_models(*paths: str | None) -> None:
+    from learner.checkpoint.files import verify_model
+
+    for path in paths:
+        if path is not None:
+            verify_model(Path(path))
 
 
 @contextlib.contextmanager

@@ -184,14 +184,19 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def verify(directory: Path, *, expected_parameters: str | None = None) -> Manifest:
-    """The manifest, once every file has its size and digest. Raises CheckpointError naming checkpoint, file and the one before."""
+def verify(directory: Path, *, expected_parameters: str | None = None, below: str = "") -> Manifest:
+    """The manifest, once every file `below` a folder of the checkpoint has its size and digest.
+
+    Raises CheckpointError naming checkpoint, file and the one before.
+    """
     manifest = read_manifest(directory)
     if expected_parameters is not None and manifest.parameters_digest != expected_parameters:
         raise CheckpointError(
             f"checkpoint {directory} is foreign: its parameters are not those of this run's model{_offer(directory)}"
         )
     for name, entry in manifest.files.items():
+        if not name.startswith(below):
+            continue
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"checkpoint {directory} is torn: {name} is missing{_offer(directory)}")
@@ -206,11 +211,11 @@ def verify(directory: Path, *, expected_parameters: str | None = None) -> Manife
 
 
 def verify_model(folder: Path) -> None:
-    """Checks the checkpoint that a model folder is part of, as `verify` does; a folder that is in none of ours passes."""
+    """Checks a model folder that is part of a checkpoint, as `verify` does; one that is in none of ours passes."""
     folder = folder.expanduser().resolve()
     manifest = folder.parent / MANIFEST
     if folder.name == MODEL and manifest.is_file() and _OURS in manifest.read_bytes():
-        verify(folder.parent)
+        verify(folder.parent, below=f"{MODEL}/")
 
 
 def read_states(directory: Path, manifest: Manifest) -> "States":

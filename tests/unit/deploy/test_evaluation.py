@@ -1,5 +1,6 @@
 """What an evaluation reads is what was saved."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,11 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that come to be evaluated."""
     paths: list[str] = []
 
-    def scored(config: RunConfig, *, address: str | None) -> dict[str, float]:
+    async def scored(config: RunConfig, run_dir: RunDirectory, *, address: str | None) -> dict[str, float]:
         paths.append(config.model.path)
         return {}
 
-    monkeypatch.setattr(launch, "evaluate", scored)
+    monkeypatch.setattr(launch, "_evaluate", scored)
     return paths
 
 
@@ -98,6 +99,36 @@ def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path
     check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
     with pytest.raises(CheckpointError, match="step-000002 was altered"):
         check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
+
+
+@pytest.mark.parametrize("section", ["model", "reference"])
+def test_a_run_that_python_starts_is_refused_too(
+    flipped: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, section: str
+):
+    async def never(*_: object, **__: object) -> None:
+        raise AssertionError("it started")
+
+    monkeypatch.setattr(launch, "_train", never)
+    model = {section: {"path": str(flipped / "checkpoints" / "step-000002" / "model")}}
+    run_dir = str(tmp_path_factory.mktemp("run"))
+    config = validated({"model": {"path": "none"}, "prompts": "file", "run_dir": run_dir} | model)
+    with pytest.raises(CheckpointError, match="step-000002 was altered"):
+        launch.train(config)
+
+
+def test_what_a_model_is_not_read_from_does_not_matter_to_it(run: Path):
+    checkpoint = run / "checkpoints" / "step-000002"
+    aside = files.begin(run / "checkpoints" / "step-000003")
+    shutil.copytree(checkpoint, aside, dirs_exist_ok=True)
+    entries = files.read_manifest(checkpoint).files | {
+        "state.safetensors": files.write_tensors(aside / "state.safetensors", {"w": torch.zeros(1)})
+    }
+    saved = run / "checkpoints" / "step-000003"
+    files.commit(aside, saved, files.read_manifest(checkpoint).sealed(entries))
+    (saved / "state.safetensors").write_bytes(b"")
+    files.verify_model(saved / "model")
+    with pytest.raises(CheckpointError, match=r"state\.safetensors has 0 bytes"):
+        files.verify(saved)
 
 
 def test_a_checkpoint_is_known_behind_a_symbolic_link_and_from_inside(flipped: Path, monkeypatch: pytest.MonkeyPatch):
