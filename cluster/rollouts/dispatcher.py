@@ -190,6 +190,7 @@ class Dispatcher:
         started = set(jobs)
         self._queue = [job for job in self._queue if job not in started]
         lane.take(jobs)
+        self.wake()  # what was queued may leave places for new groups
         self._note_sampling()
         self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
 

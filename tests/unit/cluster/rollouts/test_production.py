@@ -592,6 +592,19 @@ async def test_a_slow_worker_gets_no_more_than_it_has_places_for():
 
 
 @simulated
+async def test_places_that_queued_groups_leave_are_filled_at_once():
+    """Seen in the simulator: three workers with one place each have places for three groups of two, as one place is enough to start
+    in. Two were started, and the third worker stood idle until one of them was finished."""
+    never = asyncio.Event()
+    scene = Scene(num_workers=3, script=lambda ticket: never, max_concurrent_sequences=1)
+    async with scene.running():
+        await settled()
+        async with scene.production.generating(into=Buffer(groups_per_step=8)):
+            await asyncio.sleep(60)
+            assert sorted(worker.calls for worker in scene.workers) == [[[0]], [[1]], [[2]]]
+
+
+@simulated
 async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
     scene = Scene()
     async with scene.running():
