@@ -310,17 +310,20 @@ class Dispatcher:
         self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="straggler")
 
     async def _abort(self, lane: Lane, job: Job) -> None:
-        await self._stop_sampling(lane.member.actor, [job])
-        if lane.pop(job.ticket.index) is job:
+        is_heard = await self._stop_sampling(lane.member.actor, [job])
+        # Else it keeps its place until its stream ends: a worker that hangs would be given group after group.
+        if is_heard and lane.pop(job.ticket.index) is job:
             job.drop("straggler")
         self._note_sampling()
         self.wake()
 
-    async def _stop_sampling(self, actor: RemoteActor | None, jobs: Sequence[Job]) -> None:
-        # A worker that cannot hear it is dead or hangs: the stream of its groups finds out.
+    async def _stop_sampling(self, actor: RemoteActor | None, jobs: Sequence[Job]) -> bool:
+        """Whether the worker heard it. One that does not is dead or hangs: the stream of its groups finds out."""
         with contextlib.suppress(WorkerError, DeadlineError):
             if actor is not None:
                 await actor.call("abort", [job.ticket.group_id for job in jobs], deadline_s=_ABORT_S)
+                return True
+        return False
 
     def _note_sampling(self) -> None:
         self._clock.note(is_sampling=any(lane.under_way for lane in self._lanes.values()))

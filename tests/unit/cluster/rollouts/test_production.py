@@ -536,6 +536,31 @@ async def test_a_dropped_straggler_frees_its_place_in_the_worker():
 
 
 @simulated
+async def test_a_worker_that_hangs_is_given_no_group_in_the_place_of_a_straggler():
+    """Seen in the simulator: its places were free as soon as it had not heard of the straggler within 30 s."""
+
+    class Hangs(ScriptedWorker):
+        async def call(self, method, group_ids, *, deadline_s):
+            await asyncio.sleep(deadline_s)
+            raise DeadlineError(f"{self.name} did not finish {method!r}", actor=self.name, stage=method)
+
+    never = asyncio.Event()
+    scene = Scene(
+        num_workers=2, make_worker=Hangs, script=lambda t: None if t.index else never, max_concurrent_sequences=2
+    )
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    async with scene.running():
+        await settled()
+        async with scene.production.generating(into=buffer):
+            for version in range(1, 4):
+                await buffer.take(1)
+                await asyncio.sleep(60)
+                buffer.advance(version)
+            hanging, other = [[index for call in worker.calls for index in call] for worker in scene.workers]
+            assert hanging == [0] and set(other) >= {1, 2, 3}
+
+
+@simulated
 async def test_a_straggler_whose_reward_was_lost_does_not_start_again():
     lost = asyncio.Event()
 
