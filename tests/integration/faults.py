@@ -48,12 +48,7 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
         "optimizer": {"learning_rate": 1e-3},
         "checkpoint": {"every_steps": 3},
         # Silence is a hang after seconds: these actors have little to do.
-        "supervision": {
-            "heartbeat_s": 1,
-            "hang_s": 10,
-            "backoff_s": 0,
-            "max_prompt_failures": 100,
-        },
+        "supervision": {"heartbeat_s": 1, "hang_s": 10},
         "metrics": {"sinks": ["jsonl"]},
     }
     for name, value in settings.items():
