@@ -1,11 +1,16 @@
 """Who is blamed for a death, and for how long."""
 
+import asyncio
+
 import pytest
 
 from cluster.contracts.errors import DeadlineError, EngineError, WeightsError, WorkerError
 from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
-from tests.fakes import ListedEvents, death
+from tests.fakes import ListedEvents, ScriptedWorker, death
+from tests.unit.cluster.rollouts.scene import EachTwice, Scene, settled
+from tests.unit.cluster.simulated_time import simulated
 
 
 def ticket(name: str, index: int = 0) -> Ticket:
@@ -100,3 +105,131 @@ UNATTESTED = WeightsError("nothing is served: the last load failed")
 )
 def test_a_call_that_dies_because_the_driver_killed_its_actor_blames_nobody(ended_by, given_up, is_theirs):
     assert may_be_their_doing(ended_by, given_up=given_up) is is_theirs
+
+
+@simulated
+async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another():
+    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None)
+    assert await scene.take() == [0, 2, 3, 4]
+    quarantined = [event for event in scene.events.events if event["kind"] == "quarantine"]
+    assert [event["group_id"] for event in quarantined] == ["00000001"]
+
+
+@simulated
+async def test_a_worker_that_refuses_to_serve_is_replaced_and_no_prompt_is_blamed():
+    refusals = iter([WeightsError("nothing is served: the last load failed")] * 2)
+    scene = Scene(script=lambda ticket: next(refusals, None))
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[2].calls == [[0, 1, 2, 3]], "together: nothing runs alone"
+
+
+@simulated
+async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
+    deaths = iter([death("rollout-0")] * 2)
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None)
+    assert await scene.take(num_steps=2) == list(range(8))
+    assert scene.workers[2].calls == [[0], [1], [2], [3], [4, 5, 6, 7]]
+
+
+@simulated
+async def test_a_suspect_runs_on_one_worker_while_the_others_go_on():
+    """Two workers: the prompt of group 0 kills twice, then waits for its trial; the other worker never pauses."""
+    deaths = iter([death("rollout-0")] * 2)
+    trial = asyncio.Event()
+    on_trial = []
+
+    class Patient(ScriptedWorker):
+        async def stream_batches(self, method, tickets, *, deadline_s):
+            if [ticket.index for ticket in tickets] == [0] and deaths_are_over:
+                on_trial.append(self.name)
+                await trial.wait()
+            async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+                yield each
+
+    deaths_are_over = []
+
+    def script(ticket):
+        if ticket.index != 0:
+            return None
+        error = next(deaths, None)
+        deaths_are_over.extend([] if error else [True])
+        return error
+
+    scene = Scene(num_workers=2, make_worker=Patient, script=script, max_concurrent_sequences=2)
+    buffer = Buffer(groups_per_step=8)
+    async with scene.generating(buffer):
+        await asyncio.sleep(600)
+        assert buffer.drain_stats()["buffer/num_ready"] >= 7, "all but the suspect"
+        trial.set()
+        assert [index for index, _ in await buffer.take(8)] == list(range(8))
+
+
+@simulated
+async def test_suspects_that_wait_for_their_trial_leave_all_places_of_the_other_workers_in_use():
+    """Two workers with places for 8 groups each. Group 0 kills its company of 8 twice: one of the 8 is tried, 7 wait in the queue."""
+    deaths, never = iter([death("rollout-0")] * 2), asyncio.Event()
+    scene = Scene(
+        num_workers=2,
+        script=lambda ticket: never if ticket.index else next(deaths, None),
+        max_concurrent_sequences=16,
+    )
+    async with scene.running():
+        await settled()
+        async with scene.production.generating(into=Buffer(groups_per_step=64)):
+            await asyncio.sleep(60)
+            company, others, again, successor = [worker.calls for worker in scene.workers]
+            assert company == again == [[0, 2, 4, 6, 8, 10, 12, 14]]
+            assert others == [[1, 3, 5, 7, 9, 11, 13, 15]], "it is to try the suspects when these are finished"
+            assert successor == [[16, 17, 18, 19, 20, 21, 22, 23]]
+
+
+@simulated
+async def test_a_load_that_misses_its_deadline_blames_no_prompt():
+    """The driver kills the worker for it, and the groups that it was sampling die."""
+    gate = asyncio.Event()
+    scene = Scene(script=lambda ticket: gate)
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        for _ in range(2):
+            await asyncio.sleep(60)
+            late = DeadlineError("rollout-0 did not finish 'load' within 600 s", actor="rollout-0", stage="load")
+            scene.fleet.replace(scene.workers[-1], late)
+        await asyncio.sleep(60)
+        gate.set()
+        assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers] == [[[0, 1, 2, 3]]] * 3, "together: nothing runs alone"
+
+
+@simulated
+async def test_an_error_of_one_call_blames_no_group_of_the_workers_other_calls():
+    """Group 4 takes the place of group 0 in a call of its own, and raises: groups 1 to 3 die when the worker is replaced."""
+    gate = asyncio.Event()
+    bug = iter([WorkerError("rollout-0 failed in 'generate': TypeError", actor="rollout-0", stage="generate")])
+
+    def script(ticket):
+        return next(bug, None) if ticket.index == 4 else gate if 1 <= ticket.index <= 3 else None
+
+    scene = Scene(script=script, max_concurrent_sequences=8, supervision={"max_prompt_failures": 2})
+    buffer = Buffer(groups_per_step=8)
+    async with scene.generating(buffer):
+        await asyncio.sleep(60)
+        gate.set()
+        assert [index for index, _ in await buffer.take(8)] == list(range(8))
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [4]]
+    assert scene.workers[1].calls[:2] == [[4], [1, 2, 3]], "none but group 4 is tried alone"
+
+
+@simulated
+async def test_a_guilty_prompt_that_is_queued_twice_kills_three_workers_and_no_more():
+    deaths = []
+
+    def script(ticket):
+        if ticket.prompt.prompt_id != "p1":
+            return None
+        deaths.append(ticket.index)
+        return death("rollout-0")
+
+    scene = Scene(script=script, prompts=EachTwice(4))
+    assert len(await scene.take()) == 4
+    assert len(deaths) == 3
+    assert scene.workers[2].calls == [deaths[-1:]], "the third time alone"

@@ -1,0 +1,161 @@
+"""The rollouts of a run over scripted actors: what most tests of this folder play in."""
+
+import asyncio
+import contextlib
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.types import ActorKind, Refusal, SamplingParams
+from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
+from cluster.rollouts.worker_pool import WorkerPool
+from cluster.supervision.supervisor import Supervisor
+from cluster.supervision.tasks import background
+from tests.fakes import (
+    InlineExecutor,
+    ListedEvents,
+    NumberedPrompts,
+    ScriptedScorer,
+    ScriptedWorker,
+    actor_spec,
+    group_summary,
+)
+from tests.unit.cluster.wired import wired
+
+SAMPLING = SamplingParams(max_tokens=4)
+
+
+def worker_spec(number):
+    return actor_spec(f"rollout-{number}")
+
+
+class Scene:
+    """The rollouts of a run, with scripted actors."""
+
+    def __init__(
+        self,
+        *,
+        script=lambda ticket: None,
+        score=lambda index: group_summary(index, rewards=(1.0, 0.0)),
+        num_workers=1,
+        prompts=None,
+        keep=lambda summary: True,
+        make_worker=ScriptedWorker,
+        make_scorer=ScriptedScorer,
+        extra_trajectories=0,
+        supervision=None,
+        max_concurrent_sequences=256,
+        deterministic=False,
+    ):
+        config = RunConfig.model_validate(
+            {"model": {"path": "none"}, "prompts": "none", "supervision": supervision or {}}
+        )
+        self.events = ListedEvents()
+        self.supervisor = Supervisor(config.supervision, self.events)
+        self.workers: list[ScriptedWorker] = []
+        self.coming = asyncio.Event()
+        self.coming.set()
+        self.judging = asyncio.Event()
+        self.judging.set()
+        self.num_coming = 0
+        self.start_error = lambda name: None
+        self.held: dict[str, asyncio.Event] = {}
+        """By worker: what its start waits for."""
+        self.office = TicketOffice(
+            source=prompts or NumberedPrompts(),
+            seed=0,
+            trajectories_per_group=2,
+            extra_trajectories=extra_trajectories,
+            sampling=SAMPLING,
+            thread=InlineExecutor(),
+        )
+        self._make_worker, self._make_scorer = make_worker, make_scorer
+        self._script, self._score, self._keep = script, score, keep
+        self._num_workers = num_workers
+        self._sequences_per_group = 2 + extra_trajectories
+        self._max_sequences = max_concurrent_sequences
+        self._deterministic = deterministic
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        """Everything up."""
+        async with asyncio.timeout(3600), background() as tasks:
+            self.fleet = WorkerPool(
+                [worker_spec(number) for number in range(self._num_workers)],
+                joining=worker_spec,
+                start=self._start,
+                supervisor=self.supervisor,
+                join=lambda actor: asyncio.sleep(0),
+                tasks=tasks,
+                is_deterministic=self._deterministic,
+            )
+            self.production = wired(
+                self.fleet,
+                self.office,
+                start=self._start,
+                supervisor=self.supervisor,
+                events=self.events,
+                tasks=tasks,
+                max_sequences=self._max_sequences,
+                sequences_per_group=self._sequences_per_group,
+                keep=self._keep,
+                is_deterministic=self._deterministic,
+            )
+            await self.production.start()
+            self.production.run(tasks)
+            self.events.events.clear()
+            yield
+
+    @contextlib.asynccontextmanager
+    async def generating(self, buffer):
+        async with self.running(), self.production.generating(into=buffer):
+            yield
+
+    async def take(self, num_steps=1, **buffer_settings):
+        """Indices of the groups that the learner gets."""
+        buffer = Buffer(groups_per_step=4, **buffer_settings)
+        taken = []
+        async with self.generating(buffer):
+            for step in range(num_steps):
+                taken += [index for index, _ in await buffer.take(4)]
+                if step + 1 < num_steps:
+                    buffer.advance(step + 1)
+            await settled()
+        return taken
+
+    async def evaluate(self, num_prompts, *, stall_s=600.0):
+        tickets = evaluation_tickets(
+            NumberedPrompts(), num_prompts=num_prompts, num_samples=1, seed=0, sampling=SAMPLING, policy_version=0
+        )
+        return await self.production.evaluate(tickets, stall_s=stall_s)
+
+    async def _start(self, spec):
+        self.num_coming += 1
+        try:
+            await self.coming.wait()
+        finally:
+            self.num_coming -= 1
+        if spec.kind is not ActorKind.ROLLOUT_WORKER:
+            return self._make_scorer(spec, self._score, gate=self.judging)
+        if spec.name in self.held:
+            await self.held[spec.name].wait()
+        if error := self.start_error(spec.name):
+            raise error
+        self.workers.append(self._make_worker(spec, self._script))
+        return self.workers[-1]
+
+
+def refusal(ticket):
+    return Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="too long")
+
+
+async def settled():
+    """Whatever can go on has gone on."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class EachTwice(NumberedPrompts):
+    """Two rows each are one prompt: with four rows, both of a prompt come in the first step, and again in each epoch."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index // 2)

@@ -1,0 +1,66 @@
+"""A failed reward is not a zero, and each group that is not trained on is told of."""
+
+import pytest
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.types import RewardFailure
+from tests.fakes import group_summary
+from tests.unit.cluster.rollouts.scene import Scene, refusal
+from tests.unit.cluster.simulated_time import simulated
+
+
+@simulated
+async def test_a_refused_prompt_is_left_out_of_an_evaluation():
+    scene = Scene(script=lambda ticket: refusal(ticket) if ticket.index == -2 else None)
+    async with scene.running():
+        held_out = await scene.evaluate(3)
+    assert len(held_out.summaries) == 2 and held_out.num_dropped == 1
+    assert scene.events.kinds() == ["quarantine"]
+
+
+@simulated
+async def test_failed_rewards_are_dropped_never_zero():
+    def score(index):
+        if index == 0:
+            return group_summary(index, rewards=(None, None), num_reward_errors=1, num_reward_timeouts=1)
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score)
+    assert await scene.take() == [1, 2, 3, 4]
+    assert scene.events.kinds() == ["reward_failure", "drop"]
+
+
+@simulated
+async def test_some_failed_rewards_train_with_the_others():
+    rewards = (1.0, None, 0.0, 1.0)
+    scene = Scene(score=lambda i: group_summary(i, num_trajectories=4, rewards=rewards, num_reward_errors=1))
+    assert await scene.take() == [0, 1, 2, 3]
+
+
+@simulated
+async def test_a_reward_that_is_left_alone_is_dropped():
+    def score(index):
+        if index == 0:
+            return group_summary(index, rewards=(1.0, None), num_reward_errors=1)
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    assert await Scene(score=score).take() == [1, 2, 3, 4]
+
+
+@simulated
+async def test_a_reward_that_always_fails_ends_the_run_and_says_so():
+    typo = RewardFailure(kind="KeyError", message="KeyError: 'anser'", count=2)
+    scene = Scene(score=lambda i: group_summary(i, rewards=(None, None), num_reward_errors=2, reward_failures=(typo,)))
+    with pytest.raises(DataError, match="last one because: 2 of 2 rewards failed: KeyError: 'anser'"):
+        await scene.take()
+    failures = [event for event in scene.events.events if event["kind"] == "reward_failure"]
+    assert failures[0]["failures"] == [{"kind": "KeyError", "message": "KeyError: 'anser'", "count": 2}]
+    shown = [event["message"] for event in failures if "message" in event]
+    assert shown == ["prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'"], "each kind once a run on the console"
+
+
+@simulated
+async def test_groups_without_variance_are_sampled_again():
+    keep = lambda summary: len(set(summary.rewards)) > 1
+    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, float(i % 2))), keep=keep)
+    assert await scene.take() == [0, 2, 4, 6]

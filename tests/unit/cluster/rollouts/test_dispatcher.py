@@ -1,0 +1,163 @@
+"""Tickets go to free places, and what a worker did not finish is dealt again."""
+
+import asyncio
+
+import pytest
+
+from cluster.contracts.errors import DeadlineError, LostError
+from cluster.rollouts.buffer import Buffer
+from tests.fakes import ScriptedScorer, ScriptedWorker, death
+from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
+from tests.unit.cluster.simulated_time import simulated
+
+
+@simulated
+async def test_a_dead_workers_unfinished_groups_start_again():
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 2 else None)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[0].calls == [[0, 1, 2, 3]] and scene.workers[1].calls == [[2, 3]]
+    assert scene.events.kinds() == ["failure", "recovery"]
+
+
+@simulated
+async def test_one_refused_prompt_of_a_call_costs_one_group_and_the_others_go_on():
+    scene = Scene(script=lambda ticket: refusal(ticket) if ticket.index == 1 else None)
+    assert await scene.take() == [0, 2, 3, 4]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [4]], "nothing was sampled twice, nothing ran alone"
+    quarantine, drop = scene.events.events
+    assert (drop["kind"], drop["reason"]) == ("drop", "refused")
+    assert (quarantine["kind"], quarantine["group_id"], quarantine["reason"]) == ("quarantine", "00000001", "too long")
+
+
+@simulated
+async def test_an_evaluation_survives_a_death():
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == -2 else None, num_workers=2)
+    async with scene.running():
+        held_out = await scene.evaluate(5)
+    assert sorted(int(summary.group_id) for summary in held_out.summaries) == [-5, -4, -3, -2, -1]
+
+
+@simulated
+async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotten():
+    scene = Scene()
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await buffer.take(4)  # now the dispatcher waits for the next version
+        scene.coming.clear()
+        scene.fleet.replace(scene.workers[0], death("rollout-0", "load"))
+        await asyncio.sleep(0)
+        buffer.advance(1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        scene.coming.set()
+        assert [index for index, _ in await buffer.take(4)] == [4, 5, 6, 7]
+
+
+@simulated
+async def test_a_deterministic_call_is_made_again_whole_after_a_death():
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 2 else None, deterministic=True)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers] == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+
+
+@simulated
+async def test_the_surplus_of_a_group_is_counted():
+    scene = Scene(extra_trajectories=3)
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await buffer.take(4)
+        assert scene.production.drain_stats()["rollout/num_aborted"] == 12
+
+
+@simulated
+async def test_a_slow_worker_gets_no_more_than_it_has_places_for():
+    """The even deal of before gave 19 groups to a worker with 8 places."""
+    gate = asyncio.Event()
+
+    class Slow(ScriptedWorker):
+        async def stream_batches(self, method, tickets, *, deadline_s):
+            if self.name == "rollout-0":
+                self.calls.append([ticket.index for ticket in tickets])
+                await gate.wait()
+                self.calls.pop()
+            async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+                yield each
+
+    scene = Scene(num_workers=2, make_worker=Slow, max_concurrent_sequences=16)
+    buffer = Buffer(groups_per_step=64)
+    async with scene.generating(buffer):
+        await asyncio.sleep(60)
+        given = {worker.name: sum(map(len, worker.calls)) for worker in scene.workers}
+        assert given == {"rollout-0": 8, "rollout-1": 56}
+        gate.set()
+        assert len(await buffer.take(64)) == 64
+
+
+@simulated
+async def test_places_that_queued_groups_leave_are_filled_at_once():
+    """Seen in the simulator: three workers with one place each have places for three groups of two, as one place is enough to start
+    in. Two were started, and the third worker stood idle until one of them was finished."""
+    never = asyncio.Event()
+    scene = Scene(num_workers=3, script=lambda ticket: never, max_concurrent_sequences=1)
+    async with scene.running():
+        await settled()
+        async with scene.production.generating(into=Buffer(groups_per_step=8)):
+            await asyncio.sleep(60)
+            assert sorted(worker.calls for worker in scene.workers) == [[[0]], [[1]], [[2]]]
+
+
+@simulated
+async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
+    scene = Scene()
+    async with scene.running():
+        scene.coming.clear()
+        scene.fleet.replace(scene.workers[0], death("rollout-0"))
+        evaluating = asyncio.create_task(scene.evaluate(3))
+        await asyncio.sleep(60)
+        assert not evaluating.done()
+        scene.coming.set()
+        assert len((await evaluating).summaries) == 3
+
+
+@simulated
+async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again():
+    lost = iter([LostError("rollout-0, 'generate': its owner has died")])
+    aborted = []
+
+    class Worker(ScriptedWorker):
+        async def call(self, method, group_ids, *, deadline_s):
+            aborted.append((method, group_ids))
+
+    scene = Scene(make_worker=Worker, script=lambda ticket: next(lost, None) if ticket.index == 2 else None)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [2, 3]] and len(scene.workers) == 1
+    assert aborted == [("abort", ["00000002", "00000003"])], "the worker may live: it must not sample them twice"
+    assert [(event["kind"], event["groups"]) for event in scene.events.events] == [("groups_lost", [2, 3])]
+
+
+@simulated
+async def test_an_evaluation_that_nothing_moves_meets_its_deadline_and_says_what_every_actor_does():
+    scene = Scene()
+    async with scene.running():
+        scene.coming.clear()
+        scene.fleet.replace(scene.workers[0], death("rollout-0"))
+        with pytest.raises(
+            DeadlineError,
+            match="evaluation waits for 3 of 3 groups; nothing moved for 600 s; rollout-0 is in phase 'starting'",
+        ):
+            await scene.evaluate(3, stall_s=600.0)
+
+
+@simulated
+async def test_an_evaluation_may_take_longer_than_its_deadline_while_groups_move():
+    class Slow(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *, deadline_s):
+            await asyncio.sleep(-50 * object_ref)  # of the groups -1, -2 and -3
+            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Slow)
+    async with scene.running():
+        assert len((await scene.evaluate(3, stall_s=60.0)).summaries) == 3

@@ -1,0 +1,93 @@
+"""What is judged is judged once, whatever becomes of the judge."""
+
+import asyncio
+
+from cluster.contracts.errors import LostError, WorkerError
+from cluster.contracts.types import RewardFailure
+from cluster.rollouts.buffer import Buffer
+from tests.fakes import ScriptedScorer, death, group_summary
+from tests.unit.cluster.rollouts.scene import EachTwice, Scene
+from tests.unit.cluster.simulated_time import simulated
+
+
+@simulated
+async def test_a_group_that_kills_the_reward_service_again_and_again_is_quarantined():
+    def score(index):
+        if index == 1:
+            raise death("reward", "score")
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score)
+    assert await scene.take() == [0, 2, 3, 4]
+    assert [event["group_id"] for event in scene.events.events if event["kind"] == "quarantine"] == ["00000001"]
+
+
+@simulated
+async def test_a_group_that_went_with_its_node_is_sampled_again():
+    lost = iter([LostError("reward, 'score': its node is gone")])
+
+    def score(index):
+        if index == 1 and (error := next(lost, None)):
+            raise error
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.workers[0].calls == [[0, 1, 2, 3], [1]] and scene.events.kinds() == ["groups_lost"]
+
+
+@simulated
+async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it():
+    """Judging group 1 fails twice, and the service is replaced under the other three."""
+    bugs = iter([WorkerError("reward failed in 'score': TypeError", actor="reward", stage="score")] * 2)
+    judged = []
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *, deadline_s):
+            judged.append(object_ref)
+            if object_ref == 1:
+                await asyncio.sleep(1)
+                if bug := next(bugs, None):
+                    raise bug
+                return self._score(object_ref), object_ref
+            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer)
+    scene.judging.clear()
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await asyncio.sleep(60)
+        assert judged[8] == 1, "it is tried alone"
+        assert sorted(judged[9:]) == [0, 2, 3], "then they are judged side by side"
+        scene.judging.set()
+        assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+
+
+@simulated
+async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again():
+    kills = []
+
+    def score(index):
+        if scene.office.prompt(index).prompt_id == "p1":
+            kills.append(index)
+            raise death("reward", "score")
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = Scene(score=score, prompts=EachTwice(4))
+    assert len(await scene.take()) == 4
+    assert len(kills) == 2, "once in company, where both of its groups were blamed, and once alone"
+    assert scene.events.kinds().count("quarantine") == 1
+
+
+@simulated
+async def test_a_judge_that_fails_on_held_out_prompts_says_why():
+    typo = RewardFailure(kind="KeyError", message="KeyError: 'anser'", count=1)
+    failed = {"num_trajectories": 1, "rewards": (None,), "num_reward_errors": 1, "reward_failures": (typo,)}
+    scene = Scene(score=lambda index: group_summary(index, **failed))
+    async with scene.running():
+        held_out = await scene.evaluate(2)
+    assert len(held_out.summaries) == 2
+    assert scene.events.kinds() == ["reward_failure"] * 2
+    assert [event["message"] for event in scene.events.events if "message" in event] == [
+        "prompt 'p-1': 1 of 1 rewards failed: KeyError: 'anser'"
+    ]
