@@ -34,6 +34,13 @@ def test_a_run_tells_where_it_stands(directory):
     assert "event failure" in text and "rollout-0 died" in text
 
 
+def test_only_whole_checkpoints_are_listed(directory, tmp_path):
+    for name in ("step-000010", "step-000020", ".step-000030.saving", "step-000005.bad"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (listed,) = (line.split() for line in shown(directory).splitlines() if line.split()[:1] == ["checkpoints"])
+    assert listed == ["checkpoints", "step-000010,", "step-000020"]
+
+
 def test_a_living_run_tells_what_everyone_does(directory):
     actor = {"actor": "rollout-0", "phase": "sampling", "since": 0.0, "policy_version": 3}
     directory.write_json(STATUS, {"actors": [actor]})
