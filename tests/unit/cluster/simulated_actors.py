@@ -158,7 +158,7 @@ class Worker(Actor):
             self.world.note_kill(prompt_id)
             await self.kill()
         await self.work(seconds, stage="generate", until=abort)
-        self.world.note_version(ticket.index, version)
+        self.world.note_sampled(ticket.index, version=version, worker=self.name)
         sampled = group_summary(ticket.index, version=version, prompt_id=prompt_id, group_id=ticket.group_id)
         return ticket, abort, sampled
 

@@ -28,8 +28,10 @@ from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, RewardS
 from tests.unit.cluster.wired import wired
 
 SAMPLING = SamplingParams(max_tokens=4)
-SAMPLING_DEADLINE_S = 300.0
+_SAMPLING_DEADLINE_S = 300.0
+"""Longer than any group takes."""
 _STALL_S = 3_000.0
+"""Longest wait for any group to move, and for the end of all that the last step left."""
 _LOOK_S = 2.0
 """How often the world looks whether a group starves."""
 
@@ -67,6 +69,8 @@ class World:
         self.longest_starved_s = 0.0
         """Seconds in a row in which a group could have started, and did not."""
         self._reward: RewardService | None = None
+        self.sampled_by: dict[int, str] = {}
+        """The worker that finished a group, by its index."""
         self._versions: dict[int, int] = {}
         self._refused: set[int] = set()
         self._failing_starts: list[type[TreadwheelError]] = []
@@ -151,7 +155,7 @@ class World:
             tasks=tasks,
             max_sequences=nature.max_sequences,
             sequences_per_group=PER_GROUP,
-            sampling_deadline_s=SAMPLING_DEADLINE_S,
+            sampling_deadline_s=_SAMPLING_DEADLINE_S,
             is_deterministic=nature.is_deterministic,
         )
 
@@ -191,9 +195,10 @@ class World:
     def note_kill(self, prompt_id: str) -> None:
         self.num_killed_by[prompt_id] += 1
 
-    def note_version(self, index: int, version: int) -> None:
-        """Of the oldest token of a group."""
+    def note_sampled(self, index: int, *, version: int, worker: str) -> None:
+        """`version` is that of the group's oldest token."""
         self._versions[index] = version
+        self.sampled_by[index] = worker
 
     def judged(self, index: int) -> GroupSummary:
         """As the reward service returns it; the oldest token keeps the version that the worker sampled it with."""

@@ -41,7 +41,10 @@ def check(world: World) -> None:
     assert {*range(max(learned))} <= {*learned, *dropped}, "none was lost"
     assert world.unfinished() == {}, "nothing piles up"
     assert world.longest_starved_s <= _LONGEST_STARVED_S, "no group waits while a worker has room"
-    if not nature.is_deterministic:  # there the engine queues what is too much
+    if nature.is_deterministic:  # its engines queue what is too much
+        places = {index: f"rollout-{index % nature.num_workers}" for index in world.sampled_by}
+        assert world.sampled_by == places, "the index alone decides the worker"
+    else:
         assert world.most_sequences <= nature.max_sequences + PER_GROUP - 1, "capacity"
     assert max(world.num_killed_by.values(), default=0) <= SupervisionConfig().max_prompt_failures, "tried, then left"
     assert len(world.fleet.serving()) == world.fleet.num_wanted, "the fleet is whole"
