@@ -1,6 +1,7 @@
 """Whole runs under random schedules: deaths, hangs, lost nodes, drains, scaling, failed starts, bad prompts, stragglers."""
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -49,6 +50,7 @@ def check(world: World) -> None:
     assert max(world.num_killed_by.values(), default=0) <= SupervisionConfig().max_prompt_failures, "tried, then left"
     assert len(world.fleet.serving()) == world.fleet.num_wanted, "the fleet is whole"
     check_evaluations(world)
+    check_joins(world)
 
 
 def check_evaluations(world: World) -> None:
@@ -60,6 +62,17 @@ def check_evaluations(world: World) -> None:
         assert numbers["eval/num_prompts"] + numbers["eval/num_dropped"] == NUM_HELD_OUT
         prompts = [summary.prompt_id for summary in held_out.summaries]
         assert len(prompts) == len(set(prompts)) == numbers["eval/num_prompts"]
+
+
+def check_joins(world: World) -> None:
+    """A worker loads twice at most until it joins or fails: a broadcast overtakes it once."""
+    num_loads: Counter[str] = Counter()
+    for event in world.events.events:
+        if event["kind"] == "attested":
+            num_loads[event["actor"]] += 1
+        elif event["kind"] in ("worker_joined", "recovery", "failure", "worker_not_joined"):
+            num_loads[event["actor"]] = 0
+        assert max(num_loads.values(), default=0) <= 2, "no broadcast overtakes it again"
 
 
 def test_the_bound_is_reached_where_the_learner_is_slow():
