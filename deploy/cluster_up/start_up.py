@@ -22,6 +22,7 @@ from cluster.supervision.tasks import background, together
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import available, seats
 from deploy.cluster_up.wiring import Cluster, learning, wire
+from deploy.config.demand import demand_of
 from deploy.reports.passport import write_passport
 
 
@@ -96,7 +97,7 @@ def placement_of(config: RunConfig) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
     from learner.algorithms.objective import Objective
 
-    return plan(config, available(), needs=Objective.from_config(config.algorithm).needs)
+    return plan(demand_of(config, needs=Objective.from_config(config.algorithm).needs), available())
 
 
 async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,8 +7,9 @@ from hypothesis import strategies as st
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan
 from cluster.supervision.placement import plan as plan_with
+from deploy.config.demand import demand_of, needs_reference
 
 
 def run(**sections) -> RunConfig:
@@ -17,8 +20,8 @@ def cluster(*nodes: tuple[float, float]) -> ClusterResources:
     return ClusterResources(nodes=tuple(Node(cpus=cpus, gpus=gpus) for cpus, gpus in nodes))
 
 
-def plan(config: RunConfig, available: ClusterResources) -> PlacementPlan:
-    return plan_with(config, available, needs=())
+def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str] = ()) -> PlacementPlan:
+    return plan_with(demand_of(config, needs=needs), available)
 
 
 LAPTOP = cluster((2, 0))
@@ -80,8 +83,8 @@ def test_workers_spread_over_nodes():
 
 @pytest.mark.parametrize("needs", [{"reference_logprobs"}, {"values", "reference_logprobs"}])
 def test_the_reference_scorer_is_there_when_the_objective_asks_for_it(needs):
-    assert plan_with(run(), LAPTOP, needs=needs).of(ActorKind.REFERENCE_SCORER)
-    assert not plan_with(run(), LAPTOP, needs={"values"}).of(ActorKind.REFERENCE_SCORER)
+    assert plan(run(), LAPTOP, needs=needs).of(ActorKind.REFERENCE_SCORER)
+    assert not plan(run(), LAPTOP, needs={"values"}).of(ActorKind.REFERENCE_SCORER)
 
 
 def test_an_adapter_switched_off_is_the_reference_unless_another_model_is_named():
@@ -117,7 +120,7 @@ CLUSTERS = st.lists(
 def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
     available = cluster(*nodes)
     try:
-        placed = plan_with(config, available, needs=needs)
+        placed = plan(config, available, needs=needs)
     except ConfigError as error:
         assert "; " in str(error)  # the way out
         return
