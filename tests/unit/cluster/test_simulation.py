@@ -22,6 +22,7 @@ def simulated_world(nature: Nature) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, _PER_TEST))
 def test_nothing_is_lost_doubled_or_starved_and_the_fleet_converges(first):
     for seed in range(first, first + _PER_TEST):

@@ -41,6 +41,7 @@ def test_a_prompt_carries_what_its_verifier_needs():
     assert reasoning_gym(prompt="", completion=prompt.columns["answer"], columns=prompt.columns) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - UNSCORABLE_BY_ANSWER - SLOW))
 def test_the_stated_answer_of_every_task_is_right_after_a_trip_through_json(task):
     prompt = ReasoningGymPrompts(task=task, size=2, seed=1)[1]

@@ -12,6 +12,8 @@ from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from tests.unit.actors.batches import batch_of
 
+pytestmark = pytest.mark.slow  # all of it: each judge is a process
+
 SYNC = "tests.unit.actors.judges:obedient"
 ASYNC = "tests.unit.actors.judges:obedient_async"
 both_kinds = pytest.mark.parametrize("judge", [SYNC, ASYNC])
