@@ -9,7 +9,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,21 +71,6 @@ class WeightManifest(_Section):
     canary: Canary
     adapter: Adapter | None = None
     """None means the whole model."""
-
-
-def pack(
-    named_tensors: Iterable[tuple[str, torch.Tensor]],
-    *,
-    policy_version: int,
-    bucket_bytes: int,
-    canary: Canary,
-    adapter: Adapter | None = None,
-) -> tuple[WeightManifest, list[np.ndarray]]:
-    """All at once what `packing` gives piece by piece."""
-    *buckets, manifest = packing(
-        named_tensors, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
-    )
-    return cast(WeightManifest, manifest), cast(list[np.ndarray], buckets)
 
 
 def packing(

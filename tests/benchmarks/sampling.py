@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
-from cluster.weights.manifest import Canary, pack
+from cluster.weights.manifest import Canary
 from tests.models import make_tiny_model, make_tokenizer
+from tests.packed import pack
 
 NUM_GROUPS, GROUP_SIZE, MAX_TOKENS = 16, 8, 64
 ROUNDS = 5

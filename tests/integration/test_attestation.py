@@ -21,12 +21,13 @@ from cluster.contracts.config import RunConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Attestation
 from cluster.weights.attestation import Attestor
-from cluster.weights.manifest import WeightManifest, pack, unpack
+from cluster.weights.manifest import WeightManifest, unpack
 from deploy.cluster_up import factories
 from deploy.cluster_up.probe import probe_token_ids
 from learner.learner import Learner
 from tests.integration.engines import end, mean_error, start_engine
 from tests.models import make_tiny_model
+from tests.packed import pack
 
 pytestmark = pytest.mark.engine
 

@@ -10,9 +10,10 @@ from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Prompt, SamplingParams, Ticket
-from cluster.weights.manifest import Canary, pack
+from cluster.weights.manifest import Canary
 from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
 from tests.models import make_tiny_model
+from tests.packed import pack
 
 pytestmark = pytest.mark.engine
 

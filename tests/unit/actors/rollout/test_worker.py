@@ -14,8 +14,9 @@ from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
 from cluster.contracts.schema import info_of
 from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
-from cluster.weights.manifest import Canary, pack
+from cluster.weights.manifest import Canary
 from tests.models import make_tokenizer
+from tests.packed import pack
 from tests.unit.actors.scripted_engine import ScriptedEngine
 
 

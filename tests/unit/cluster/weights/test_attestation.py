@@ -8,7 +8,8 @@ import torch
 from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.weights.attestation import Attestor
-from cluster.weights.manifest import Canary, WeightManifest, pack
+from cluster.weights.manifest import Canary, WeightManifest
+from tests.packed import pack
 
 STARTING = (-1.0, -2.0)
 

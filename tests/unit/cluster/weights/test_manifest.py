@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Canary, WeightManifest, pack, unpack, verify
+from cluster.weights.manifest import Canary, WeightManifest, unpack, verify
+from tests.packed import pack
 
 CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-1.0, -2.0))
 
