@@ -11,13 +11,11 @@ from typing import Any, Protocol
 
 from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import (
+    OF_ITS_MACHINE,
     CheckpointError,
-    ConfigError,
-    DataError,
     DeadlineError,
     FailureKind,
     LostError,
-    StorageError,
     TreadwheelError,
     WorkerError,
     failure_of_its_actor,
@@ -249,7 +247,7 @@ class LearnerGroup:
                 if not found_no_room(error):
                     raise
                 self._supervisor.waits_for_room(self._spec_of(error), error)
-            except (ConfigError, StorageError, DataError) as error:
+            except OF_ITS_MACHINE as error:
                 raise failure_of_its_actor(error) from error
 
     async def _spawn_all(self) -> list[RemoteActor]:

@@ -105,6 +105,10 @@ class LedgerError(TreadwheelError):
     """The record of consumed groups contradicts itself or the trajectories on disk."""
 
 
+OF_ITS_MACHINE = (ConfigError, StorageError, DataError)
+"""What a machine without the model's folder raises, or a hub that does not answer: the same as a wrong setting."""
+
+
 def failure_of_its_actor(error: TreadwheelError) -> WorkerError | DeadlineError:
     """A deliberate error as a failure of the one actor that raised it: another actor may do better."""
     if isinstance(error, WorkerError | DeadlineError):

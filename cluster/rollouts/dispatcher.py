@@ -6,7 +6,7 @@ dealt again, under the same tickets. Training and evaluation share one queue; ev
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,10 +220,10 @@ class Dispatcher:
                     break
                 except (WorkerError, DeadlineError, DataError, WeightsError) as error:
                     failure = failure_of_its_actor(error)  # it broke the schema, or refuses to serve
-                    left = [job for job in lane.left_of(jobs) if job.is_wanted]
+                    left = [job.ticket for job in lane.left_of(jobs) if job.is_wanted]
                     if may_be_their_doing(error, given_up=lane.member.place.failure_of(actor)):
-                        self._suspects.blame([job.ticket for job in left], failure, alone=alone)
-                    if self._is_deterministic and left and not alone and not self._any_suspects(left):
+                        self._suspects.blame(left, failure, alone=alone)
+                    if self._is_deterministic and left and not alone and not self._suspects.any_of(left):
                         # What is sampled together must not depend on when a worker failed: the whole call is made again.
                         actor = await self._fleet.replaced(lane.member, actor, failure)
                         continue
@@ -258,9 +258,6 @@ class Dispatcher:
         """Beside the stream: when too many groups were dropped, that ends the run and is no failure of the worker."""
         job.drop(why)
         self.wake()
-
-    def _any_suspects(self, jobs: Iterable[Job]) -> bool:
-        return any(self._suspects.has(job.ticket) for job in jobs)
 
     async def _judge(self, job: Job, object_ref: Any) -> None:
         try:

@@ -139,7 +139,9 @@ class ByIndex:
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
         """All that the buffer lets start, or none."""
-        return 2**31 if self._is_complete(lanes) and not num_fetching and not self._any_suspects(queue) else 0
+        if not self._is_complete(lanes) or num_fetching or self._suspects.any_of(job.ticket for job in queue):
+            return 0
+        return 2**31
 
     def deal(
         self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
@@ -149,7 +151,7 @@ class ByIndex:
         if self._suspects.has(queue[0].ticket):
             is_idle = not any(lane.under_way for lane in lanes)
             return [(lanes[queue[0].ticket.index % len(lanes)], queue[:1])] if is_idle else []
-        if any(self._any_suspects(lane.under_way.values()) for lane in lanes):
+        if self._suspects.any_of(job.ticket for lane in lanes for job in lane.under_way.values()):
             return []
         shares: dict[int, list[Job]] = {}
         for job in queue:
@@ -159,9 +161,6 @@ class ByIndex:
 
     def _is_complete(self, lanes: Sequence[Lane]) -> bool:
         return len(lanes) >= self._num_workers
-
-    def _any_suspects(self, jobs: Iterable[Job]) -> bool:
-        return any(self._suspects.has(job.ticket) for job in jobs)
 
 
 def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:

@@ -1,6 +1,6 @@
 """Prompts that may have killed an actor: blamed together, tried alone, quarantined when proven guilty."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cluster.contracts.errors import EngineError, FailureKind, TreadwheelError, WeightsError, headline
 from cluster.contracts.protocols import Events
@@ -28,6 +28,10 @@ class Suspects:
         """It was blamed, and one more failure would prove it guilty: it must be tried alone."""
         num_failures = self._num_failures.get(ticket.prompt.prompt_id, 0)
         return num_failures > 0 and num_failures >= self._max_failures - 1
+
+    def any_of(self, tickets: Iterable[Ticket]) -> bool:
+        """Whether one of them must be tried alone."""
+        return any(self.has(ticket) for ticket in tickets)
 
     def is_guilty(self, ticket: Ticket) -> bool:
         """Its prompt was proven guilty before, perhaps in an earlier epoch: it is not tried again."""

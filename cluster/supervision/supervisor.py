@@ -10,11 +10,9 @@ from typing import Any
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import (
-    ConfigError,
-    DataError,
+    OF_ITS_MACHINE,
     DeadlineError,
     FailureKind,
-    StorageError,
     TreadwheelError,
     WorkerError,
     failure_of_its_actor,
@@ -30,13 +28,11 @@ Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
 
 def may_start_again(spec: ActorSpec, error: TreadwheelError) -> bool:
-    """Whether another start may succeed where one of this kind did before: a machine without the model's folder, or a hub that does
-    not answer, raises what a wrong setting raises.
+    """Whether another start may succeed where one of this kind did before, perhaps on another machine.
 
     Not after a verdict on the weights, nor after a failure of another actor that this one waited for.
     """
-    is_of_its_machine = isinstance(error, WorkerError | DeadlineError | ConfigError | StorageError | DataError)
-    return is_of_its_machine and error.actor in (None, spec.name)
+    return isinstance(error, (WorkerError, DeadlineError, *OF_ITS_MACHINE)) and error.actor in (None, spec.name)
 
 
 class Supervisor:

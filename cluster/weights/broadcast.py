@@ -33,7 +33,7 @@ class Weights:
         self._is_sent = asyncio.Event()
         self._is_sent.set()
         self._num_overtaken = 0
-        """Workers that load again because a broadcast overtook their first load: the next one waits for them."""
+        """Workers that load again because a broadcast overtook their first load. The next broadcast waits for them."""
         self._none_overtaken = asyncio.Event()
         self._none_overtaken.set()
         self._last: BroadcastStats | None = None
@@ -129,7 +129,7 @@ class Weights:
 
     @contextlib.contextmanager
     def _holding_broadcasts(self) -> Iterator[None]:
-        """No broadcast begins while this is open, however often."""
+        """No broadcast begins while this is open. Several workers may hold it open at a time."""
         self._num_overtaken += 1
         self._none_overtaken.clear()
         try:

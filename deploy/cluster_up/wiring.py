@@ -166,7 +166,10 @@ def judging_deadline_s(config: RunConfig) -> float:
 
 
 def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None]:
-    """What rates a checkpoint that no evaluation rates: nothing in a run that evaluates, where the two are not comparable."""
+    """The metric of a checkpoint without an evaluation: the mean reward of its step.
+
+    A run that evaluates gives such a checkpoint none: an evaluation and a step's reward cannot be compared.
+    """
     return mean_reward if config.evaluation.prompts is None else lambda summaries: None
 
 

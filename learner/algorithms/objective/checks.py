@@ -52,7 +52,7 @@ def refuse_contradictions(parts: Parts) -> None:
 
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
-    """Raises ConfigError for groups that the advantage cannot compare within: asked with invented rewards."""
+    """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards."""
     named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
     try:
         tried = _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
