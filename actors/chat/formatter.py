@@ -7,10 +7,11 @@ from typing import Any, Self
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
-from actors.chat.hub import refuse_unpinned_code, why_not_loaded
+from actors.chat.hub import why_not_loaded
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
+from cluster.weights.model_files import refuse_unpinned_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

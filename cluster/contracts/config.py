@@ -180,10 +180,25 @@ class ReferenceConfig(Section):
     gpus: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     path: Mathematics[str | None] = None
-    """Model that the KL pulls towards; None is the model the run starts from."""
+    """Model that the KL pulls towards, or that teaches (`preset: on_policy_distillation`); None is the model the run starts from. It must
+    have the policy's vocabulary."""
+    revision: Mathematics[str | None] = None
+    """Hub revision of `path`; None is the default branch."""
+    trust_remote_code: Mathematics[bool] = False
+    """As `model.trust_remote_code`, for `path`."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
     """Prompt and completion tokens in one forward pass, padding included."""
     timeout_s: Resources[PositiveFloat] = 600.0
+
+    @model_validator(mode="after")
+    def _require_a_path_for_what_belongs_to_it(self) -> "ReferenceConfig":
+        for name in ("revision", "trust_remote_code"):
+            if self.path is None and getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} without path: the reference is the model the run starts from, and is loaded as "
+                    f"that one is; set path, or leave {name} out"
+                )
+        return self
 
 
 class WeightsConfig(Section):

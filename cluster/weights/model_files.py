@@ -1,7 +1,10 @@
-"""A model's files: which hold its weights, and a fingerprint that is cheap at every start: did two processes load the same ones?"""
+"""A model's files: which hold its weights, whether code among them may run, and a fingerprint that is cheap at every start: did two
+processes load the same ones?
+"""
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,9 +12,25 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError
 
 _SAMPLE_BYTES = 4096
 _SINGLE = "model.safetensors"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
+    """Raises ConfigError for code from the hub that may change between two loads: only a commit names one text for ever.
+
+    `section` is where the settings of `model` stand.
+    """
+    if not model.trust_remote_code or Path(model.path).expanduser().is_dir():
+        return
+    if model.revision is None or not _COMMIT.fullmatch(model.revision):
+        raise ConfigError(
+            f"{section}.trust_remote_code=true with {section}.revision={model.revision!r} runs whatever code {model.path!r} has on the day "
+            f"it is loaded; set {section}.revision to the commit that you have read (40 hexadecimal digits), or give a local folder"
+        )
 
 
 def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:

@@ -27,14 +27,16 @@ def load_formatter(config: RunConfig) -> "ChatFormatter":
 
 
 def check_reference(config: RunConfig) -> None:
-    """Raises ConfigError for a reference model that does not load, or would run code that no commit pins."""
+    """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
     from learner.model.policy import read_config
     from learner.model.reference import reference_config
 
     if config.reference.path is None:
         return
     check_folder(config.reference.path, field="reference.path")
-    read_config(reference_config(config.model, config.reference), field="reference.path")
+    reference = reference_config(config.model, config.reference)
+    read_config(reference, field="reference.path")
+    _check_vocabulary(reference, policy=config.model)
 
 
 def check_folder(path: str, *, field: str) -> None:
@@ -100,6 +102,28 @@ def check_adapters(config: RunConfig) -> None:
     if lora.target_modules != "all-linear":
         _check_targets(lora.target_modules, linear_layers(causal_lm))
     add_adapters(causal_lm, lora=lora, seed=config.seed)
+
+
+def _check_vocabulary(reference: ModelConfig, *, policy: ModelConfig) -> None:
+    """The reference scores the policy's token ids. Raises ConfigError for one to which an id means another token."""
+    ours, theirs = _vocabulary(policy), _vocabulary(reference)
+    token = next((token for token, index in ours.items() if theirs and theirs.get(token) != index), None)
+    if token is not None:
+        raise ConfigError(
+            f"reference.path={reference.path!r} has another vocabulary: token {token!r} is {ours[token]} in the policy's and "
+            f"{theirs.get(token, 'not there')} in its own; take a reference with the policy's tokenizer"
+        )
+
+
+def _vocabulary(model: ModelConfig) -> dict[str, int]:
+    """Empty for a model without a tokenizer at hand."""
+    from transformers import AutoTokenizer
+
+    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        return AutoTokenizer.from_pretrained(model.path, **options).get_vocab()
+    except (OSError, ValueError):
+        return {}
 
 
 def _check_targets(targets: Sequence[str], linear: Sequence[str]) -> None:

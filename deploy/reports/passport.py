@@ -11,6 +11,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.settings import Mark
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.weights.model_files import fingerprint
 from deploy.config.loading import hidden
 
 _PACKAGES = (
@@ -35,6 +36,10 @@ def write_passport(
     run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
     settings = _mathematical(run, run)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
+    if config.reference.path is not None:
+        from learner.model.reference import reference_config
+
+        settings["reference"]["fingerprint"] = fingerprint(reference_config(config.model, config.reference))
     passport = {
         "mathematics": formula | hidden(settings),
         "learner": learner,

@@ -2,29 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig
-from cluster.contracts.errors import ConfigError
+from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import load, prove, score, token_row
 
 
 def reference_config(model: ModelConfig, reference: ReferenceConfig) -> ModelConfig:
-    """The model that a reference is: `model`, from `reference.path` where that is set.
+    """The model that a reference is: `model`, with path, revision and trust of `reference` where that names a path.
 
-    Raises ConfigError for code from the hub: `model.revision` is a commit of `model.path` and pins no other repository.
+    Raises ConfigError for code from the hub that no commit pins.
     """
     if reference.path is None:
         return model
-    if model.trust_remote_code and not Path(reference.path).expanduser().is_dir():
-        raise ConfigError(
-            f"reference.path={reference.path!r} with model.trust_remote_code=true would run code from the hub that no commit pins; "
-            "download it at a commit that you have read, and give the local folder"
-        )
-    return model.model_copy(update={"path": reference.path, "revision": None})
+    own = {name: getattr(reference, name) for name in ("path", "revision", "trust_remote_code")}
+    chosen = model.model_copy(update=own)
+    refuse_unpinned_code(chosen, section="reference")
+    return chosen
 
 
 class ReferenceModel:

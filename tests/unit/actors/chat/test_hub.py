@@ -7,11 +7,9 @@ from huggingface_hub.errors import (
 )
 
 from actors.chat.formatter import ChatFormatter
-from actors.chat.hub import refuse_unpinned_code, why_not_loaded
+from actors.chat.hub import why_not_loaded
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize(
@@ -32,19 +30,6 @@ def test_an_error_of_the_hub_is_one_sentence(kind, reason):
 
 def test_an_unknown_error_tells_its_first_line():
     assert why_not_loaded(ValueError("no tokenizer here\nlong advice")).startswith("no tokenizer here It must be")
-
-
-@pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT.upper()])
-def test_code_from_the_hub_needs_a_commit(revision):
-    with pytest.raises(
-        ConfigError, match=r"model\.trust_remote_code=true with model\.revision=.*40 hexadecimal digits"
-    ):
-        refuse_unpinned_code(ModelConfig(path="org/model", revision=revision, trust_remote_code=True))
-
-
-def test_code_of_a_commit_and_of_a_folder_may_run(tmp_path):
-    refuse_unpinned_code(ModelConfig(path="org/model", revision=COMMIT, trust_remote_code=True))
-    refuse_unpinned_code(ModelConfig(path=str(tmp_path), trust_remote_code=True))
 
 
 def test_unpinned_code_is_refused_before_anything_is_downloaded():

@@ -1,9 +1,13 @@
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from cluster.contracts.config import ModelConfig
-from cluster.weights.model_files import fingerprint
+from cluster.contracts.errors import ConfigError
+from cluster.weights.model_files import fingerprint, refuse_unpinned_code
 from tests.models import make_tiny_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def fingerprint_of(folder) -> str | None:
@@ -30,3 +34,16 @@ def test_how_the_files_are_cut_does_not_matter(tmp_path):
 
 def test_a_model_without_safetensors_has_none(tmp_path):
     assert fingerprint_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT.upper()])
+def test_code_from_the_hub_needs_a_commit(revision):
+    with pytest.raises(
+        ConfigError, match=r"model\.trust_remote_code=true with model\.revision=.*40 hexadecimal digits"
+    ):
+        refuse_unpinned_code(ModelConfig(path="org/model", revision=revision, trust_remote_code=True))
+
+
+def test_code_of_a_commit_and_of_a_folder_may_run(tmp_path):
+    refuse_unpinned_code(ModelConfig(path="org/model", revision=COMMIT, trust_remote_code=True))
+    refuse_unpinned_code(ModelConfig(path=str(tmp_path), trust_remote_code=True))

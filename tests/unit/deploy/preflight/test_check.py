@@ -169,9 +169,20 @@ def test_a_reference_that_is_not_there_is_refused(tmp_path, model, monkeypatch):
     assert "reference.path='models/ref' is no model that transformers reads" in refusal(config)
 
 
-def test_a_reference_from_the_hub_may_not_bring_code(tmp_path, model):
-    config = run(tmp_path, model, "reference.path=org/model", "model.trust_remote_code=true")
-    assert "reference.path='org/model' with model.trust_remote_code=true would run code" in refusal(config)
+def test_code_of_a_reference_from_the_hub_is_refused_without_a_commit(tmp_path, model):
+    config = run(tmp_path, model, "reference.path=org/model", "reference.trust_remote_code=true")
+    assert "reference.trust_remote_code=true with reference.revision=None runs whatever code" in refusal(config)
+
+
+def test_a_reference_to_which_an_id_means_another_token_is_refused(tmp_path, model):
+    teacher = shutil.copytree(model, tmp_path / "teacher")
+    check(run(tmp_path, model, f"reference.path={teacher}"))
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "has another vocabulary: token" in refusal(run(tmp_path, model, f"reference.path={teacher}"))
 
 
 def test_adapters_that_the_learner_would_refuse_are_refused_before_it_starts(tmp_path, model):

@@ -6,6 +6,7 @@ from cluster.record.run_directory import PASSPORT, RunDirectory
 from deploy.config.loading import HIDDEN, validated
 from deploy.reports.passport import write_passport
 from deploy.reports.run_info import passport_differences
+from tests.models import make_tiny_model
 
 
 def written(folder, *overrides: str) -> str:
@@ -38,3 +39,11 @@ def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
     folder = written(tmp_path, "reward.judge={name: mine, api_key: k-1}")
     judge = json.loads(RunDirectory(folder).read_text(PASSPORT))["mathematics"]["reward"]["judge"]
     assert judge == {"name": "mine", "api_key": HIDDEN}
+
+
+def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics(tmp_path):
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for seed, folder in enumerate(runs):
+        make_tiny_model(tmp_path / "teacher", seed=seed)
+        written(folder, f"reference.path={tmp_path / 'teacher'}")
+    assert list(passport_differences(*map(str, runs))) == ["mathematics.reference.fingerprint"]

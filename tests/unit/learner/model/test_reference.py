@@ -3,21 +3,33 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from cluster.contracts.config import ModelConfig, ReferenceConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.reference import reference_config
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 CODED = ModelConfig(path="org/policy", revision=COMMIT, trust_remote_code=True)
 
 
-def test_a_commit_of_the_policy_is_not_one_of_the_reference(tmp_path: Path):
+def test_without_a_path_the_reference_is_the_policys_model_in_all():
     assert reference_config(CODED, ReferenceConfig()) == CODED
-    found = reference_config(CODED, ReferenceConfig(path=str(tmp_path)))
-    assert (found.path, found.revision) == (str(tmp_path), None)
 
 
-def test_code_of_a_reference_from_the_hub_does_not_run():
-    with pytest.raises(ConfigError, match=r"reference\.path='org/model' with model\.trust_remote_code=true"):
-        reference_config(CODED, ReferenceConfig(path="org/model"))
+def test_a_reference_has_a_revision_and_a_trust_of_its_own(tmp_path: Path):
+    found = reference_config(CODED, ReferenceConfig(path="org/model", revision=OTHER, trust_remote_code=True))
+    assert (found.path, found.revision, found.trust_remote_code) == ("org/model", OTHER, True)
+    plain = reference_config(CODED, ReferenceConfig(path=str(tmp_path)))
+    assert (plain.path, plain.revision, plain.trust_remote_code) == (str(tmp_path), None, False)
+
+
+def test_code_of_a_reference_from_the_hub_needs_a_commit_of_the_reference():
+    with pytest.raises(ConfigError, match=r"reference\.trust_remote_code=true with reference\.revision=None"):
+        reference_config(CODED, ReferenceConfig(path="org/model", trust_remote_code=True))
+
+
+@pytest.mark.parametrize("own", [{"revision": COMMIT}, {"trust_remote_code": True}])
+def test_what_belongs_to_a_path_is_refused_without_one(own):
+    with pytest.raises(ValidationError, match="without path"):
+        ReferenceConfig(**own)
