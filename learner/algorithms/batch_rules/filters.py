@@ -19,7 +19,7 @@ class Selection(NamedTuple):
     gradient_NT: Tensor
     """False: no policy gradient from this token."""
     denominator_NT: Tensor
-    """False: the aggregation does not count this token."""
+    """False: the aggregation of the policy loss does not count this token. KL and entropy terms are over all tokens."""
 
 
 def zero_variance(rewards_G: Tensor) -> bool:

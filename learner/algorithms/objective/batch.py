@@ -108,6 +108,8 @@ class Prepared:
     """Tokens that the policy loss trains: the loss mask less tokens that filters took out."""
     weights_NT: Tensor
     """Of the aggregation over the whole batch: the loss is Σ w·l."""
+    policy_weights_NT: Tensor
+    """The same for the policy loss, whose denominator a filter may narrow. KL and entropy keep theirs."""
     advantages_NT: Tensor
     rollout_logprobs_NT: Tensor
     lags_NT: Tensor

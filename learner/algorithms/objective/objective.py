@@ -118,7 +118,7 @@ class Objective:
         losses: dict[str, Tensor] = {
             "policy_loss": aggregate(
                 masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT) * corrections_BT,
-                weights_BT=weights_BT,
+                weights_BT=rows.policy_weights_NT,
             )
         }
         if config.kl.place == "loss" and config.kl.coefficient > 0:

@@ -42,7 +42,7 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
         )
 
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
-    kept_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply | {"rewards_N": shaped_N})
+    counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply | {"rewards_N": shaped_N})
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(
             supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}
@@ -67,7 +67,8 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],
         gradient_mask_NT=gradient_NT,
-        weights_NT=_weights(parts.aggregation, supply, kept_NT).to(dtype),
+        weights_NT=_weights(parts.aggregation, supply, mask_NT & is_kept_N[:, None]).to(dtype),
+        policy_weights_NT=_weights(parts.aggregation, supply, counted_NT).to(dtype),
         advantages_NT=advantages_NT,
         rollout_logprobs_NT=supply["rollout_logprobs_NT"],
         lags_NT=supply["lags_NT"],
@@ -184,7 +185,7 @@ def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) 
 def _filtered(
     batch: BatchTensors, filters: tuple[Variant, ...], supply: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of the denominator, tokens with policy gradient, trajectories kept."""
+    """Tokens of the policy loss's denominator, tokens with policy gradient, trajectories kept."""
     denominator_NT, gradient_NT = batch.loss_mask_NT, batch.loss_mask_NT
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
     for chosen in filters:

@@ -1,0 +1,47 @@
+"""What a filter of tokens takes out, and what it leaves alone."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.objective import Objective
+from tests.unit.learner.algorithms.batches import case
+
+
+def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_terms_alone():
+    # One trajectory of two tokens; the filter keeps the first. Advantage 2, ratio 1, k1 of 1 and 3, entropies of 4 and 2.
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    batch = dataclasses.replace(
+        case(0).rows([0]).batch,
+        loss_mask_NT=torch.ones(1, 2, dtype=torch.bool),
+        rollout_logprobs_NT=-ones,
+        proximal_logprobs_NT=-ones,
+        reference_logprobs_NT=-ones - tensor([[1.0, 3.0]]),
+        entropies_NT=tensor([[4.0, 2.0]]),
+        policy_versions_NT=torch.zeros(1, 2, dtype=torch.int64),
+        rewards_N=tensor([2.0], dtype=torch.float64),
+        completion_lengths_N=tensor([2]),
+        values_NT=None,
+    )
+    made = Objective.from_config(
+        AlgorithmConfig.model_validate(
+            {
+                "advantage": "raw_reward",
+                "policy_loss": "reinforce",
+                "filters": [{"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": "kept"}],
+                "kl": {"coefficient": 0.1, "estimator": "k3"},
+                "entropy_coefficient": 0.5,
+            }
+        )
+    )
+    policy = (-ones).requires_grad_()
+    result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, entropies_BT=tensor([[4.0, 2.0]]))
+    report = result.statistics.compute()
+    assert report["policy_loss"] == pytest.approx(2.0)  # −(−1)·2 over the kept token alone
+    assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
+    # k3 of log-ratios −1 and −3
+    assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-3) + 3 - 1)) / 2)
