@@ -12,8 +12,9 @@ from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
 from cluster.contracts.types import BroadcastStats, Group, GroupSummary, SamplingParams, StepStats, Ticket
-from cluster.metrics import mean_reward, step_metrics
+from cluster.metrics import step_metrics
 from cluster.rollouts.tickets import evaluation_tickets
+from cluster.scores import scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +133,33 @@ class Evaluator:
     """Makes the prompts; None is the event loop's own."""
 
     async def run(self, rollouts: Rollouts[Any], *, version: int) -> dict[str, float]:
-        """Metrics of one evaluation; `eval/reward` is the mean over trajectories whose reward did not fail."""
+        """Metrics of one evaluation."""
         began = time.monotonic()
-        held_out = await rollouts.evaluate(await self._made(version), stall_s=self.stall_s)
+        tickets = await self._made(version)
+        held_out = await rollouts.evaluate(tickets, stall_s=self.stall_s)
         # Groups come as they finish: a sum in that order would not be the same bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
-        rewards = [value for summary in summaries for value in summary.known_rewards]
-        num_trajectories = sum(summary.num_trajectories for summary in summaries)
+        num_known = sum(len(summary.known_rewards) for summary in summaries)
         return {
-            "eval/reward": mean_reward(summaries),
-            "eval/accuracy": sum(value >= 1.0 for value in rewards) / len(rewards) if rewards else float("nan"),
-            "eval/num_failed": float(num_trajectories - len(rewards)),
+            **scores(
+                summaries,
+                success_at=self.config.success_at,
+                num_samples=self.config.num_samples,
+                sources=self._sources(tickets),
+            ),
+            "eval/num_failed": float(sum(summary.num_trajectories for summary in summaries) - num_known),
             "eval/num_dropped": float(held_out.num_dropped),
             "eval/num_prompts": float(len(summaries)),
             "time/eval_s": time.monotonic() - began,
+        }
+
+    def _sources(self, tickets: Sequence[Ticket]) -> dict[str, str]:
+        """Group id to the prompt's source; prompts that name none have none."""
+        column = self.config.source_column
+        return {
+            ticket.group_id: str(ticket.prompt.columns[column])
+            for ticket in tickets
+            if column is not None and ticket.prompt.columns.get(column) is not None
         }
 
     async def _made(self, version: int) -> list[Ticket]:

@@ -24,7 +24,11 @@ METRICS: dict[str, str] = {
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
-    "eval/accuracy": "Share of the held-out completions with a reward of 1 or more.",
+    "eval/accuracy": "Share of the held-out completions whose reward is `evaluation.success_at` (1) or more.",
+    "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; that of the others has the same ending.",
+    "eval/pass_at_<k>": "Chance that at least one of k completions of a prompt is such a success, unbiased (arXiv:2107.03374); "
+    "for `evaluation.num_samples` above 1.",
+    "eval/reward/<source>": "Mean reward of the held-out prompts of a source (`evaluation.source_column`); `eval/accuracy/<source>` too.",
     "eval/num_failed": "Held-out completions whose reward raised or overran its deadline; they count nowhere else.",
     "eval/num_dropped": "Held-out prompts that the engine refuses, or that end whatever samples or judges them.",
     "eval/num_prompts": "Held-out prompts evaluated.",

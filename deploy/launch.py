@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -191,9 +192,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     return Evaluator(
         config=config.evaluation,
         source=prompt_source(config.evaluation.prompts, field="evaluation.prompts"),
-        sampling=SamplingParams(
-            max_tokens=config.sampling.max_tokens, temperature=config.evaluation.temperature, stop=config.sampling.stop
-        ),
+        sampling=replace(SamplingParams(**config.sampling.model_dump()), temperature=config.evaluation.temperature),
         seed=config.seed,
         stall_s=stall_s(config),
     )

@@ -35,8 +35,9 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
 class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     max_tokens: PositiveInt = 1024
     """Completion tokens at most."""
-    temperature: PositiveFloat = 1.0
-    """The learner divides logits by it too, so that log-probs mean the same on both sides."""
+    temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
+    """The learner divides logits by it too, so that log-probs mean the same on both sides. vLLM refuses more than 2, and would sample at
+    0.01 for less."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens that have this probability together; 1 means all tokens."""
     top_k: NonNegativeInt = 0
@@ -221,10 +222,23 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     num_prompts: PositiveInt = 256
     every_steps: PositiveInt | None = None
     """None evaluates before the first and after the last step only."""
-    temperature: NonNegativeFloat = 0.0
-    """0 is greedy."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """0 is greedy. Everything else is as `sampling` says."""
     num_samples: PositiveInt = 1
-    """Completions of each prompt."""
+    """Completions of each prompt. More than 1 reports pass@k, for k = 1, the powers of 2, and this number."""
+    success_at: float = 1.0
+    """A completion is a success when its reward is this or more: what `eval/accuracy` and pass@k count."""
+    source_column: str | None = None
+    """Prompt column that names a prompt's source; reward and accuracy are reported for each source too."""
+
+    @model_validator(mode="after")
+    def _require_samples_that_differ(self) -> "EvaluationConfig":
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError(
+                f"num_samples={self.num_samples} with temperature=0: the samples of a prompt are all the same; "
+                "use num_samples=1, or raise temperature"
+            )
+        return self
 
 
 class CheckpointConfig(Section, mark=Mark.RESOURCES):

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.types import BroadcastStats, Group, GroupSummary, SamplingParams, StepStats
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, SamplingParams, StepStats
 from cluster.controller import Evaluator, Plan, train
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary
@@ -173,3 +173,28 @@ async def test_a_token_beyond_the_bound_is_never_trained_on():
     with pytest.raises(StalenessError, match="group 0 has a token of policy version -1, the learner is at 0"):
         await scene.run()
     assert scene.learned == []
+
+
+class SourcedPrompts(NumberedPrompts):
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(prompt_id=f"p{index}", text="", columns={"kind": ["easy", None, "hard"][index]})
+
+
+async def test_an_evaluation_names_the_sources_that_its_prompts_name():
+    evaluator = Evaluator(
+        config=EvaluationConfig(num_prompts=3, source_column="kind", success_at=2.0),
+        source=SourcedPrompts(3),
+        sampling=SamplingParams(max_tokens=1),
+        seed=0,
+        stall_s=10.0,
+        thread=InlineExecutor(),
+    )
+    groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]
+    told = await evaluator.run(ListedRollouts(*groups), version=0)
+    by_source = {name: value for name, value in told.items() if name.count("/") == 2}
+    assert by_source == {
+        "eval/reward/easy": 0.0,
+        "eval/reward/hard": 2.0,
+        "eval/accuracy/easy": 0.0,
+        "eval/accuracy/hard": 1.0,
+    }

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
 
 from cluster.contracts.errors import WorkerError
+from cluster.contracts.types import SamplingParams
 from deploy import launch
 from deploy.config.loading import validated
 
@@ -69,3 +71,15 @@ def test_a_run_that_fails_says_of_what(ended):
         "error": "WorkerError",
         "reason": "rollout-0 died",
     }
+
+
+def test_an_evaluation_samples_as_the_run_does_but_for_its_temperature(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1"}\n')
+    sampling = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "stop": ["."]}
+    held_out = {"prompts": {"name": "file", "path": str(tmp_path / "prompts.jsonl")}, "temperature": 0.7}
+    config = validated({"model": {"path": "m"}, "prompts": "file", "sampling": sampling, "evaluation": held_out})
+    evaluator = launch.make_evaluator(config)
+    assert evaluator is not None
+    assert dataclasses.asdict(evaluator.sampling) == dataclasses.asdict(
+        SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",))
+    )

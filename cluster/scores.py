@@ -1,0 +1,70 @@
+"""What the rewards of held-out prompts come to: means with standard errors, pass@k, and both by source.
+
+A prompt is a cluster: its completions are alike, so each error is that of a mean over prompts (Miller, arXiv:2411.00640).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from cluster.contracts.types import GroupSummary
+
+NAN = float("nan")
+
+
+def scores(
+    summaries: Sequence[GroupSummary], *, success_at: float, num_samples: int, sources: Mapping[str, str]
+) -> dict[str, float]:
+    """Metrics of one evaluation. A reward that failed counts nowhere.
+
+    A completion is a success when its reward reaches `success_at`; `sources` maps a group's id to its prompt's source.
+    """
+    rewards_by_prompt = [list(summary.known_rewards) for summary in summaries]
+    successes_by_prompt = [[float(value >= success_at) for value in rewards] for rewards in rewards_by_prompt]
+    found = {
+        "eval/reward": _mean(rewards_by_prompt),
+        "eval/reward_stderr": standard_error(rewards_by_prompt),
+        "eval/accuracy": _mean(successes_by_prompt),
+        "eval/accuracy_stderr": standard_error(successes_by_prompt),
+    }
+    for k in _values_of_k(num_samples):
+        passes = [[pass_at_k(len(each), int(sum(each)), k)] for each in successes_by_prompt if len(each) >= k]
+        found |= {f"eval/pass_at_{k}": _mean(passes), f"eval/pass_at_{k}_stderr": standard_error(passes)}
+    for source in sorted(set(sources.values())):
+        places = [place for place, summary in enumerate(summaries) if sources.get(summary.group_id) == source]
+        found[f"eval/reward/{source}"] = _mean([rewards_by_prompt[place] for place in places])
+        found[f"eval/accuracy/{source}"] = _mean([successes_by_prompt[place] for place in places])
+    return found
+
+
+def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
+    """Chance that k of the samples, drawn without replacement, hold a success: 1 - C(n-c, k) / C(n, k).
+
+    The unbiased estimate of Chen et al. (arXiv:2107.03374). Needs k <= n.
+    """
+    return 1.0 - math.comb(num_samples - num_successes, k) / math.comb(num_samples, k)
+
+
+def standard_error(values_by_prompt: Sequence[Sequence[float]]) -> float:
+    """Of the mean over all values, with prompts as clusters; NaN for fewer than two prompts.
+
+    sqrt(P/(P-1) Σ_p (Σ_i (x_pi - mean))²) / N. With one count of values for all prompts it is the standard deviation of the
+    prompts' means (ddof 1) over sqrt(P).
+    """
+    clusters = [values for values in values_by_prompt if values]
+    if len(clusters) < 2:
+        return NAN
+    mean, number = _mean(clusters), sum(map(len, clusters))
+    squares = math.fsum(math.fsum(value - mean for value in values) ** 2 for values in clusters)
+    return math.sqrt(len(clusters) / (len(clusters) - 1) * squares) / number
+
+
+def _values_of_k(num_samples: int) -> list[int]:
+    """1, the powers of 2 and the number itself; none for one sample, whose pass@1 is the accuracy."""
+    if num_samples == 1:
+        return []
+    return sorted({num_samples, *(2**power for power in range(num_samples.bit_length()))})
+
+
+def _mean(values_by_prompt: Sequence[Sequence[float]]) -> float:
+    values = [value for values in values_by_prompt for value in values]
+    return sum(values) / len(values) if values else NAN

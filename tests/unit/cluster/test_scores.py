@@ -1,0 +1,61 @@
+"""What held-out rewards come to, by hand."""
+
+import math
+
+import pytest
+
+from cluster.scores import pass_at_k, scores, standard_error
+from tests.fakes import group_summary
+
+
+def found(*rewards, sources=None, success_at=1.0, num_samples=1):
+    summaries = [group_summary(index, num_trajectories=len(each), rewards=each) for index, each in enumerate(rewards)]
+    return scores(summaries, success_at=success_at, num_samples=num_samples, sources=sources or {})
+
+
+def test_a_success_is_a_reward_at_the_threshold_whatever_the_scale():
+    rewards = ((70.0,), (80.0,), (81.0,), (None,))
+    assert found(*rewards, success_at=80.0)["eval/accuracy"] == pytest.approx(2 / 3)
+    assert found(*rewards)["eval/accuracy"] == 1.0
+
+
+def test_pass_at_k_is_one_minus_the_draws_without_a_success():
+    """Of 4 samples 1 is right: 2 draws miss it in C(3,2) of C(4,2) ways."""
+    assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [1 / 4, 1 / 2, 1.0]
+    assert pass_at_k(4, 0, 4) == 0.0
+
+
+def test_pass_at_k_is_reported_for_1_the_powers_of_2_and_the_number_of_samples():
+    told = found((1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.0,) * 6, num_samples=6)
+    assert {name: value for name, value in told.items() if "pass" in name and "stderr" not in name} == pytest.approx(
+        {"eval/pass_at_1": 1 / 12, "eval/pass_at_2": 1 / 6, "eval/pass_at_4": 1 / 3, "eval/pass_at_6": 1 / 2}
+    )
+    assert told["eval/pass_at_6_stderr"] == pytest.approx(math.sqrt(0.5) / math.sqrt(2))
+    assert not any("pass" in name for name in found((1.0,)))
+
+
+def test_a_prompt_with_too_few_known_rewards_is_not_asked_for_its_pass_at_k():
+    told = found((1.0, None), (0.0, 0.0), num_samples=2)
+    assert told["eval/pass_at_1"] == 0.5 and told["eval/pass_at_2"] == 0.0
+
+
+def test_the_standard_error_is_over_prompts_not_over_completions():
+    """Prompt means 1 and 0: deviation sqrt(1/2), over sqrt(2) prompts. Four independent values would give 0.29."""
+    assert standard_error([[1.0, 1.0], [0.0, 0.0]]) == pytest.approx(0.5)
+    assert found((1.0, 1.0), (0.0, 0.0))["eval/reward_stderr"] == pytest.approx(0.5)
+
+
+def test_a_prompt_that_lost_a_sample_weighs_by_those_it_kept():
+    """Mean 2/3, residuals (2/3, -2/3): sqrt(2 * 8/9) / 3."""
+    assert standard_error([[1.0, 1.0], [0.0], []]) == pytest.approx(math.sqrt(2 * 8 / 9) / 3)
+
+
+def test_one_prompt_has_no_standard_error():
+    assert math.isnan(found((1.0, 0.0))["eval/accuracy_stderr"])
+
+
+def test_each_source_has_its_own_means():
+    sources = {f"{index:08d}": name for index, name in enumerate(("algebra", "algebra", "geometry"))}
+    told = found((1.0,), (0.0,), (3.0,), (9.0,), sources=sources)
+    assert told["eval/reward/algebra"] == 0.5 and told["eval/accuracy/algebra"] == 0.5
+    assert told["eval/reward/geometry"] == 3.0 and told["eval/reward"] == 13 / 4
