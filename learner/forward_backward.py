@@ -84,14 +84,19 @@ class Passes:
                 self._phases.move()
         return self._ranks.sum(found_NT)
 
-    def accumulate(self, prepared: Prepared, micro_batches: list[MicroBatch]) -> tuple[Tensor, Statistics]:
-        """Adds up the gradients of all micro-batches. The losses of this rank's, and the statistics of all ranks'."""
+    def accumulate(
+        self, prepared: Prepared, micro_batches: list[MicroBatch], *, trains_policy: bool = True
+    ) -> tuple[Tensor, Statistics]:
+        """Adds up the gradients of all micro-batches, of the critic's parameters alone without `trains_policy`.
+
+        The losses of this rank's micro-batches, and the statistics of all ranks'.
+        """
         losses: list[Tensor] = []
         statistics: list[Statistics] = []
         entropies = "entropies" in self._objective.needs
         for index in reduce_once(self._networks, len(micro_batches)):
             micro_batch = micro_batches[index]
-            outputs, values_C = self._networks(micro_batch, entropies=entropies)
+            outputs, values_C = self._networks(micro_batch, entropies=entropies, trains_policy=trains_policy)
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()

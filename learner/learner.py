@@ -99,6 +99,7 @@ class Learner:
             num_steps=config.num_steps,
             compute_dtype=self._compute_dtype,
             learning_rates={} if value is None else {"critic.": value.learning_rate},
+            first_step=0 if value is None else value.warmup_steps,
         )
         self._passes = Passes(
             self.networks, objective=self.objective, ranks=self._ranks, config=config.learner, phases=self._phases
@@ -140,7 +141,7 @@ class Learner:
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
         self.optimizer.zero()
-        losses, statistics = self._passes.accumulate(prepared, micro_batches)
+        losses, statistics = self._passes.accumulate(prepared, micro_batches, trains_policy=self._trains_policy)
         gradient_norm = self.optimizer.gradient_norm()
         laps.lap("time/gradient_s")
         report, rate = self._step(
@@ -153,6 +154,12 @@ class Learner:
             batch, report, rate=rate, gradient_norm=float(gradient_norm), laps=laps, num_passes=len(micro_batches)
         )
         return self._last_step
+
+    @property
+    def _trains_policy(self) -> bool:
+        """False while the critic warms up."""
+        value = self._config.algorithm.value
+        return value is None or self.version >= value.warmup_steps
 
     def last_step(self) -> StepStats | None:
         """What the last update since the start, or since `restore`, did; None before there was one."""
@@ -177,7 +184,8 @@ class Learner:
             )
             if is_finite:
                 rate = self.optimizer.step(self.version, gradient_norm=gradient_norm)
-                self.objective.observe(report)
+                if self._trains_policy:
+                    self.objective.observe(report)
         self.optimizer.zero()
         return report | {"skipped": float(not is_finite)}, rate
 

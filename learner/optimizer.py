@@ -18,8 +18,13 @@ from learner.distributed import local
 
 
 def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak: float | None = None) -> float:
-    """Rate of step 0, 1, ...: linear warm-up to the peak, then constant, or down to `min_learning_rate_share` at the last step."""
+    """Rate of step 0, 1, ...: linear warm-up to the peak, then constant, or down to `min_learning_rate_share` at the last step.
+
+    0 before step 0.
+    """
     peak = config.learning_rate if peak is None else peak
+    if step < 0:
+        return 0.0
     if step < config.warmup_steps:
         return peak * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -45,27 +50,32 @@ class Optimizer:
         num_steps: int,
         compute_dtype: torch.dtype = torch.float32,
         learning_rates: Mapping[str, float] | None = None,
+        first_step: int = 0,
     ) -> None:
         """Takes float32 parameters, and leaves those of one rank in `compute_dtype`.
 
         `learning_rates`: peaks of parameters by the prefix of their name, where they differ from the configured one.
+        `first_step`: where the schedule of the other parameters begins. They must have no gradients before.
         """
-        self._config, self._num_steps = config, num_steps
+        self._config, self._num_steps, self._first_step = config, num_steps, first_step
         parameters = dict(named_parameters)
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._masters = {name: _master(p, compute_dtype=compute_dtype) for name, p in self._parameters.items()}
         for parameter in parameters.values():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(compute_dtype)
-        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
         for name, master in self._masters.items():
-            peak = next(
-                (rate for prefix, rate in (learning_rates or {}).items() if name.startswith(prefix)),
-                config.learning_rate,
+            peak, begins = next(
+                ((rate, 0) for prefix, rate in (learning_rates or {}).items() if name.startswith(prefix)),
+                (config.learning_rate, first_step),
             )
-            groups.setdefault((peak, config.weight_decay if master.ndim > 1 else 0.0), []).append(master)
+            groups.setdefault((peak, config.weight_decay if master.ndim > 1 else 0.0, begins), []).append(master)
         self._adam = torch.optim.AdamW(
-            [{"params": ps, "weight_decay": decay, "peak": peak, "lr": peak} for (peak, decay), ps in groups.items()],
+            [
+                {"params": masters, "weight_decay": decay, "peak": peak, "begins": begins, "lr": peak}
+                for (peak, decay, begins), masters in groups.items()
+            ],
             betas=config.betas,
             eps=config.epsilon,
             fused=True,
@@ -92,10 +102,13 @@ class Optimizer:
             for gradient in gradients:
                 local(gradient).mul_(limit / (float(gradient_norm) + 1e-6))
         for group in self._adam.param_groups:
-            group["lr"] = learning_rate_at(index, config=self._config, num_steps=self._num_steps, peak=group["peak"])
+            group["lr"] = self._rate(index, peak=group["peak"], begins=group["begins"])
         self._adam.step()
         self.copy_masters()
-        return learning_rate_at(index, config=self._config, num_steps=self._num_steps)
+        return self._rate(index, peak=self._config.learning_rate, begins=self._first_step)
+
+    def _rate(self, index: int, *, peak: float, begins: int) -> float:
+        return learning_rate_at(index - begins, config=self._config, num_steps=self._num_steps - begins, peak=peak)
 
     @torch.no_grad()
     def copy_masters(self) -> None:
@@ -128,8 +141,10 @@ class Optimizer:
                     f"optimizer state of {name!r} has shape {list(value.shape)}, not {list(self._masters[name].shape)}"
                 )
             by_parameter.setdefault(name, {})[kind] = value
-        missing = set(self._masters) - set(by_parameter)
-        if by_parameter and missing:
+        # The policy has no state before it trains, while its critic warms up.
+        parts = {name.partition(".")[0] for name in by_parameter}
+        missing = {name for name in self._masters if name.partition(".")[0] in parts} - set(by_parameter)
+        if missing:
             raise CheckpointError(f"no optimizer state of {min(missing)!r}")
         self._adam.state.clear()
         for name, values in by_parameter.items():

@@ -6,7 +6,7 @@ expanded to this ordinary form before validation, so a validated section never m
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
@@ -53,6 +53,9 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     """How value losses of tokens become one number; a name below learner.algorithms.batch_rules.aggregation."""
     learning_rate: PositiveFloat = 1e-5
     """Of an own backbone, or of a shared backbone's head."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps at the start of the run in which the critic alone trains (verl's `critic_warmup`): its own backbone, or the head alone on a
+    shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
     whiten_returns: bool = False
     """True whitens the value targets over the batch; values then live on that scale, which moves with the batch."""
 

@@ -6,6 +6,7 @@ The value of a token is predicted from the hidden state before it, as its log-pr
 import copy
 from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -41,9 +42,15 @@ class Networks(nn.Module):
         self.policy = policy
         self.critic = critic
 
-    def forward(self, batch: MicroBatch, *, entropies: bool = False) -> tuple[TokenOutputs, Tensor | None]:
-        """Log-probs (and entropies) of the policy, values of the critic if there is one."""
-        outputs = self.policy(batch, entropies=entropies)
+    def forward(
+        self, batch: MicroBatch, *, entropies: bool = False, trains_policy: bool = True
+    ) -> tuple[TokenOutputs, Tensor | None]:
+        """Log-probs (and entropies) of the policy, values of the critic if there is one.
+
+        Without `trains_policy` only the values have gradients, and on a shared backbone only those of the value head.
+        """
+        with torch.set_grad_enabled(trains_policy and torch.is_grad_enabled()):
+            outputs = self.policy(batch, entropies=entropies)
         values_C = None if self.critic is None else self.critic(batch, policy_hidden_CH=outputs.hidden_CH)
         return outputs, values_C
 

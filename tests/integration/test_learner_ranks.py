@@ -87,7 +87,13 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
     [
         {},
         {"dtype": "bfloat16", "activation_checkpointing": True},
-        {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "proximal": "recompute"}},
+        {
+            "algorithm": {
+                "advantage": "gae",
+                "value": {"learning_rate": 1e-3, "warmup_steps": 2},
+                "proximal": "recompute",
+            }
+        },
         {"lora": {"rank": 4}, "algorithm": {"kl": {"coefficient": 0.1}}},
     ],
     ids=["float32", "bfloat16-checkpointed", "critic", "lora"],

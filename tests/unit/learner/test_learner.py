@@ -41,6 +41,10 @@ def _weights(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
 
 
+def _all_weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in learner.networks.named_parameters()}
+
+
 def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
     # REINFORCE's gradient, so that random trajectories are not clipped away.
     learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "policy"}))
@@ -219,6 +223,49 @@ def test_a_critic_learns_its_returns(model_path: Path):
     group = make_group(0, rewards=(1.0, 1.0))
     values = [learner.update(group).metrics["learner/value_mean"] for _ in range(12)]
     assert values[0] == 0.0 and abs(values[-1] - 1.0) < 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_the_policy_does_not_move_by_a_bit_while_its_critic_warms_up(model_path: Path, backbone: str, dtype: str):
+    value = {"backbone": backbone, "learning_rate": 1e-2, "warmup_steps": 2}
+    learner = Learner(
+        make_config(
+            model_path,
+            dtype=dtype,
+            algorithm={"advantage": "gae", "value": value},
+            optimizer={"learning_rate": 1e-3, "warmup_steps": 2, "weight_decay": 0.5},
+        )
+    )
+    policy, networks = _weights(learner), _all_weights(learner)
+    reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
+    assert all(torch.equal(tensor, policy[name]) for name, tensor in _weights(learner).items())
+    moved = {name for name, tensor in _all_weights(learner).items() if not torch.equal(tensor, networks[name])}
+    assert moved and all(name.startswith("critic.") for name in moved)
+    assert ("critic.backbone.layers.0.mlp.up_proj.weight" in moved) == (backbone == "own")
+    assert not [key for key in learner.optimizer.state() if "/policy." in key]
+    canary = _canary(learner)
+    assert learner.version == 2 and canary.logprobs == canary.starting_logprobs
+    reports += [learner.update(*_groups(learner)).metrics for _ in range(2)]
+    # The policy's own warm-up begins where the critic's ends.
+    assert [report["learner/learning_rate"] for report in reports] == [0.0, 0.0, 5e-4, 1e-3]
+    assert not any(torch.equal(tensor, policy[name]) for name, tensor in _weights(learner).items() if tensor.ndim > 1)
+
+
+def test_a_run_that_is_resumed_while_its_critic_warms_up_goes_on_bit_for_bit(model_path: Path, tmp_path: Path):
+    config = make_config(
+        model_path, algorithm={"advantage": "gae", "value": {"learning_rate": 1e-2, "warmup_steps": 2}}
+    )
+    learner, resumed = Learner(config), Learner(config)
+    learner.update(*_groups(learner))
+    learner.save(str(tmp_path / "step-000001"), {})
+    learner.finish_saving()
+    resumed.restore(str(tmp_path / "step-000001"))
+    for one in (learner, resumed):
+        for _ in range(2):
+            one.update(*_groups(one))
+    expected = _all_weights(learner)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in _all_weights(resumed).items())
 
 
 @pytest.mark.parametrize("backbone", ["own", "shared"])

@@ -19,6 +19,18 @@ def test_cosine_is_halfway_in_the_middle():
     assert_close([learning_rate_at(step, config=config, num_steps=3) for step in range(3)], [1.0, 0.5, 0.0])
 
 
+def test_a_schedule_that_begins_later_is_the_same_one_moved():
+    config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2, min_learning_rate_share=0.5)
+    parameters = {name: nn.Parameter(torch.zeros(1)) for name in ("late", "early.w")}
+    optimizer = Optimizer(parameters.items(), config=config, num_steps=7, learning_rates={"early.": 10.0}, first_step=2)
+    parameters["early.w"].grad = torch.ones(1)
+    rates = [optimizer.step(step, gradient_norm=torch.zeros(())) for step in range(2)]
+    assert_close(parameters["early.w"].detach(), torch.tensor([-15.0]))
+    parameters["late"].grad = torch.ones(1)
+    rates += [optimizer.step(step, gradient_norm=torch.zeros(())) for step in range(2, 7)]
+    assert_close(rates, [0.0, 0.0, 0.5, 1.0, 1.0, 0.75, 0.5])
+
+
 def test_the_first_adam_step_moves_by_the_learning_rate():
     weight = nn.Parameter(torch.tensor([1.0, -1.0]))
     optimizer = Optimizer([("w", weight)], config=OptimizerConfig(learning_rate=0.1, weight_decay=0.5), num_steps=1)
