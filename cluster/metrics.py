@@ -54,8 +54,11 @@ METRICS: dict[str, str] = {
     "buffer/head_of_line_s": "Seconds that a group of the step, finished, waited for the step's slowest one, mean.",
     "buffer/num_ready": "Groups that are finished and not yet taken.",
     "buffer/num_under_way": "Groups that are being sampled or scored.",
-    "buffer/num_dropped": "Groups dropped since the last step (failed rewards, filters), each replaced by another prompt.",
-    "buffer/num_stragglers": "Of the dropped groups, those that finished ones waited behind for too long (`buffer.max_head_of_line_s`).",
+    "buffer/num_dropped": "Groups dropped since the last step, each replaced by another prompt.",
+    "buffer/kept_share": "Of the groups that finished or were dropped since the last step, the share that was not dropped.",
+    "buffer/tries_per_group": "Groups that finished or were dropped since the last step, per group that was not dropped.",
+    "buffer/dropped_<reason>": "Of the dropped groups, those that the filter of this name dropped, or for `rewards_failed`, `refused` (the "
+    "engine did), `quarantined` or `straggler` (finished groups waited behind it too long, `buffer.max_head_of_line_s`).",
     "buffer/size_bytes": "Bytes of trajectories that wait in the object store.",
     "mismatch/mean_abs_nats": "|learner log-prob - rollout log-prob| over the step's newest tokens, mean.",
     "mismatch/max_abs_nats": "The same, maximum.",
@@ -207,7 +210,7 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
         "tokens/completion_mean": num_sampled / num_trajectories,
-        "tokens/truncated_share": sum(summary.num_truncated for summary in summaries) / num_trajectories,
+        "tokens/truncated_share": sum(sum(summary.truncated) for summary in summaries) / num_trajectories,
         "staleness/mean": sum(staleness) / len(staleness),
         "staleness/max": float(max(staleness)),
         "time/learning_s": stats.seconds,
@@ -221,12 +224,11 @@ def mean_reward(summaries: Sequence[GroupSummary]) -> float:
 
 
 def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    names = dict.fromkeys(name for summary in summaries for name in summary.reward_components)
-    sums = {name: [s.reward_components[name] for s in summaries if name in s.reward_components] for name in names}
-    return {
-        f"reward/{name}": sum(total for total, _ in each) / sum(number for _, number in each)
-        for name, each in sums.items()
-    }
+    found: dict[str, list[float]] = {}
+    for summary in summaries:
+        for name, values in summary.reward_components.items():
+            found.setdefault(name, []).extend(value for value in values if value is not None)
+    return {f"reward/{name}": sum(values) / len(values) for name, values in found.items() if values}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> 
         num_steps=config.num_steps,
         max_size_bytes=config.buffer.max_size_bytes,
         max_head_of_line_s=config.buffer.max_head_of_line_s,
+        max_dropped_steps=config.buffer.max_dropped_steps,
         in_waves=config.deterministic,
         version=version,
         next_index=next_index,

@@ -111,11 +111,12 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
         size_bytes=batch.nbytes,
         min_policy_version=extremes["min"].as_py(),
         rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
-        reward_components=_component_sums(batch["reward_components"]),
+        reward_components=_components(batch["reward_components"]),
         num_reward_errors=statuses.count(RewardStatus.ERROR),
         num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
         reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
-        num_truncated=batch["finish_reason"].to_pylist().count(FinishReason.LENGTH),
+        completion_lengths=tuple(pc.list_value_length(batch["completion_token_ids"]).to_pylist()),
+        truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
     )
 
 
@@ -134,13 +135,10 @@ def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
     return json.loads(batch["info"][row].as_py())
 
 
-def _component_sums(components: pa.Array) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
-    for row in components.to_pylist():
-        for name, value in row:
-            total, number = sums.get(name, (0.0, 0))
-            sums[name] = (total + value, number + 1)
-    return sums
+def _components(column: pa.Array) -> dict[str, tuple[float | None, ...]]:
+    rows = [dict(row) for row in column.to_pylist()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: tuple(row.get(name) for row in rows) for name in names}
 
 
 def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:

@@ -129,13 +129,16 @@ class GroupSummary:
     """Oldest version of any token: what the staleness bound is measured against."""
     rewards: tuple[float | None, ...] = ()
     """One per trajectory once scored; None where the reward failed."""
-    reward_components: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
-    """Name -> (sum, number of trajectories that have it)."""
+    reward_components: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
+    """By name, one per trajectory; None where the judge returned none of that name."""
     num_reward_errors: int = 0
     num_reward_timeouts: int = 0
     reward_failures: tuple[RewardFailure, ...] = ()
     """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
-    num_truncated: int = 0
+    completion_lengths: tuple[int, ...] = ()
+    """Completion tokens, one per trajectory."""
+    truncated: tuple[bool, ...] = ()
+    """One per trajectory."""
 
     @property
     def known_rewards(self) -> tuple[float, ...]:

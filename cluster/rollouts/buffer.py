@@ -9,25 +9,23 @@ moves the groups behind it forward.
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
-_MAX_DROPPED_STEPS = 20
-"""Steps' worth of groups that may be dropped in a row. Beyond it nothing will ever train, and more sampling would hide that."""
-
 
 @dataclass(slots=True)
 class _Counters:
     """What `drain_stats` reports and resets."""
 
-    num_dropped: int = 0
-    num_stragglers: int = 0
+    num_kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    """By reason."""
     learner_wait_s: float = 0.0
     head_of_line_s: float = 0.0
 
@@ -46,6 +44,7 @@ class Buffer:
         num_steps: int = 2**62,
         max_size_bytes: int = 2**62,
         max_head_of_line_s: float | None = None,
+        max_dropped_steps: int = 20,
         in_waves: bool = False,
         version: int = 0,
         next_index: int = 0,
@@ -54,7 +53,7 @@ class Buffer:
 
         `in_waves` starts replacements of dropped groups only when nothing is under way, so that timing does not decide which
         groups are sampled together. Finished groups for a whole step wait `max_head_of_line_s` at most behind unfinished ones,
-        which are then dropped; None waits for ever.
+        which are then dropped; None waits for ever. `max_dropped_steps` are the steps' worth of groups that may be dropped in a row.
         """
         self._groups_per_step = groups_per_step
         self._bound = max_off_policy_steps
@@ -68,7 +67,8 @@ class Buffer:
         self._bytes = ByteBudget(max_size_bytes)
         self._stragglers = Stragglers(max_head_of_line_s)
         self._counters = _Counters()
-        self._num_dropped_in_a_row = 0
+        self._max_dropped_steps = max_dropped_steps
+        self._dropped_in_a_row: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
 
@@ -130,27 +130,30 @@ class Buffer:
         elif self._live[index] is not None:
             raise KeyError(f"group {index} was added before")
         else:
-            self._num_dropped_in_a_row = 0
+            self._dropped_in_a_row.clear()
+            self._counters.num_kept += 1
             self._live[index] = group
             self._bytes.hold(index, group.summary.size_bytes)
             self._finished_at[index] = _now()
         self._notify()
 
-    def drop(self, index: int, *, why: str = "") -> None:
-        """Group `index` leaves untrained, and another one may start in its place.
+    def drop(self, index: int, *, reason: str, why: str = "") -> None:
+        """Group `index` leaves untrained, and another one may start in its place. `reason` is one of few, `why` the group's own.
 
-        Raises DataError after `_MAX_DROPPED_STEPS` steps' worth of dropped groups without one that was kept.
+        Raises DataError after `max_dropped_steps` steps' worth of dropped groups without one that was kept.
         """
         self._bytes.release(index)
         if not self._stragglers.forget(index):
             del self._live[index]
-            self._counters.num_dropped += 1
-            self._num_dropped_in_a_row += 1
+            self._counters.dropped[reason] += 1
+            self._dropped_in_a_row[reason] += 1
         self._notify()
-        if self._num_dropped_in_a_row >= _MAX_DROPPED_STEPS * self._groups_per_step:
+        if (num_dropped := self._dropped_in_a_row.total()) >= self._max_dropped_steps * self._groups_per_step:
+            reasons = ", ".join(f"{name}: {number}" for name, number in self._dropped_in_a_row.most_common())
             raise DataError(
-                f"{self._num_dropped_in_a_row} groups in a row were dropped, the last one because: {why or 'unknown'}; "
-                "events.jsonl and the reward's messages say more: mend the reward, the prompts or the filter"
+                f"{num_dropped} groups in a row were dropped ({reasons}), the last one because: {why or reason}; nothing can be learned "
+                "from such groups: mend the reward, the prompts or the filter, or raise "
+                f"buffer.max_dropped_steps={self._max_dropped_steps} where groups worth learning from are that rare"
             )
 
     def drain_stragglers(self) -> list[int]:
@@ -197,17 +200,24 @@ class Buffer:
         self._notify()
 
     def drain_stats(self) -> dict[str, float]:
-        """Waits of the last take in seconds, levels in groups and bytes, and how many groups were dropped since the last call."""
+        """Waits of the last take in seconds, levels in groups and bytes, and what became of groups since the last call."""
         drained, self._counters = self._counters, _Counters()
         num_ready = sum(group is not None for group in self._live.values())
+        num_dropped = drained.dropped.total()
+        num_ended = drained.num_kept + num_dropped
         return {
             "buffer/learner_wait_s": drained.learner_wait_s,
             "buffer/head_of_line_s": drained.head_of_line_s,
             "buffer/num_ready": float(num_ready),
             "buffer/num_under_way": float(len(self._live) - num_ready),
-            "buffer/num_dropped": float(drained.num_dropped),
-            "buffer/num_stragglers": float(drained.num_stragglers),
+            "buffer/num_dropped": float(num_dropped),
             "buffer/size_bytes": float(self.size_bytes),
+            **({"buffer/kept_share": drained.num_kept / num_ended} if num_ended else {}),
+            **({"buffer/tries_per_group": num_ended / drained.num_kept} if drained.num_kept else {}),
+            **{
+                f"buffer/dropped_{reason.replace(' ', '_')}": float(number)
+                for reason, number in drained.dropped.items()
+            },
         }
 
     def _take_first(self, count: int) -> list[tuple[int, Group]]:
@@ -227,8 +237,7 @@ class Buffer:
         for index in indices:
             del self._live[index]
         self._stragglers.drop(indices)
-        self._counters.num_dropped += len(indices)
-        self._counters.num_stragglers += len(indices)
+        self._counters.dropped["straggler"] += len(indices)
         self._notify()
 
     def _num_ready(self, most: int) -> int:

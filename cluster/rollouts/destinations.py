@@ -8,8 +8,8 @@ from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.scoring import Scorers, describe
 
-Keep = Callable[[GroupSummary], bool]
-"""Which finished groups are worth training on."""
+DroppedBy = Callable[[GroupSummary], str | None]
+"""The name of the filter that drops a judged group; None: it trains."""
 
 
 class Destination(Protocol):
@@ -36,11 +36,11 @@ class TrainingGroups:
     """Groups for the learner: enough rewards known, kept by the filters, with reference log-probs where the loss needs them."""
 
     def __init__(
-        self, buffer: Buffer, *, scorers: Scorers, keep: Keep, max_failed_share: float, events: Events
+        self, buffer: Buffer, *, scorers: Scorers, dropped_by: DroppedBy, max_failed_share: float, events: Events
     ) -> None:
         self._buffer = buffer
         self._scorers = scorers
-        self._keep = keep
+        self._dropped_by = dropped_by
         self._max_failed_share = max_failed_share
         self._events = events
 
@@ -53,8 +53,8 @@ class TrainingGroups:
     async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
         if self._has_too_few_rewards(summary):
             self._drop(ticket, reason="rewards failed", why=describe(summary))
-        elif not self._keep(summary):
-            self._drop(ticket, reason="filtered", why="filtered")
+        elif name := self._dropped_by(summary):
+            self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")
         else:
             summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)
             self._buffer.add(ticket.index, Group(object_ref=object_ref, summary=summary))
@@ -65,7 +65,7 @@ class TrainingGroups:
     def _drop(self, ticket: Ticket, *, reason: str, why: str) -> None:
         if self.wants(ticket):  # else the buffer dropped it before, as a straggler
             self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=reason)
-        self._buffer.drop(ticket.index, why=why)
+        self._buffer.drop(ticket.index, reason=reason, why=why)
 
     def _has_too_few_rewards(self, summary: GroupSummary) -> bool:
         num_failed = summary.num_failed_rewards

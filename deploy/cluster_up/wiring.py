@@ -13,7 +13,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.destinations import Keep, TrainingGroups
+from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.production import Production
 from cluster.rollouts.quarantine import Suspects
@@ -119,6 +119,8 @@ def production(
     office: TicketOffice | None,
 ) -> Production:
     """Everything that makes judged groups on `fleet`."""
+    from learner.algorithms.objective import Objective  # imports torch
+
     max_failures, events = config.supervision.max_prompt_failures, supervisor.events
     scorers = Scorers(
         reward=SupervisedActor(reward, start=start, supervisor=supervisor),
@@ -144,7 +146,7 @@ def production(
         return TrainingGroups(
             buffer,
             scorers=scorers,
-            keep=keep_rule(config),
+            dropped_by=Objective.from_config(config.algorithm).dropped_by,
             max_failed_share=config.buffer.max_failed_share,
             events=events,
         )
@@ -171,11 +173,3 @@ def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None
     A run that evaluates gives such a checkpoint none: an evaluation and a step's reward cannot be compared.
     """
     return mean_reward if config.evaluation.prompts is None else lambda summaries: None
-
-
-def keep_rule(config: RunConfig) -> Keep:
-    """Which finished groups are trained on, by what the algorithm's filters say of their rewards."""
-    from learner.algorithms.objective import Objective
-
-    objective = Objective.from_config(config.algorithm)
-    return lambda summary: objective.keeps(summary.known_rewards)

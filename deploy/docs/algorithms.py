@@ -10,7 +10,7 @@ from cluster.contracts.plugins import Home, Plugin, find, names, parameters
 from deploy.docs import NOTE
 from learner.algorithms import kl
 from learner.algorithms.objective.statistics import reported_names
-from learner.algorithms.registry.homes import HOMES, OF_THE_BATCH, OF_THE_ROWS
+from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, OF_THE_ROWS
 from learner.algorithms.registry.presets import PRESETS
 from learner.algorithms.registry.variants import docstring_sections
 
@@ -27,7 +27,8 @@ masked by the explicit loss mask; masked entries give neither value nor gradient
 `algorithm:` by its name and parameters, or is a function of yours by full path (`my_package.module:function`), which gets the tensors
 that it names as parameters:
 
-* before micro-batching, for the whole batch of a step: {batch}, and `rewards_G`, once per group;
+* once per group: {group};
+* before micro-batching, for the whole batch of a step: {batch};
 * for the rows of a micro-batch, with the present policy: {rows}.
 
 All else in its signature is a parameter that config may set; one called `max_length` is `sampling.max_tokens` unless it does."""
@@ -81,7 +82,8 @@ def _introduction() -> str:
     def listed(known: frozenset[str]) -> str:
         return ", ".join(f"`{name}`" for name in sorted(known))
 
-    return _INTRODUCTION.format(note=NOTE, batch=listed(OF_THE_BATCH), rows=listed(OF_THE_ROWS))
+    names = {"group": listed(OF_A_GROUP), "batch": listed(OF_THE_BATCH), "rows": listed(OF_THE_ROWS)}
+    return _INTRODUCTION.format(note=NOTE, **names)
 
 
 def _section(title: str, home: Home, field: str) -> str:

@@ -210,7 +210,7 @@ def fast_path(v: Variant) -> dict[str, Any]:
     if v.option("overlong_buffer"):
         rewards_N = shaping.overlong_penalty(
             rewards_N,
-            completion_lengths_N=mask.sum(1),
+            completion_lengths_G=mask.sum(1),
             max_length=mask.shape[1],
             cache=v.option("overlong_buffer_len"),
             penalty=v.option("overlong_buffer_penalty_factor"),

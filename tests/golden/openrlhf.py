@@ -248,7 +248,7 @@ def overlong_penalty(v: Variant) -> dict[str, Any]:
     before = v["rewards"]
     after = shaping.overlong_penalty(
         before,
-        completion_lengths_N=v["response_length"],
+        completion_lengths_G=v["response_length"],
         max_length=v.option("max_new_tokens"),
         cache=v.option("overlong_buffer_len"),
         penalty=v.option("overlong_penalty_factor"),
@@ -259,7 +259,7 @@ def overlong_penalty(v: Variant) -> dict[str, Any]:
 def stop_properly_penalty(v: Variant) -> dict[str, Any]:
     truncated = v["truncated"].bool()
     return {
-        "rewards": shaping.truncation_penalty(v["rewards"], truncated_N=truncated, coefficient=v.option("coef")),
+        "rewards": shaping.truncation_penalty(v["rewards"], truncated_G=truncated, coefficient=v.option("coef")),
         "n_truncated": truncated.sum(),
     }
 

@@ -78,7 +78,7 @@ def test_the_line_in_the_readme_trains_and_dapo_raises_the_reward(dapo):
 @pytest.mark.slow
 def test_dapo_trains_on_groups_that_differ_alone(dapo):
     assert {step["learner/groups_without_variance"] for step in dapo.steps} == {0.0}
-    assert any(event["kind"] == "drop" and event["reason"] == "filtered" for event in dapo.lines("events.jsonl"))
+    assert any(event["kind"] == "drop" and event["reason"] == "zero_variance" for event in dapo.lines("events.jsonl"))
 
 
 @pytest.mark.engine

@@ -1,8 +1,9 @@
 """Filters choose the groups, trajectories and tokens that train. They see the whole batch, once, before micro-batching.
 
-A filter on `rewards_G` looks at one group: false drops it. It needs no more than the rewards, so the cluster asks it as soon as a group
-is finished, and samples another prompt in its place. Other filters return `[N]` (false: the trajectory leaves the batch and its
-denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
+A filter on `rewards_G` or `reward_components_GK` looks at one group: false drops it. The cluster asks it as soon as the group is judged,
+and samples another prompt in its place; its rewards are shaped then by the steps of `reward_shaping` in front of the first that needs the
+whole batch. The learner asks it the same. Other filters are the learner's alone: they return `[N]` (false: the trajectory leaves the batch
+and its denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
@@ -31,6 +32,29 @@ def zero_variance(rewards_G: Tensor) -> bool:
     Peers: LightRFT dynamic sampling (only all-0 and all-1 rewards), verl `filter_groups`
     """
     return not all_equal(rewards_G)
+
+
+def zero_variance_components(reward_components_GK: Tensor) -> bool:
+    """Drops groups in which no component of the reward differs, and samples others in their place: `zero_variance` for `gdpo`.
+
+    Formula: keep if max_G r_k > min_G r_k for any component k, over the trajectories that have it
+    Source: DAPO's dynamic sampling, arXiv:2503.14476, over the components of GDPO, arXiv:2601.05242
+    Degenerate: a group of one, or whose rewards have no components, is dropped
+    Peers: none
+    """
+    known = [component_G[~component_G.isnan()] for component_G in reward_components_GK.unbind(1)]
+    return any(component.numel() > 0 and not all_equal(component) for component in known)
+
+
+def return_bounds(rewards_G: Tensor, *, low: float, high: float) -> bool:
+    """Drops groups that are too hard or too easy, and samples others in their place.
+
+    Formula: keep if low < mean_G r < high
+    Source: torchrl MCAdvantage; PRIME, arXiv:2502.01456
+    Degenerate: bounds of 0 and 1 drop the group that always fails or always succeeds
+    Peers: torchrl `keep_return_bounds`; PRIME and verl `filter_accuracy` (bounds included)
+    """
+    return low < float(rewards_G.mean()) < high
 
 
 def overlong_mask(truncated_N: Tensor) -> Tensor:

@@ -1,4 +1,9 @@
-"""Small steps on rewards (before advantages) and on advantages (after them), composable in any order. Shapes: N trajectories, T tokens."""
+"""Small steps on rewards (before advantages) and on advantages (after them), composable in any order.
+
+A step on `rewards_G` needs one group alone: the cluster takes it too, before it asks a filter whether the group trains. A step on
+`rewards_N` sees the whole batch, which only the learner has.
+Shapes: G trajectories of a group, N of the batch, T tokens.
+"""
 
 from typing import Literal
 
@@ -10,7 +15,7 @@ from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32
 
 
-def reward_clip(rewards_N: Tensor, *, low: float, high: float) -> Tensor:
+def reward_clip(rewards_G: Tensor, *, low: float, high: float) -> Tensor:
     """Holds rewards in a range.
 
     Formula: clip(r, low, high)
@@ -18,10 +23,10 @@ def reward_clip(rewards_N: Tensor, *, low: float, high: float) -> Tensor:
     Degenerate: none
     Peers: LightRFT and OpenRLHF `reward_clip_range`
     """
-    return at_least_float32(rewards_N).clamp(low, high)
+    return at_least_float32(rewards_G).clamp(low, high)
 
 
-def reward_scale(rewards_N: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
+def reward_scale(rewards_G: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
     """Affine change of rewards.
 
     Formula: factor·(r + offset)
@@ -29,11 +34,11 @@ def reward_scale(rewards_N: Tensor, *, factor: float, offset: float = 0.0) -> Te
     Degenerate: none
     Peers: none
     """
-    return factor * (at_least_float32(rewards_N) + offset)
+    return factor * (at_least_float32(rewards_G) + offset)
 
 
 def overlong_penalty(
-    rewards_N: Tensor, *, completion_lengths_N: Tensor, max_length: int, cache: int, penalty: float = 1.0
+    rewards_G: Tensor, *, completion_lengths_G: Tensor, max_length: int, cache: int, penalty: float = 1.0
 ) -> Tensor:
     """Soft punishment of completions that near the limit.
 
@@ -42,12 +47,12 @@ def overlong_penalty(
     Degenerate: a cache of 0 punishes beyond max_length only, in full
     Peers: verl `overlong_buffer` (len, penalty_factor), OpenRLHF `overlong_buffer_len`
     """
-    over_N = (completion_lengths_N - (max_length - cache)).clamp(min=0)
-    fraction_N = (over_N > 0).to(rewards_N.dtype) if cache == 0 else (over_N / cache).clamp(max=1)
-    return at_least_float32(rewards_N) - penalty * fraction_N
+    over_G = (completion_lengths_G - (max_length - cache)).clamp(min=0)
+    fraction_G = (over_G > 0).to(rewards_G.dtype) if cache == 0 else (over_G / cache).clamp(max=1)
+    return at_least_float32(rewards_G) - penalty * fraction_G
 
 
-def truncation_penalty(rewards_N: Tensor, *, truncated_N: Tensor, coefficient: float) -> Tensor:
+def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: float) -> Tensor:
     """Less reward for truncated completions.
 
     Formula: where truncated, coefficient·r for a coefficient in [0, 1], the coefficient itself for a negative one
@@ -57,9 +62,9 @@ def truncation_penalty(rewards_N: Tensor, *, truncated_N: Tensor, coefficient: f
     """
     if coefficient > 1:
         raise ValueError(f"truncation_penalty coefficient={coefficient} must be in [0, 1], or negative")
-    rewards_N = at_least_float32(rewards_N)
-    punished_N = rewards_N * coefficient if coefficient >= 0 else torch.full_like(rewards_N, coefficient)
-    return torch.where(truncated_N, punished_N, rewards_N)
+    rewards_G = at_least_float32(rewards_G)
+    punished_G = rewards_G * coefficient if coefficient >= 0 else torch.full_like(rewards_G, coefficient)
+    return torch.where(truncated_G, punished_G, rewards_G)
 
 
 def advantage_clip(advantages_NT: Tensor, *, low: float, high: float) -> Tensor:

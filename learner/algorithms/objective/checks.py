@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cluster.contracts.errors import ConfigError
 from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.homes import OF_A_GROUP
 from learner.algorithms.registry.variants import Variant
 
 _NUM_GROUPS = 4
@@ -44,6 +45,13 @@ def refuse_contradictions(parts: Parts) -> None:
         raise ConfigError(
             "kl.estimator='unbiased' weighs by the present ratio, which kl.place='reward' does not have; use 'k1' or 'k3'"
         )
+    for variant in (*parts.filters, *parts.reward_shaping):
+        of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
+        if of_a_group and others:
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} asks for one group ({', '.join(sorted(of_a_group))}) and for more "
+                f"({', '.join(sorted(others))}); ask for the whole batch alone, by names in _N and _NT"
+            )
     for variant in parts.filters:
         if any(name.endswith("_BT") for name in variant.asks):
             raise ConfigError(

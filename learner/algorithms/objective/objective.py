@@ -5,7 +5,6 @@ then a sum over its own rows, and any split of the rows gives the same loss, gra
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,12 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.types import GroupSummary
 from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size
 from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
@@ -82,13 +83,12 @@ class Objective:
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 
-    def keeps(self, rewards: Sequence[float]) -> bool:
-        """Whether a finished group trains, by every filter that its known rewards, not shaped yet, are enough for."""
-        filters = [chosen for chosen in self._parts.filters if chosen.needs_group_rewards_alone]
-        if not filters or not rewards:
-            return not filters
-        rewards_G = torch.tensor(rewards, dtype=torch.float64)
-        return all(bool(chosen.with_given({"rewards_G": rewards_G})) for chosen in filters)
+    def dropped_by(self, summary: GroupSummary) -> str | None:
+        """The filter that drops a judged group, by name; None: it trains, unless a filter of the whole batch drops it.
+
+        `prepare` drops the same groups.
+        """
+        return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:

@@ -4,6 +4,7 @@ Advantages see all trajectories, filtered ones too (a truncated answer still mov
 see the rest. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from learner.algorithms.batch_rules.filters import Selection
 from learner.algorithms.groups import all_equal, group_rows, sorted_group_rows
 from learner.algorithms.losses.covariance import covariances
 from learner.algorithms.masks import at_least_float32, masked, whiten
+from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, subtract_kl
@@ -28,10 +30,7 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
     _refuse_missing(batch, needs=needs, parts=parts)
     mask_NT = batch.loss_mask_NT
     supply = _supply(batch)
-    shaped_N = at_least_float32(batch.rewards_N)
-    for step in parts.reward_shaping:
-        shaped_N = step.with_given(supply | {"rewards_N": shaped_N})
-    supply["rewards_N"] = shaped_N
+    shaped_N = supply["rewards_N"] = _shaped(batch, parts, supply)
     supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
     if parts.config.kl.place == "reward" and kl_coefficient > 0:
         supply |= _with_kl(
@@ -42,7 +41,7 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
         )
 
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
-    counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts.filters, supply | {"rewards_N": shaped_N})
+    counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts, supply | {"rewards_N": shaped_N})
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(
             supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}
@@ -125,6 +124,19 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
     }
 
 
+def _shaped(batch: BatchTensors, parts: Parts, supply: dict[str, Any]) -> Tensor:
+    shaped_N = at_least_float32(batch.rewards_N)
+    for step in parts.reward_shaping:
+        if not step.is_of_a_group:
+            shaped_N = step.with_given(supply | {"rewards_N": shaped_N})
+            continue
+        by_group_N = torch.empty_like(shaped_N)
+        for rows, group in group_rules.of_batch(replace(batch, rewards_N=shaped_N)):
+            by_group_N[rows] = step.with_given(group).to(by_group_N)
+        shaped_N = by_group_N
+    return shaped_N
+
+
 def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal["last_token", "every_token"]) -> Tensor:
     """Rewards per token. Where turns carry their own, the difference that shaping made is placed as a whole trajectory's reward is."""
     if batch.token_rewards_NT is None:
@@ -182,15 +194,14 @@ def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) 
     return result_N
 
 
-def _filtered(
-    batch: BatchTensors, filters: tuple[Variant, ...], supply: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _filtered(batch: BatchTensors, parts: Parts, supply: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of the policy loss's denominator, tokens with policy gradient, trajectories kept."""
     denominator_NT, gradient_NT = batch.loss_mask_NT, batch.loss_mask_NT
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
-    for chosen in filters:
-        if "rewards_G" in chosen.asks:
-            is_kept_N = is_kept_N & _groups_kept(batch, chosen, supply)
+    for rows, group in group_rules.of_batch(batch):
+        is_kept_N[rows] = group_rules.dropped_by(group, parts=parts) is None
+    for chosen in parts.filters:
+        if chosen.is_of_a_group:
             continue
         result = chosen.with_given(supply)
         if isinstance(result, Selection):
@@ -200,13 +211,6 @@ def _filtered(
         else:
             is_kept_N = is_kept_N & result
     return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
-
-
-def _groups_kept(batch: BatchTensors, chosen: Variant, supply: dict[str, Any]) -> Tensor:
-    is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
-    for rows in group_rows(batch.group_index_N):
-        is_kept_N[rows] = bool(chosen.with_given(supply | {"rewards_G": supply["rewards_N"][rows]}))
-    return is_kept_N
 
 
 def _weights(aggregation: Variant, supply: dict[str, Any], denominator_NT: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ OF_THE_ROWS = frozenset(
 )  # fmt: skip
 """Supplied for the rows of a micro-batch, with the present policy."""
 
-SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | {"rewards_G"}
+OF_A_GROUP = frozenset({"rewards_G", "completion_lengths_G", "truncated_G", "reward_components_GK"})
+"""Supplied once per group. What asks for nothing else is asked in the cluster too, as soon as the group is judged."""
+
+SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | OF_A_GROUP
 
 
 def _home(package: str, *works_on: str) -> Home:
@@ -34,9 +37,9 @@ HOMES: dict[str, Home] = {
     "aggregation": _AGGREGATION,
     "value.loss": _home("losses", "values_BT"),
     "value.aggregation": _AGGREGATION,
-    "reward_shaping": _home("batch_rules.shaping", "rewards_N"),
+    "reward_shaping": _home("batch_rules.shaping", "rewards_G", "rewards_N"),
     "advantage_shaping": _home("batch_rules.shaping", "advantages_NT"),
-    "filters": _home("batch_rules.filters", "rewards_G", *OF_THE_BATCH),
+    "filters": _home("batch_rules.filters", *OF_A_GROUP, *OF_THE_BATCH),
     "corrections": _home("corrections", "proximal_logprobs_BT", "policy_logprobs_BT", "lags_BT", *OF_THE_BATCH),
 }
 """By the field that names them."""

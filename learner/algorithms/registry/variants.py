@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin, resolve
-from learner.algorithms.registry.homes import HOMES, SUPPLIED
+from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, SUPPLIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ class Variant:
     def needs_group_rewards_alone(self) -> bool:
         """One group's rewards are enough to call it."""
         return self.requires == ("rewards_G",)
+
+    @property
+    def is_of_a_group(self) -> bool:
+        """One group by itself is enough to call it, so the cluster can, before there is a batch."""
+        return OF_A_GROUP.issuperset(self.asks)
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -123,8 +123,8 @@ def test_an_unknown_sink_names_its_setting(directory):
 
 def test_a_judges_components_are_metrics_of_the_step():
     summaries = [
-        group_summary(0, rewards=(1.0, 0.0), reward_components={"format": (1.5, 2), "mean": (7.0, 1)}),
-        group_summary(1, rewards=(0.0, None), reward_components={"format": (0.0, 1)}),
+        group_summary(0, rewards=(1.0, 0.0), reward_components={"format": (1.0, 0.5), "mean": (7.0, None)}),
+        group_summary(1, rewards=(0.0, None), reward_components={"format": (0.0, None)}),
     ]
     stats = StepStats(policy_version=1, metrics={}, num_trajectories=4, num_trained_tokens=8, seconds=1.0)
     metrics = step_metrics(summaries, stats)

@@ -26,7 +26,7 @@ def wired(
     tasks: asyncio.TaskGroup,
     max_sequences: int,
     sequences_per_group: int,
-    keep: Callable[[GroupSummary], bool] = lambda summary: True,
+    dropped_by: Callable[[GroupSummary], str | None] = lambda summary: None,
     sampling_deadline_s: float = 600.0,
     judging_deadline_s: float = 60.0,
     is_deterministic: bool = False,
@@ -62,6 +62,6 @@ def wired(
         dispatcher=dispatcher,
         office=office,
         destination=lambda buffer: TrainingGroups(
-            buffer, scorers=scorers, keep=keep, max_failed_share=0.5, events=events
+            buffer, scorers=scorers, dropped_by=dropped_by, max_failed_share=0.5, events=events
         ),
     )

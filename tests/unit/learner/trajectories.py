@@ -28,15 +28,16 @@ def make_group(
     seed: int = 0,
     prompt_length: int = 5,
     max_length: int = 9,
+    lengths: Sequence[int] = (),
     version: int = 0,
     **columns: Sequence[Any],
 ) -> pa.RecordBatch:
-    """One group with a trajectory per reward; None is a reward that failed. Lengths and tokens follow from seed and index."""
+    """One group with a trajectory per reward; None is a reward that failed. Tokens, and lengths not given, follow from seed and index."""
     random = np.random.default_rng([seed, index])
     prompt = random.integers(4, VOCABULARY, prompt_length).tolist()
     rows: list[dict[str, Any]] = []
     for sample, reward in enumerate(rewards):
-        length = int(random.integers(1, max_length + 1))
+        length = lengths[sample] if lengths else int(random.integers(1, max_length + 1))
         now = datetime(2026, 1, 1, tzinfo=UTC)
         row = {
             "run_id": "test",

@@ -75,13 +75,17 @@ def test_a_summary_tells_of_a_few_kinds_of_failure_and_counts_all():
 def test_a_summary_counts_tokens_and_versions_that_train():
     batch = to_batch([row(loss_mask=[False, True, True], policy_versions=[0, 2, 3], finish_reason="length"), row()])
     summary = summarize(batch)
-    assert (summary.num_trajectories, summary.num_tokens, summary.num_truncated) == (2, 6, 1)
+    assert (summary.num_trajectories, summary.num_tokens) == (2, 6)
+    assert (summary.completion_lengths, summary.truncated) == ((3, 3), (True, False))
     assert summary.min_policy_version == 2
 
 
-def test_a_summary_sums_the_judges_components_over_the_trajectories_that_have_them():
+def test_a_summary_has_the_judges_components_of_each_trajectory_and_none_where_it_lacks_one():
     rows = [row(reward_components=[("format", 1.0), ("length", 0.25)]), row(reward_components=[("format", 0.5)]), row()]
-    assert summarize(to_batch(rows)).reward_components == {"format": (1.5, 2), "length": (0.25, 1)}
+    assert summarize(to_batch(rows)).reward_components == {
+        "format": (1.0, 0.5, None),
+        "length": (0.25, None, None),
+    }
 
 
 def test_an_added_column_is_validated_too():

@@ -38,7 +38,7 @@ class Scene:
         score=lambda index: group_summary(index, rewards=(1.0, 0.0)),
         num_workers=1,
         prompts=None,
-        keep=lambda summary: True,
+        dropped_by=lambda summary: None,
         make_worker=ScriptedWorker,
         make_scorer=ScriptedScorer,
         extra_trajectories=0,
@@ -69,7 +69,7 @@ class Scene:
             thread=InlineExecutor(),
         )
         self._make_worker, self._make_scorer = make_worker, make_scorer
-        self._script, self._score, self._keep = script, score, keep
+        self._script, self._score, self._dropped_by = script, score, dropped_by
         self._num_workers = num_workers
         self._sequences_per_group = 2 + extra_trajectories
         self._max_sequences = max_concurrent_sequences
@@ -97,7 +97,7 @@ class Scene:
                 tasks=tasks,
                 max_sequences=self._max_sequences,
                 sequences_per_group=self._sequences_per_group,
-                keep=self._keep,
+                dropped_by=self._dropped_by,
                 is_deterministic=self._deterministic,
             )
             await self.production.start()

@@ -71,7 +71,7 @@ async def test_a_bound_of_two_starts_three_steps():
 async def test_a_dropped_group_frees_its_place():
     buffer = Buffer(groups_per_step=2)
     buffer.start()
-    buffer.drop(0)
+    buffer.drop(0, reason="refused")
     assert buffer.start() == range(2, 3)
     buffer.add(2, group())
     buffer.add(1, group())
@@ -81,7 +81,7 @@ async def test_a_dropped_group_frees_its_place():
 async def test_in_waves_a_replacement_waits_until_nothing_is_under_way():
     buffer = Buffer(groups_per_step=2, in_waves=True)
     buffer.start()
-    buffer.drop(0)
+    buffer.drop(0, reason="refused")
     assert buffer.num_startable() == 0
     buffer.add(1, group())
     assert buffer.num_startable() == 1
@@ -134,7 +134,7 @@ def test_the_bound_holds_for_every_token_under_any_timing(seed, num_workers, bou
                     version = loaded
                     await pause()
                     if clock.random() < drop_share:
-                        buffer.drop(index)
+                        buffer.drop(index, reason="refused")
                     else:
                         buffer.add(index, group(version))
 
@@ -209,8 +209,8 @@ def test_a_straggler_is_dropped_when_a_step_has_waited_behind_it_for_long_enough
         assert buffer.drain_stragglers() == [0] and not buffer.is_live(0) and buffer.is_live(3)
         assert buffer.num_startable() == 1, "another one in its place; group 3 goes on"
         stats = buffer.drain_stats()
-        assert stats["buffer/num_stragglers"] == stats["buffer/num_dropped"] == 1
-        assert buffer.drain_stats()["buffer/num_stragglers"] == 0
+        assert stats["buffer/dropped_straggler"] == stats["buffer/num_dropped"] == 1
+        assert "buffer/dropped_straggler" not in buffer.drain_stats()
 
     run_simulated(scene())
 
@@ -226,7 +226,7 @@ def test_nothing_is_dropped_while_too_few_stand_behind_or_the_learner_does_not_w
         await finish(buffer, 1, after_s=0.5)
         assert [index for index, _ in await taking] == [0, 1]
         taking = asyncio.create_task(buffer.take(2))
-        assert [index for index, _ in await taking] == [2, 3] and buffer.drain_stats()["buffer/num_stragglers"] == 0
+        assert [index for index, _ in await taking] == [2, 3] and "buffer/dropped_straggler" not in buffer.drain_stats()
 
     run_simulated(scene())
 
@@ -257,7 +257,7 @@ def test_nothing_is_kept_of_the_stragglers_of_a_long_run():
             assert [index for index, _ in await buffer.take(1)] == [fast]
             assert buffer.drain_stragglers() == [slow]
             if version % 2:
-                buffer.drop(slow)
+                buffer.drop(slow, reason="refused")
             else:
                 buffer.add(slow, group())
             buffer.advance(version)
@@ -312,7 +312,7 @@ def test_with_stragglers_dropped_the_bound_holds_and_every_group_has_one_fate(
             if clock.random() < drop_share:
                 if buffer.is_live(index):
                     dropped.add(index)
-                buffer.drop(index)
+                buffer.drop(index, reason="refused")
             else:
                 buffer.add(index, group(version))
 
@@ -333,7 +333,7 @@ def test_with_stragglers_dropped_the_bound_holds_and_every_group_has_one_fate(
                     late.add(index)
                     if index in sampling and not sampling[index].done() and clock.random() < 0.5:
                         sampling[index].cancel()
-                        buffer.drop(index)
+                        buffer.drop(index, reason="refused")
 
         tasks = [asyncio.create_task(each) for each in (stop(), *(worker() for _ in range(num_workers)))]
         for version in range(num_steps):

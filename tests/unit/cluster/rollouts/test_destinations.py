@@ -61,6 +61,16 @@ async def test_a_reward_that_always_fails_ends_the_run_and_says_so():
 
 @simulated
 async def test_groups_without_variance_are_sampled_again():
-    keep = lambda summary: len(set(summary.rewards)) > 1
-    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, float(i % 2))), keep=keep)
+    dropped_by = lambda summary: "zero_variance" if len(set(summary.rewards)) == 1 else None
+    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, float(i % 2))), dropped_by=dropped_by)
     assert await scene.take() == [0, 2, 4, 6]
+    assert {event["reason"] for event in scene.events.events if event["kind"] == "drop"} == {"zero_variance"}
+
+
+@simulated
+async def test_a_run_whose_filter_drops_everything_gives_up_and_names_the_filter_and_the_limit():
+    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, 1.0)), dropped_by=lambda summary: "zero_variance")
+    with pytest.raises(
+        DataError, match=r"8 groups in a row were dropped \(zero_variance: 8\).*buffer\.max_dropped_steps=2 "
+    ):
+        await scene.take(max_dropped_steps=2)

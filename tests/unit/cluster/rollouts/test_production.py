@@ -47,6 +47,8 @@ async def test_a_long_wait_names_what_every_actor_does():
 @simulated
 async def test_prompts_that_are_all_refused_end_the_run_and_blame_no_worker():
     scene = Scene(script=refusal)
-    with pytest.raises(DataError, match="80 groups in a row were dropped, the last one because: refused"):
+    with pytest.raises(
+        DataError, match=r"80 groups in a row were dropped \(refused: 80\), the last one because: refused"
+    ):
         await scene.take()
     assert "failure" not in scene.events.kinds()

@@ -41,13 +41,13 @@ def test_group_weights_make_up_for_groups_without_variance():
 
 def test_the_overlong_penalty_is_soft_inside_the_cache():
     got = shaping.overlong_penalty(
-        tensor([1.0] * 4), completion_lengths_N=tensor([80, 90, 95, 120]), max_length=100, cache=20
+        tensor([1.0] * 4), completion_lengths_G=tensor([80, 90, 95, 120]), max_length=100, cache=20
     )
     assert_close(got, tensor([1.0, 0.5, 0.25, 0.0]))
 
 
 def test_a_cache_of_nothing_punishes_beyond_the_limit_only():
-    got = shaping.overlong_penalty(tensor([1.0, 1.0]), completion_lengths_N=tensor([100, 101]), max_length=100, cache=0)
+    got = shaping.overlong_penalty(tensor([1.0, 1.0]), completion_lengths_G=tensor([100, 101]), max_length=100, cache=0)
     assert got.tolist() == [1.0, 0.0]
 
 
@@ -59,13 +59,13 @@ def test_rewards_are_clipped_and_scaled():
 
 def test_truncated_completions_lose_reward():
     truncated = tensor([True, False])
-    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=truncated, coefficient=0.5).tolist() == [1.0, 2.0]
-    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_N=truncated, coefficient=-1.0).tolist() == [
+    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_G=truncated, coefficient=0.5).tolist() == [1.0, 2.0]
+    assert shaping.truncation_penalty(tensor([2.0, 2.0]), truncated_G=truncated, coefficient=-1.0).tolist() == [
         -1.0,
         2.0,
     ]
     with pytest.raises(ValueError, match="coefficient=1"):
-        shaping.truncation_penalty(tensor([2.0]), truncated_N=tensor([True]), coefficient=1.5)
+        shaping.truncation_penalty(tensor([2.0]), truncated_G=tensor([True]), coefficient=1.5)
 
 
 def test_whitening_centres_or_adds_the_mean_back():

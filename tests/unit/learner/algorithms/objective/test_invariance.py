@@ -41,6 +41,7 @@ REQUIRED = {
     "rejection": {"high": 0.5},
     "overlong_penalty": {"max_length": 6, "cache": 3},
     "reward_clip": {"low": 0.0, "high": 0.5},
+    "return_bounds": {"low": -0.5, "high": 0.5},
     "reward_scale": {"factor": 2.0},
     "truncation_penalty": {"coefficient": 0.5},
     "advantage_clip": {"low": -0.5, "high": 0.5},

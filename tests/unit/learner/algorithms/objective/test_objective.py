@@ -33,10 +33,6 @@ def pull_to_reference(policy_logprobs_BT: Tensor, *, reference_logprobs_BT: Tens
     return (policy_logprobs_BT - reference_logprobs_BT).square()
 
 
-def better_than_half(rewards_G: Tensor) -> bool:
-    return bool(rewards_G.mean() > 0.5)
-
-
 def test_the_default_is_grpo_and_needs_nothing_more():
     made = make()
     assert made.needs == frozenset()
@@ -52,28 +48,6 @@ def test_needs_follow_from_the_parts():
     assert make(filters=["high_entropy_tokens"]).needs == {"proximal_logprobs", "entropies"}
     assert make(policy_loss="clip_cov").needs == frozenset()
     assert make(policy_loss="clip_cov", proximal="policy").needs == {"proximal_logprobs"}
-
-
-def test_a_filter_on_a_groups_rewards_judges_it_when_it_is_finished():
-    without, dapo, own = make(), make(preset="dapo"), make(filters=[f"{__name__}:better_than_half"])
-    assert [made.keeps([1.0, 1.0]) for made in (without, dapo, own)] == [True, False, True]
-    assert [made.keeps([0.0, 1.0]) for made in (without, dapo, own)] == [True, True, False]
-
-
-def test_a_group_of_failed_rewards_alone_does_not_train_under_such_a_filter():
-    assert [made.keeps([]) for made in (make(), make(filters=["overlong_mask"]), make(preset="dapo"))] == [
-        True,
-        True,
-        False,
-    ]
-
-
-def test_the_same_filter_judges_the_group_again_in_the_batch():
-    whole = case(0)
-    rewards_N = torch.where(whole.batch.group_index_N == whole.batch.group_index_N[0], 1.0, whole.batch.rewards_N)
-    batch = dataclasses.replace(whole.batch, rewards_N=rewards_N)
-    prepared = make(filters=["zero_variance"]).prepare(batch)
-    assert prepared.is_kept_N.tolist() == (batch.group_index_N != batch.group_index_N[0]).tolist()
 
 
 def test_users_functions_are_named_by_full_path():

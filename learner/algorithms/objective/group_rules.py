@@ -1,0 +1,62 @@
+"""What is decided of a group by itself: its shaped rewards, and whether it trains.
+
+The cluster decides as soon as a group is judged, and samples another prompt in the place of a dropped one; the learner decides again
+with the whole step. Both ask these functions, on the CPU, with the group's rows in its own order: they never disagree.
+Shapes: G trajectories of the group whose reward is known, K reward components.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from math import nan
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.types import GroupSummary
+from learner.algorithms.groups import group_rows
+from learner.algorithms.masks import at_least_float32
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.objective.parts import Parts
+
+Group = Mapping[str, Tensor]
+"""By the names of `homes.OF_A_GROUP`."""
+
+
+def of_summary(summary: GroupSummary) -> Group:
+    """A judged group, as the cluster knows it. A component that a trajectory lacks is NaN."""
+    known = [place for place, reward in enumerate(summary.rewards) if reward is not None]
+    components = [summary.reward_components[name] for name in sorted(summary.reward_components)]
+    by_row = [[nan if values[place] is None else values[place] for values in components] for place in known]
+    return {
+        "rewards_G": torch.tensor(summary.known_rewards, dtype=torch.float64),
+        "completion_lengths_G": torch.tensor([summary.completion_lengths[place] for place in known]),
+        "truncated_G": torch.tensor([summary.truncated[place] for place in known]),
+        "reward_components_GK": torch.tensor(by_row, dtype=torch.float64).reshape(len(known), len(components)),
+    }
+
+
+def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
+    """The row numbers of each group, and the group."""
+    components_NK = batch.reward_components_NK
+    columns = {
+        "rewards_G": at_least_float32(batch.rewards_N),
+        "completion_lengths_G": batch.completion_lengths_N,
+        "truncated_G": batch.truncated_N,
+        "reward_components_GK": batch.rewards_N.new_zeros(len(batch.rewards_N), 0)
+        if components_NK is None
+        else components_NK,
+    }
+    columns = {name: column.cpu() for name, column in columns.items()}
+    for rows in group_rows(batch.group_index_N.cpu()):
+        yield rows, {name: column[rows] for name, column in columns.items()}
+
+
+def dropped_by(group: Group, *, parts: Parts) -> str | None:
+    """The first filter that drops the group, by name; None: it trains, unless a filter that needs the whole batch drops it.
+
+    Filters see rewards as the steps of `reward_shaping` leave them, those in front of the first that needs the whole batch.
+    """
+    filters = [chosen for chosen in parts.filters if chosen.is_of_a_group]
+    for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping if filters else ()):
+        group = {**group, "rewards_G": step.with_given(group)}
+    return next((chosen.plugin.name for chosen in filters if not bool(chosen.with_given(group))), None)

@@ -1,0 +1,96 @@
+"""Which groups train: the cluster, which has a group's summary, and the learner, which has the whole step, say the same."""
+
+import pytest
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.schema import summarize
+from learner.algorithms.objective import Objective
+from learner.assemble import assemble
+from tests.unit.learner.trajectories import VOCABULARY, make_group
+
+OVERLONG = {"name": "overlong_penalty", "max_length": 4, "cache": 2}
+"""Takes half a point from a completion of 3 tokens, and a whole one from 4."""
+
+
+def make(**fields) -> Objective:
+    return Objective.from_config(AlgorithmConfig.model_validate(fields))
+
+
+def better_than_half(rewards_G: Tensor) -> bool:
+    return bool(rewards_G.mean() > 0.5)
+
+
+def centred_in_the_batch(rewards_N: Tensor) -> Tensor:
+    return rewards_N - rewards_N.mean()
+
+
+def spread_in_both(rewards_G: Tensor, *, rewards_N: Tensor) -> bool:
+    return bool(rewards_G.std() > rewards_N.std())
+
+
+def verdicts(objective: Objective, *groups) -> tuple[list[bool], list[bool]]:
+    """Of each group, whether the cluster keeps it, and whether the learner does."""
+    batch = assemble(groups, current_version=0, vocabulary_size=VOCABULARY)
+    prepared = objective.prepare(batch.tensors)
+    leaders = [batch.tensors.group_ids.index(group["group_id"][0].as_py()) for group in groups]
+    in_cluster = [objective.dropped_by(summarize(group)) is None for group in groups]
+    return in_cluster, [bool(prepared.is_kept_N[row]) for row in leaders]
+
+
+def test_a_group_that_shaping_makes_different_is_kept_by_cluster_and_learner_and_one_that_it_makes_equal_by_none():
+    objective = make(filters=["zero_variance"], reward_shaping=[OVERLONG])
+    different = make_group(0, rewards=(1.0, 1.0), lengths=(2, 4))  # 1 and 0
+    equal = make_group(1, rewards=(0.5, 1.0), lengths=(2, 3))  # 0.5 and 0.5
+    assert verdicts(objective, different, equal) == ([True, False], [True, False])
+
+
+def test_steps_that_need_the_whole_batch_and_those_behind_them_do_not_move_what_group_filters_see():
+    whole = f"{__name__}:centred_in_the_batch"
+    objective = make(filters=["zero_variance"], reward_shaping=[whole, OVERLONG])
+    groups = make_group(0, rewards=(1.0, 1.0), lengths=(2, 4)), make_group(1, rewards=(0.5, 1.0), lengths=(2, 3))
+    assert verdicts(objective, *groups) == ([False, True], [False, True])
+
+
+def test_without_a_filter_every_group_trains_and_a_function_of_the_users_may_be_one():
+    groups = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(0.0, 1.0))
+    assert verdicts(make(), *groups) == ([True, True], [True, True])
+    assert verdicts(make(filters=[f"{__name__}:better_than_half"]), *groups) == ([True, False], [True, False])
+
+
+def test_failed_rewards_are_not_part_of_the_group_that_is_asked_for():
+    group = make_group(0, rewards=(1.0, None, 1.0))
+    other = make_group(1, rewards=(0.0, None, 1.0))
+    assert verdicts(make(filters=["zero_variance"]), group, other) == ([False, True], [False, True])
+
+
+def test_a_group_whose_components_differ_is_kept_although_their_sum_does_not():
+    components = [[("format", 1.0), ("right", 0.0)], [("format", 0.0), ("right", 1.0)]]
+    differs = make_group(0, rewards=(1.0, 1.0), reward_components=components)
+    equal = make_group(1, rewards=(1.0, 1.0), reward_components=[components[0]] * 2)
+    objective = make(advantage="gdpo", filters=["zero_variance_components"])
+    assert verdicts(objective, differs, equal) == ([True, False], [True, False])
+
+
+def test_bounds_drop_groups_that_are_too_easy_or_too_hard_and_those_on_a_bound():
+    groups = [make_group(index, rewards=rewards) for index, rewards in enumerate([(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)])]
+    objective = make(filters=[{"name": "return_bounds", "low": 0.0, "high": 1.0}])
+    assert verdicts(objective, *groups) == ([False, True, False], [False, True, False])
+
+
+def test_the_filter_that_drops_a_group_is_told_by_its_name():
+    objective = make(filters=[{"name": "return_bounds", "low": 0.2, "high": 2.0}, "zero_variance"])
+    dropped_by = [objective.dropped_by(summarize(make_group(0, rewards=each))) for each in ((0.0, 0.0), (1.0, 1.0))]
+    assert dropped_by == ["return_bounds", "zero_variance"]
+
+
+def test_a_filter_that_needs_the_whole_batch_runs_in_the_learner_alone():
+    objective = make(filters=["overlong_mask"])
+    truncated = make_group(0, rewards=(1.0, 0.0), finish_reason=["length"] * 2)
+    assert verdicts(objective, truncated, make_group(1, rewards=(1.0, 0.0))) == ([True, True], [False, True])
+
+
+def test_what_asks_for_one_group_and_for_the_whole_batch_is_refused():
+    with pytest.raises(ConfigError, match=r"filters\[0\].*asks for one group \(rewards_G\) and for more \(rewards_N\)"):
+        make(filters=[f"{__name__}:spread_in_both"])
