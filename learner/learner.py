@@ -142,6 +142,8 @@ class Learner:
         self._phases.enter("learning")
         self.optimizer.zero()
         losses, statistics = self._passes.accumulate(prepared, micro_batches, trains_policy=self._trains_policy)
+        of_the_batch = Statistics(self.objective.statistics(prepared).to_tensor().cpu())
+        statistics = Statistics.merge([of_the_batch, statistics])
         gradient_norm = self.optimizer.gradient_norm()
         laps.lap("time/gradient_s")
         report, rate = self._step(

@@ -83,9 +83,10 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
     """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
-    proximal: Literal["rollout", "policy", "recompute", "approximate"] = "rollout"
-    """The log-probs of π_old: the rollout's own; the learner's present ones, detached (ratio 1: one update per batch);
-    the learner's at the start of the step, from an extra forward pass; or log μ + (1 − 1/lag)(log π − log μ) by version lag."""
+    proximal: Literal["rollout", "recompute", "approximate"] = "rollout"
+    """The log-probs of π_old: the rollout's own; the learner's at the start of the step; or log μ + (1 − 1/lag)(log π − log μ) by
+    version lag. `recompute` costs a forward pass where a step makes several updates, or where a part needs it before the first; under
+    one update the present policy is the one that begins the step, and the ratio is 1."""
     value: ValueConfig | None = None
     """None trains no critic."""
 

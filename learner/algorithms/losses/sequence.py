@@ -27,8 +27,7 @@ def gspo(
     Formula: s = exp(mean_t log ρ_t); −min(sA, clip(s, 1−ε_low, 1+ε_high)·A)
     Source: GSPO, arXiv:2507.18071
     Degenerate: a row with nothing unmasked has s = 1 and no loss; the bounds mean a π_old of the learner's own (paper, verl, TRL), as the
-        engine's rounding exceeds them: `proximal: policy` (preset `gspo`), the same numbers as `recompute` without its pass, since a
-        batch is one step here; staleness and the engine's gap are then for `corrections`
+        engine's rounding exceeds them: `proximal: recompute` (preset `gspo`). Staleness and the engine's gap are then for `corrections`
     Peers: TRL `importance_sampling_level="sequence"`, OpenRLHF `gspo`
     """
     ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)

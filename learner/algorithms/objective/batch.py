@@ -1,10 +1,12 @@
 """The batch of a step as padded tensors (`BatchTensors`), and the same with everything fixed that depends on all of it (`Prepared`).
 
+A mini-batch of a step of several updates is a `Prepared` too: `Objective.mini_batch` takes it out.
+
 Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -100,14 +102,19 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A batch ready for micro-batching: everything that depends on the whole of it is fixed. `rows` takes a micro-batch out of it."""
+    """What one update trains on, ready for micro-batching: everything that depends on the whole of it, or of the step, is fixed.
+
+    `rows` takes a micro-batch out of it.
+    """
 
     loss_mask_NT: Tensor
     """Without the trajectories that filters took out."""
     gradient_mask_NT: Tensor
     """Tokens that the policy loss trains: the loss mask less tokens that filters took out."""
+    denominator_mask_NT: Tensor
+    """Tokens that the policy loss counts: the loss mask less tokens that filters took out of its denominator."""
     weights_NT: Tensor
-    """Of the aggregation over the whole batch: the loss is Σ w·l."""
+    """Of the aggregation over all that the update trains on: the loss is Σ w·l."""
     policy_weights_NT: Tensor
     """The same for the policy loss, whose denominator a filter may narrow. KL and entropy keep theirs."""
     advantages_NT: Tensor
@@ -125,7 +132,7 @@ class Prepared:
     value_weights_NT: Tensor | None
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None
-    """Of the whole batch: `rows` leaves it whole."""
+    """Of all that the update trains on: `rows` leaves it whole."""
     sampled_mask_NT: Tensor
     """The batch's loss mask, filtered trajectories included: for counting."""
     rewards_N: Tensor
@@ -139,6 +146,10 @@ class Prepared:
     truncated_N: Tensor
     kl_coefficient: float
     """β of this step: the adaptive controller changes it between steps."""
+    supply: dict[str, Any]
+    """Tensors of the whole step by the names that variants ask for; None where the run has none."""
+    begins_step: bool = True
+    """True until the first update of the step is made: the present policy is the one that begins it."""
 
     @property
     def num_trajectories(self) -> int:
@@ -168,9 +179,6 @@ class Prepared:
         return replace(
             self, **{name: tensor[:, :width] for name, tensor in _tensors(self).items() if name.endswith("_NT")}
         )
-
-    def to(self, device: torch.device | str) -> "Prepared":
-        return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})
 
 
 def _tensors(item: BatchTensors | Prepared) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ def refuse_contradictions(parts: Parts) -> None:
             if "proximal_logprobs_BT" in variant.asks or "proximal_logprobs_NT" in variant.asks:
                 raise ConfigError(
                     f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
-                    "for the same; set proximal to 'recompute', 'policy' or 'approximate'"
+                    "for the same; set proximal to 'recompute' or 'approximate'"
                 )
     if config.kl.adaptive is not None and config.kl.coefficient <= 0:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """The objective of a run: the configured parts, composed. `prepare` runs once per step, `loss` once per micro-batch.
 
 Everything that needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`. A micro-batch's loss is
-then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics.
+then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. A step of several updates takes a
+mini-batch out for each: advantages and filters stay those of the step, the aggregation's weights are the mini-batch's own.
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
@@ -23,9 +24,9 @@ from learner.algorithms.objective.checks import refuse_contradictions, refuse_gr
 from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
-from learner.algorithms.objective.preparation import prepare
+from learner.algorithms.objective.preparation import mini_batch, prepare
 from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import record
+from learner.algorithms.objective.recording import of_the_batch, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
@@ -34,14 +35,14 @@ class LossResult:
     loss: Tensor
     """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
     statistics: Statistics
-    """Of these rows; merge over micro-batches and ranks, then compute."""
+    """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
 
 
 class Objective:
     """The loss of a run. Its only state is the adaptive KL coefficient."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
+        self._parts, self._updates_per_step = parts, updates_per_step
         config = parts.config.kl
         adaptive = config.adaptive
         self._controller: FixedKl | AdaptiveKl = (
@@ -51,11 +52,11 @@ class Objective:
         )
 
     @classmethod
-    def from_config(cls, algorithm: AlgorithmConfig) -> "Objective":
+    def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
         """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out."""
         parts = Parts.from_config(algorithm)
         refuse_contradictions(parts)
-        return cls(parts)
+        return cls(parts, updates_per_step=updates_per_step)
 
     def check_group_size(self, trajectories_per_group: int) -> None:
         """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled."""
@@ -71,11 +72,14 @@ class Objective:
         batch, from a pass at the start of the step), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that
         pass), "values" (old ones in the batch, present ones to `loss`)."""
         parts, config = self._parts, self._parts.config
-        covariances_without_old = parts.asks("covariances_BT") and config.proximal in ("policy", "approximate")
+        # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
+        is_recomputed = config.proximal == "recompute"
+        fixed_before = config.kl.place == "reward" and config.kl.coefficient > 0
+        covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout"
         needed = {
             "reference_logprobs": config.kl.coefficient > 0
             or parts.asks("reference_logprobs_NT", "reference_logprobs_BT"),
-            "proximal_logprobs": config.proximal == "recompute"
+            "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,
             "entropies": config.entropy_coefficient != 0 or parts.asks("entropies_NT", "entropies_BT"),
@@ -95,6 +99,16 @@ class Objective:
         """Fixes everything that depends on the whole batch. Raises DataError that names trajectory, group and field."""
         return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficient=self.kl_coefficient)
 
+    @torch.no_grad()
+    def mini_batch(self, prepared: Prepared, rows: list[int], *, begins_step: bool) -> Prepared:
+        """These trajectories of the step as one update: weights and covariances are theirs alone, all else stays the step's."""
+        return mini_batch(prepared, rows, parts=self._parts, begins_step=begins_step)
+
+    @torch.no_grad()
+    def statistics(self, prepared: Prepared) -> Statistics:
+        """Of the batch itself, which no update changes: to be counted once a step."""
+        return of_the_batch(prepared)
+
     def loss(
         self,
         prepared: Prepared,
@@ -103,7 +117,10 @@ class Objective:
         entropies_BT: Tensor | None = None,
         values_BT: Tensor | None = None,
     ) -> LossResult:
-        """Loss of some rows (`prepared.rows(...)`). `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter."""
+        """Loss of some rows of an update (`prepared.rows(...)`).
+
+        `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter.
+        """
         config = self.config
         rows = prepared.columns(policy_logprobs_BT.shape[1])
         mask_BT, weights_BT = rows.loss_mask_NT, rows.weights_NT
@@ -174,10 +191,7 @@ class Objective:
     def _proximal(self, rows: Prepared, policy_BT: Tensor) -> Tensor:
         proximal = self.config.proximal
         if proximal == "recompute":
-            assert rows.proximal_logprobs_NT is not None, "prepare() refuses a batch without them"
-            return rows.proximal_logprobs_NT
-        if proximal == "policy":
-            return policy_BT.detach()
+            return policy_BT.detach() if rows.proximal_logprobs_NT is None else rows.proximal_logprobs_NT
         if proximal == "approximate":
             return approximate_proximal(rows.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=rows.lags_NT)
         return rows.rollout_logprobs_NT

@@ -8,8 +8,7 @@ from learner.algorithms.registry.variants import docstring_sections
 
 _PROXIMAL = {
     "rollout": "π_old is the rollout's own log-probs (μ)",
-    "policy": "π_old is the learner's present policy, detached: ρ is 1 in value",
-    "recompute": "π_old is the learner's policy at the start of the step, from an extra forward pass",
+    "recompute": "π_old is the learner's policy at the start of the step",
     "approximate": "log π_old = log μ + (1 − 1/lag)·(log π − log μ), lag in policy versions",
 }
 

@@ -1,7 +1,8 @@
 """From a batch to a prepared one, in this order: reward shaping, KL in the reward, advantages, filters, advantage shaping, weights.
 
 Advantages see all trajectories, filtered ones too (a truncated answer still moves its group's mean); advantage shaping and aggregation
-see the rest. Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
+see the rest. Weights are of one update: `mini_batch` fixes them again for the trajectories that it takes out of a step.
+Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
 """
 
 from dataclasses import replace
@@ -54,32 +55,24 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
             f"{batch.name(row)}: advantages are not finite; {parts.advantage.plugin.name!r} cannot take these rewards"
         )
 
-    value_weights_NT = None
-    if parts.config.value is not None and parts.value_aggregation is not None:
+    if parts.config.value is not None:
         if returns_NT is None:
             returns_NT = cumulative_returns(supply["token_rewards_NT"], loss_mask_NT=mask_NT)
         if parts.config.value.whiten_returns:
             returns_NT = whiten(returns_NT, loss_mask_BT=mask_NT)
-        value_weights_NT = _weights(parts.value_aggregation, supply, mask_NT & is_kept_N[:, None]).to(dtype)
     zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
-    covariances_NT = _covariances(parts, supply, advantages_NT, mask_NT & is_kept_N[:, None])
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],
         gradient_mask_NT=gradient_NT,
-        weights_NT=_weights(parts.aggregation, supply, mask_NT & is_kept_N[:, None]).to(dtype),
-        policy_weights_NT=_weights(parts.aggregation, supply, counted_NT).to(dtype),
+        denominator_mask_NT=counted_NT,
         advantages_NT=advantages_NT,
         rollout_logprobs_NT=supply["rollout_logprobs_NT"],
         lags_NT=supply["lags_NT"],
-        newest_lag=_least(supply["lags_NT"][mask_NT & is_kept_N[:, None]]),
         correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, dtype),
         proximal_logprobs_NT=supply["proximal_logprobs_NT"],
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
         returns_NT=None if returns_NT is None else returns_NT.to(dtype),
-        value_weights_NT=value_weights_NT,
-        covariances_NT=covariances_NT,
-        batch_covariances_M=None if covariances_NT is None else covariances_NT[mask_NT & is_kept_N[:, None]],
         sampled_mask_NT=mask_NT,
         rewards_N=batch.rewards_N,
         shaped_rewards_N=shaped_N,
@@ -89,7 +82,36 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
         completion_lengths_N=batch.completion_lengths_N,
         truncated_N=batch.truncated_N,
         kl_coefficient=kl_coefficient,
+        supply=supply,
+        **_of_an_update(parts, supply, advantages_NT, mask_NT=mask_NT & is_kept_N[:, None], denominator_NT=counted_NT),
     )
+
+
+def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step: bool) -> Prepared:
+    """See `Objective.mini_batch`."""
+    taken = prepared.rows(rows)
+    index = torch.as_tensor(rows, dtype=torch.long, device=taken.loss_mask_NT.device)
+    supply = {name: None if tensor is None else tensor[index] for name, tensor in prepared.supply.items()}
+    fixed = _of_an_update(
+        parts, supply, taken.advantages_NT, mask_NT=taken.loss_mask_NT, denominator_NT=taken.denominator_mask_NT
+    )
+    return replace(taken, supply=supply, begins_step=begins_step, **fixed)
+
+
+def _of_an_update(
+    parts: Parts, supply: dict[str, Any], advantages_NT: Tensor, *, mask_NT: Tensor, denominator_NT: Tensor
+) -> dict[str, Any]:
+    """The fields of `Prepared` that depend on all trajectories of an update, and on no others."""
+    covariances_NT = _covariances(parts, supply, advantages_NT, mask_NT)
+    value_weights_NT = parts.value_aggregation and _weights(parts.value_aggregation, supply, mask_NT)
+    return {
+        "weights_NT": _weights(parts.aggregation, supply, mask_NT).to(advantages_NT.dtype),
+        "policy_weights_NT": _weights(parts.aggregation, supply, denominator_NT).to(advantages_NT.dtype),
+        "value_weights_NT": None if value_weights_NT is None else value_weights_NT.to(advantages_NT.dtype),
+        "covariances_NT": covariances_NT,
+        "batch_covariances_M": None if covariances_NT is None else covariances_NT[mask_NT],
+        "newest_lag": _least(supply["lags_NT"][mask_NT]),
+    }
 
 
 def _least(lags_M: Tensor) -> int:

@@ -1,4 +1,7 @@
-"""The statistics of a micro-batch. Names and meanings: `statistics.QUANTITIES`. Shapes: B rows, T tokens."""
+"""The statistics of a micro-batch, and those of the batch that no update changes. Names and meanings: `statistics.QUANTITIES`.
+
+Shapes: N trajectories of the step, B rows of a micro-batch, T tokens.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +9,7 @@ from torch import Tensor
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import masked
 from learner.algorithms.objective.batch import Prepared
-from learner.algorithms.objective.statistics import Recorder
+from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
 @torch.no_grad()
@@ -35,21 +38,15 @@ def record(
         recorder.record("clip_fraction", policy_losses.clipped_BT, mask_BT)
     recorder.record("correction_weight", corrections_BT, rows.gradient_mask_NT)
     recorder.record("correction_dropped", corrections_BT == 0, rows.gradient_mask_NT)
-    recorder.record("filtered_tokens", ~rows.gradient_mask_NT, rows.sampled_mask_NT)
-    recorder.record("advantage", rows.advantages_NT, mask_BT)
     recorder.record("policy_logprob", policy_BT, mask_BT)
     recorder.record("policy_logprob_positive", policy_BT, mask_BT & (rows.advantages_NT > 0))
     recorder.record("policy_logprob_negative", policy_BT, mask_BT & (rows.advantages_NT < 0))
-    recorder.record("rollout_logprob", rows.rollout_logprobs_NT, mask_BT)
     if entropies_BT is not None:
         recorder.record("entropy", entropies_BT, mask_BT)
-    if values_BT is not None and rows.returns_NT is not None and rows.values_NT is not None:
+    if values_BT is not None:
         recorder.record("value", values_BT, mask_BT)
-        recorder.record("return", rows.returns_NT, mask_BT)
-        recorder.record("value_error", rows.returns_NT - rows.values_NT, mask_BT)
     if value_losses is not None and value_losses.clipped_low_BT is not None:
         recorder.record("value_clip_fraction", value_losses.clipped_BT, mask_BT)
-    _record_trajectories(recorder, rows)
 
 
 def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor) -> None:
@@ -64,25 +61,35 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
-    newest_BT = mask_BT & (rows.lags_NT == rows.newest_lag)
-    recorder.record("mismatch", rollout_BT.abs(), newest_BT)
-    recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
+    if rows.begins_step:
+        newest_BT = mask_BT & (rows.lags_NT == rows.newest_lag)
+        recorder.record("mismatch", rollout_BT.abs(), newest_BT)
+        recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
     if rows.reference_logprobs_NT is not None:
         reference_BT = kept_BT - masked(rows.reference_logprobs_NT, loss_mask_BT=mask_BT)
-        recorder.record("reference_logprob", rows.reference_logprobs_NT, mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)
         recorder.record("kl_reference_k3", torch.expm1(-reference_BT) + reference_BT, mask_BT)
         recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), rows.is_kept_N)
 
 
-def _record_trajectories(recorder: Recorder, rows: Prepared) -> None:
-    recorder.record("reward", rows.rewards_N)
-    recorder.record("shaped_reward", rows.shaped_rewards_N)
-    recorder.record("completion_length", rows.completion_lengths_N)
-    recorder.record("truncated", rows.truncated_N)
-    recorder.record("off_policy_steps", rows.lags_NT, rows.sampled_mask_NT)
-    recorder.record("groups", rows.leads_group_N)
-    recorder.record("groups_without_variance", rows.leads_group_N & rows.zero_variance_N)
-    recorder.record("trajectories", torch.ones_like(rows.is_kept_N))
-    recorder.record("trajectories_filtered", ~rows.is_kept_N)
-    recorder.record("tokens", rows.sampled_mask_NT)
+def of_the_batch(prepared: Prepared) -> Statistics:
+    recorder, mask_NT = Recorder(prepared.loss_mask_NT.device), prepared.loss_mask_NT
+    recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, prepared.sampled_mask_NT)
+    recorder.record("advantage", prepared.advantages_NT, mask_NT)
+    recorder.record("rollout_logprob", prepared.rollout_logprobs_NT, mask_NT)
+    if prepared.reference_logprobs_NT is not None:
+        recorder.record("reference_logprob", prepared.reference_logprobs_NT, mask_NT)
+    if prepared.returns_NT is not None and prepared.values_NT is not None:
+        recorder.record("return", prepared.returns_NT, mask_NT)
+        recorder.record("value_error", prepared.returns_NT - prepared.values_NT, mask_NT)
+    recorder.record("reward", prepared.rewards_N)
+    recorder.record("shaped_reward", prepared.shaped_rewards_N)
+    recorder.record("completion_length", prepared.completion_lengths_N)
+    recorder.record("truncated", prepared.truncated_N)
+    recorder.record("off_policy_steps", prepared.lags_NT, prepared.sampled_mask_NT)
+    recorder.record("groups", prepared.leads_group_N)
+    recorder.record("groups_without_variance", prepared.leads_group_N & prepared.zero_variance_N)
+    recorder.record("trajectories", torch.ones_like(prepared.is_kept_N))
+    recorder.record("trajectories_filtered", ~prepared.is_kept_N)
+    recorder.record("tokens", prepared.sampled_mask_NT)
+    return recorder.statistics()

@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "policy_loss": {"name": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
         "aggregation": "sequence_mean",
         # The bounds are tighter than an engine's rounding: against its log-probs they would clip noise.
-        "proximal": "policy",
+        "proximal": "recompute",
     },
     "cispo": {
         "advantage": "reinforce_pp_baseline",

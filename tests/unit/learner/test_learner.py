@@ -47,7 +47,7 @@ def _all_weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
     # REINFORCE's gradient, so that random trajectories are not clipped away.
-    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "policy"}))
+    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "recompute"}))
     group = make_group(0, rewards=(1.0, 0.0))
     reports = [learner.update(group).metrics for _ in range(3)]
     positive = [r["learner/policy_logprob_positive_mean"] for r in reports]
@@ -288,7 +288,7 @@ def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, dtype: str):
-    algorithm = {"policy_loss": "reinforce", "proximal": "policy", "kl": {"coefficient": 0.1}}
+    algorithm = {"policy_loss": "reinforce", "proximal": "recompute", "kl": {"coefficient": 0.1}}
     learner = Learner(make_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
     before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
     reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]

@@ -7,6 +7,7 @@ from torch import Tensor, tensor
 
 from learner.algorithms.objective import LossResult, Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.statistics import Statistics
 
 
 class Case:
@@ -49,16 +50,15 @@ class Case:
     def loss(
         self, objective: Objective, parts: list[list[int]] | None = None
     ) -> tuple[Tensor, dict[str, float], Tensor]:
-        """Loss, reported statistics, and the gradient of the policy's log-probs; over micro-batches where given."""
+        """Loss, reported statistics, and the gradient of the policy's log-probs of a step of one update; over micro-batches where given."""
         prepared = objective.prepare(self.batch)
         policy = self.policy.detach().clone().requires_grad_()
         chosen = parts or [list(range(len(policy)))]
         results = [self.of_rows(objective, prepared, policy, rows) for rows in chosen]
         total = torch.stack([result.loss for result in results]).sum()
         (gradient,) = torch.autograd.grad(total, policy)
-        from learner.algorithms.objective.statistics import Statistics
-
-        return total.detach(), Statistics.merge([result.statistics for result in results]).compute(), gradient
+        statistics = [objective.statistics(prepared), *(result.statistics for result in results)]
+        return total.detach(), Statistics.merge(statistics).compute(), gradient
 
     def of_rows(self, objective: Objective, prepared: Prepared, policy: Tensor, rows: list[int]) -> LossResult:
         return objective.loss(

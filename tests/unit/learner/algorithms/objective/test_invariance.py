@@ -219,14 +219,17 @@ def _one_rank(rank: int, port: int, results) -> None:
 def _both_ranks(made: Objective, *, rank: int) -> tuple[float, dict[str, float], list[list[float]]]:
     whole = case(7)
     policy = whole.policy.clone().requires_grad_()
-    result = whole.of_rows(made, made.prepare(whole.batch), policy, list(range(rank, len(policy), 2)))
+    prepared = made.prepare(whole.batch)
+    result = whole.of_rows(made, prepared, policy, list(range(rank, len(policy), 2)))
     result.loss.backward()
     loss, gradient = result.loss.detach(), policy.grad
     torch.distributed.all_reduce(loss)
     torch.distributed.all_reduce(gradient)
     moments = [torch.empty_like(result.statistics.to_tensor()) for _ in range(2)]
     torch.distributed.all_gather(moments, result.statistics.to_tensor())
-    report = Statistics.merge([Statistics.from_tensor(part) for part in moments]).compute()
+    report = Statistics.merge(
+        [made.statistics(prepared), *(Statistics.from_tensor(part) for part in moments)]
+    ).compute()
     return loss.item(), report, gradient.tolist()
 
 

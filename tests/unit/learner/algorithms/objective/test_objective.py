@@ -43,11 +43,20 @@ def test_needs_follow_from_the_parts():
     assert make(kl={"coefficient": 0.1}).needs == {"reference_logprobs"}
     assert make(entropy_coefficient=0.01).needs == {"entropies"}
     assert make(preset="ppo").needs == {"reference_logprobs", "values"}
-    assert make(proximal="recompute").needs == {"proximal_logprobs"}
+    assert make(proximal="recompute").needs == frozenset()
+    assert make(proximal="recompute", corrections=["tis"]).needs == frozenset()
+    in_reward = {"coefficient": 0.1, "place": "reward"}
+    assert make(proximal="recompute", kl=in_reward).needs == {"proximal_logprobs", "reference_logprobs"}
     assert make(policy_loss=f"{__name__}:pull_to_reference").needs == {"reference_logprobs"}
     assert make(filters=["high_entropy_tokens"]).needs == {"proximal_logprobs", "entropies"}
     assert make(policy_loss="clip_cov").needs == frozenset()
-    assert make(policy_loss="clip_cov", proximal="policy").needs == {"proximal_logprobs"}
+    assert make(policy_loss="clip_cov", proximal="recompute").needs == {"proximal_logprobs"}
+
+
+def test_the_policy_that_begins_the_step_is_looked_up_where_several_updates_follow():
+    of_several = Objective.from_config(AlgorithmConfig(proximal="recompute"), updates_per_step=2)
+    assert of_several.needs == {"proximal_logprobs"}
+    assert Objective.from_config(AlgorithmConfig(), updates_per_step=2).needs == frozenset()
 
 
 def test_users_functions_are_named_by_full_path():
@@ -183,7 +192,7 @@ def test_a_step_of_which_nothing_is_left_has_no_active_tokens():
     assert prepared.num_active_tokens == 0
     result = made.loss(prepared, policy_logprobs_BT=whole.policy.requires_grad_())
     assert result.loss.item() == 0
-    assert result.statistics.compute()["groups_without_variance"] == 3
+    assert made.statistics(prepared).compute()["groups_without_variance"] == 3
 
 
 def test_kl_in_the_reward_lowers_the_reward_of_a_trajectory():
@@ -264,7 +273,8 @@ def test_the_adaptive_coefficient_is_checkpointed():
 def test_statistics_survive_an_exchange_between_ranks_and_are_all_documented():
     whole, made = case(7), make(preset="ppo", entropy_coefficient=0.01, proximal="recompute", corrections=["tis"])
     prepared = made.prepare(whole.batch)
-    statistics = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics
+    of_the_policy = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics
+    statistics = Statistics.merge([made.statistics(prepared), of_the_policy])
     report = statistics.compute()
     assert report.keys() <= reported_names().keys()
     assert Statistics.from_tensor(statistics.to_tensor()).compute() == report
@@ -277,7 +287,7 @@ def test_explained_variance_is_one_for_a_perfect_critic():
     returns = make(advantage="cumulative_returns").prepare(whole.batch).advantages_NT
     perfect = dataclasses.replace(whole.batch, values_NT=returns)
     prepared = made.prepare(perfect)
-    report = whole.of_rows(made, prepared, whole.policy, list(range(9))).statistics.compute()
+    report = made.statistics(prepared).compute()
     assert report["explained_variance"] == pytest.approx(1.0)
 
 
@@ -342,6 +352,9 @@ def test_the_policy_drift_of_cpgd_is_the_kl_from_the_rollout_policy():
 def test_the_gspo_preset_does_not_clip_what_the_engine_rounds():
     made = make(preset="gspo")
     whole = case(9)
+    whole = Case(
+        dataclasses.replace(whole.batch, proximal_logprobs_NT=None), whole.policy, whole.entropies, whole.values
+    )
     _, report, _ = whole.loss(made)
     assert report["kl_rollout_k1_max"] > 0.1 and report["clip_fraction"] == 0
     assert whole.loss(make(preset="gspo", proximal="rollout"))[1]["clip_fraction"] > 0
@@ -368,3 +381,42 @@ def test_the_mismatch_is_measured_on_the_newest_tokens_there_are(current_version
     assert report["mismatch_off_policy_steps_min"] == newest
     assert report["mismatch_mean"] == pytest.approx(float(expected.mean()))
     assert report["mismatch_max"] == pytest.approx(float(expected.max()))
+
+
+def test_a_mini_batch_has_weights_of_its_own_and_the_advantages_of_the_step():
+    whole = case(0)
+    made = make(aggregation="token_mean", filters=["zero_variance"])
+    prepared = made.prepare(whole.batch)
+    rows = [0, 1, 2, 6]
+    taken = made.mini_batch(prepared, rows, begins_step=False)
+    num_tokens = int(whole.batch.loss_mask_NT[rows].sum())
+    torch.testing.assert_close(taken.weights_NT, whole.batch.loss_mask_NT[rows] / num_tokens, check_dtype=False)
+    torch.testing.assert_close(taken.advantages_NT, prepared.advantages_NT[rows])
+
+
+def test_the_whole_step_as_one_mini_batch_is_what_was_prepared():
+    whole = case(3)
+    made = make(preset="ppo", policy_loss="clip_cov", kl={"coefficient": 0.0})
+    prepared = made.prepare(whole.batch)
+    taken = made.mini_batch(prepared, list(range(9)), begins_step=True)
+    for field in dataclasses.fields(prepared):
+        if field.name != "supply":
+            torch.testing.assert_close(getattr(taken, field.name), getattr(prepared, field.name), rtol=0, atol=0)
+
+
+def test_covariances_are_ranked_within_the_mini_batch():
+    whole = case(4)
+    made = make(policy_loss="kl_cov")
+    prepared = made.prepare(whole.batch)
+    taken = made.mini_batch(prepared, [3, 4, 5], begins_step=True)
+    mask, logprobs = whole.batch.loss_mask_NT[3:6], whole.batch.proximal_logprobs_NT[3:6]
+    advantages = prepared.advantages_NT[3:6]
+    want = (logprobs - logprobs[mask].mean()) * (advantages - advantages[mask].mean())
+    torch.testing.assert_close(taken.batch_covariances_M, want[mask])
+
+
+def test_the_mismatch_is_that_of_the_policy_that_begins_the_step():
+    whole, made = case(0), make()
+    prepared = made.prepare(whole.batch)
+    later = whole.of_rows(made, made.mini_batch(prepared, list(range(9)), begins_step=False), whole.policy, [0, 1])
+    assert "mismatch_mean" not in later.statistics.compute()
