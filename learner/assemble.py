@@ -115,12 +115,13 @@ def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
 
 
 def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | None]:
-    """Components that every row has, in order of name."""
+    """Components of any row, in order of name; NaN where a row lacks one."""
     rows = [dict(row) for row in batch["reward_components"].to_pylist()]
-    names = tuple(sorted(set.intersection(*(set(row) for row in rows))))
+    names = tuple(sorted(set().union(*rows)))
     if not names:
         return (), None
-    return names, torch.tensor([[row[name] for name in names] for row in rows], dtype=torch.float64)
+    table = np.array([[row.get(name) for name in names] for row in rows], dtype=np.float64)  # None becomes NaN
+    return names, torch.from_numpy(table)
 
 
 def _check_tokens(batch: pa.RecordBatch, lists: "_Lists", vocabulary_size: int, *, name: str) -> None:

@@ -65,8 +65,11 @@ def timed_out(timeout_s: float) -> Reward:
     return Reward(value=None, status=RewardStatus.TIMEOUT, message=message)
 
 
-def _components(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _finite(value, f"component {name!r}") for name, value in values.items()}
+def _components(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """None stays None: a component that this trajectory does not have."""
+    return {
+        str(name): None if value is None else _finite(value, f"component {name!r}") for name, value in values.items()
+    }
 
 
 def _finite(value: Any, what: str) -> float:

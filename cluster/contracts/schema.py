@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ SCHEMA = pa.schema(
         pa.field("reference_logprobs", _FLOATS),
         pa.field("reward", pa.float64()),
         pa.field("reward_status", pa.string()),
+        # Null: the judge knows the component, and this trajectory does not have it.
         pa.field("reward_components", pa.map_(pa.string(), pa.float64()), nullable=False),
         # Per completion token, for episodes that earn along the way; null when the reward is for the whole.
         pa.field("token_rewards", _FLOATS),
@@ -87,6 +89,7 @@ def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in ("rollout_logprobs", "reference_logprobs", "token_rewards"):
         _check_finite(batch, name)
     _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
+    _refuse(batch, "reward_components", _holds_infinity_or_nan(batch["reward_components"]), "holds one that is not finite")
     _check_reward_status(batch)
     _refuse(
         batch,
@@ -199,6 +202,11 @@ def _check_reward_status(batch: pa.RecordBatch) -> None:
 
 def _not_finite(values: pa.Array) -> pa.Array:
     return pc.fill_null(pc.invert(pc.is_finite(values)), False)
+
+
+def _holds_infinity_or_nan(components: pa.Array) -> pa.Array:
+    rows = components.to_pylist()
+    return pa.array([any(value is not None and not math.isfinite(value) for _, value in row) for row in rows])
 
 
 def _refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array, why: str) -> None:

@@ -99,7 +99,8 @@ class Reward:
 
     value: float | None
     status: RewardStatus = RewardStatus.OK
-    components: dict[str, float] = field(default_factory=dict[str, float])
+    components: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """None: this trajectory does not have it."""
     message: str | None = None
     """Why it failed, for events and the quarantine; None when ok."""
 

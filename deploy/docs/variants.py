@@ -36,7 +36,8 @@ source knows of this prompt), all by keyword; its other parameters are yours to 
 It returns one of
 
 * a number;
-* a dict of numbers with `reward` among them: the others are components, and become the metrics `reward/<name>`;
+* a dict of numbers with `reward` among them: the others are components, and become the metrics `reward/<name>`; a component is `None`
+  where the trajectory does not have it;
 * a `cluster.contracts.types.Reward`.
 
 Anything else (text, `None`, NaN, infinity), an exception, and an overrun deadline (`reward.timeout_s`) make the reward *failed*, which is

@@ -261,12 +261,12 @@ def group_advantages(v: Variant) -> dict[str, Any]:
     size, scale = int(v["num_generations"]), v.option("scale_rewards")
     group_index_N = torch.arange(len(rewards_NK)) // size
     if v.option("multi_objective_aggregation") == "normalize_then_sum":
-        if rewards_NK.isnan().any():
-            raise Unsupported("components that are missing for some trajectories")
+        names = tuple(map(str, range(len(weights))))
         result = batch.gdpo(
             rewards_NK,
+            reward_component_names=names,
             group_index_N=group_index_N,
-            component_weights=tuple(weights),
+            component_weights=dict(zip(names, weights, strict=True)),
             epsilon=1e-4,
             zero_variance="rounding",
         )

@@ -97,8 +97,9 @@ def group_mean_batch_std(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: f
 def gdpo(
     reward_components_NK: Tensor,
     *,
+    reward_component_names: tuple[str, ...],
     group_index_N: Tensor,
-    component_weights: tuple[float, ...] | None = None,
+    component_weights: dict[str, float] | None = None,
     epsilon: float = 1e-4,
     ddof: int = 1,
     zero_variance: Literal["zero", "rounding"] = "zero",
@@ -107,29 +108,36 @@ def gdpo(
 
     Formula: a = Σ_k w_k (r_k − mean_G r_k)/(std_G r_k + ε); (a − mean_batch) / (std_batch + ε)
     Source: GDPO, arXiv:2601.05242
-    Degenerate: a component without variance in a group adds exactly 0 there; no weights are weights of 1
-    Peers: TRL `multi_objective_aggregation="normalize_then_sum"`, verl `gdpo`
+    Degenerate: a component without variance in a group adds exactly 0 there; a trajectory that lacks a component (NaN) is no part of that
+        component's mean and std, and gets 0 of it; one that lacks all is not in the batch's, and gets 0; no weights are weights of 1
+    Peers: TRL `multi_objective_aggregation="normalize_then_sum"` (missing components too), verl `gdpo`
     """
     components_NK = at_least_float32(reward_components_NK)
-    weights_K = (
-        components_NK.new_ones(components_NK.shape[1])
-        if component_weights is None
-        else components_NK.new_tensor(component_weights)
-    )
-    if len(weights_K) != components_NK.shape[1]:
+    weights = _component_weights(reward_component_names, component_weights)
+    settings = {"epsilon": epsilon, "ddof": ddof, "zero_variance": zero_variance}
+    total_N = torch.zeros_like(components_NK[:, 0])
+    for component_N, weight in zip(components_NK.unbind(1), weights, strict=True):
+        has_it = (~component_N.isnan()).nonzero()[:, 0]
+        normalised = over_groups(grpo, component_N[has_it], group_index_N=group_index_N[has_it], **settings)
+        total_N[has_it] += weight * normalised
+    judged = (~components_NK.isnan()).any(1).nonzero()[:, 0]
+    total_J = total_N[judged]
+    result_N = torch.zeros_like(total_N)
+    if len(total_J) > ddof and not all_equal(total_J):
+        result_N[judged] = (total_J - total_J.mean()) / (total_J.std(correction=ddof) + epsilon)
+    return result_N
+
+
+def _component_weights(names: tuple[str, ...], weights: dict[str, float] | None) -> list[float]:
+    """In the order of the names. Raises ValueError unless each has one, and each weight a component."""
+    if weights is None:
+        return [1.0] * len(names)
+    if set(weights) != set(names):
         raise ValueError(
-            f"gdpo has {len(weights_K)} component_weights for {components_NK.shape[1]} reward components; give one each"
+            f"component_weights are of {', '.join(weights)}, and the judge's components are {', '.join(names)}; give a weight to each "
+            "(0 leaves one out), and let the judge return None for one that a trajectory does not have"
         )
-    normalised = [
-        over_groups(
-            grpo, component_N, group_index_N=group_index_N, epsilon=epsilon, ddof=ddof, zero_variance=zero_variance
-        )
-        for component_N in components_NK.unbind(1)
-    ]
-    total_N = (torch.stack(normalised, 1) * weights_K).sum(1)
-    if len(total_N) <= ddof or all_equal(total_N):
-        return torch.zeros_like(total_N)
-    return (total_N - total_N.mean()) / (total_N.std(correction=ddof) + epsilon)
+    return [weights[name] for name in names]
 
 
 def _whiten_vector(x_N: Tensor, *, epsilon: float, ddof: int, center: bool = True) -> Tensor:

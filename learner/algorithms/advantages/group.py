@@ -23,17 +23,17 @@ def grpo(
     Formula: (r − mean_G) / (std_G + ε); `epsilon_mode="clamp"` divides by max(std_G, ε) instead
     Source: DeepSeekMath, arXiv:2402.03300
     Degenerate: equal rewards give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding); a group of one gives 0,
-        its reward (`singleton="raw"`), or an error (`"error"`)
+        its reward under a mean of 0 and a std of 1 (`singleton="raw"`), or an error (`"error"`)
     Peers: torchrl MCAdvantage (clamp 1e-6), verl (add 1e-6, singleton raw), TRL and TapeAgents (add 1e-4), LightRFT `group_norm`
         (add 1e-8; its calculator 1e-9), OpenRLHF (add 1e-9); all ddof 1
     """
     rewards_G = at_least_float32(rewards_G)
     if rewards_G.numel() < 2:
-        return _singleton(rewards_G, singleton=singleton)
-    if zero_variance == "zero" and all_equal(rewards_G):
+        centred_G, std = _singleton(rewards_G, singleton=singleton), torch.ones_like(rewards_G)
+    elif zero_variance == "zero" and all_equal(rewards_G):
         return torch.zeros_like(rewards_G)
-    centred_G = rewards_G - rewards_G.mean()
-    std = rewards_G.std(correction=ddof)
+    else:
+        centred_G, std = rewards_G - rewards_G.mean(), rewards_G.std(correction=ddof)
     return centred_G / (std.clamp(min=epsilon) if epsilon_mode == "clamp" else std + epsilon)
 
 
@@ -96,10 +96,15 @@ def max_rl(rewards_G: Tensor, *, epsilon: float = 1e-6) -> Tensor:
 
     Formula: (r − mean_G) / (mean_G + ε)
     Source: MaxRL, arXiv:2602.02710
-    Degenerate: equal rewards, all 0 among them, give exactly 0; meant for rewards that are not negative
-    Peers: none of the golden ones
+    Degenerate: equal rewards, all 0 among them, give exactly 0; a negative reward is an error, since a mean below 0 would turn the signs
+    Peers: SkyRL `maxrl`, TRL MaxRL, the authors' fork of verl (all without the check)
     """
     rewards_G = at_least_float32(rewards_G)
+    if bool((rewards_G < 0).any()):
+        raise ValueError(
+            f"max_rl is defined for rewards of at least 0, got {float(rewards_G.min()):g}; add an offset "
+            "(reward_shaping: [{name: reward_scale, factor: 1, offset: ...}]), or keep the KL out of the reward"
+        )
     if all_equal(rewards_G):
         return torch.zeros_like(rewards_G)
     return (rewards_G - rewards_G.mean()) / (rewards_G.mean() + epsilon)

@@ -49,7 +49,7 @@ class BatchTensors:
     """Rewards per step or turn, on the token that earned them or on a masked one behind it (an environment's answer), which moves them
     to that token; 0 elsewhere, padding included. None: `rewards_N` alone, placed as configured."""
     reward_components_NK: Tensor | None = None
-    """None: the reward has no components."""
+    """NaN where a trajectory lacks a component; None: the reward has no components."""
     reward_component_names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> Self:
@@ -74,7 +74,7 @@ class BatchTensors:
         self._refuse("loss_mask", ~self.loss_mask_NT.any(1), "is false for every token: there is nothing to learn from")
         self._refuse("reward", ~torch.isfinite(self.rewards_N), "is not finite", self.rewards_N)
         if self.reward_components_NK is not None:
-            self._refuse("reward_components", ~torch.isfinite(self.reward_components_NK).all(1), "are not all finite")
+            self._refuse("reward_components", torch.isinf(self.reward_components_NK).any(1), "are not all finite")
         if self.token_rewards_NT is not None:
             self._refuse("token_rewards", ~torch.isfinite(self.token_rewards_NT).all(1), "are not all finite")
             unearned_NT = (self.token_rewards_NT != 0) & (self.loss_mask_NT.cumsum(1) == 0)

@@ -1,6 +1,7 @@
 """Contradictions between parts of a configuration, found before anything starts."""
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,14 @@ def refuse_contradictions(parts: Parts) -> None:
             if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
                 raise ConfigError(
                     f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
+                )
+    if not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
+        has_kl = config.kl.place == "reward" and config.kl.coefficient > 0
+        for field, is_set in (("reward_shaping", config.reward_shaping), ("kl.place='reward'", has_kl)):
+            if is_set:
+                raise ConfigError(
+                    f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {field} changes; "
+                    "let the judge return that change as a component, put the KL into the loss, or use an advantage of the reward"
                 )
     if config.proximal == "rollout":
         for variant in parts.corrections:
@@ -76,15 +85,15 @@ def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
     """Advantages of invented rewards; empty for an advantage that needs more than rewards."""
     size = trajectories_per_group
     if advantage.needs_group_rewards_alone:
-        return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (-2.0, 3.0))]
-    if not {"rewards_N", "reward_components_NK", "group_index_N"}.issuperset(advantage.requires):
+        return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (0.5, 3.0))]
+    if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(advantage.requires):
         return []
-    rewards_N = torch.linspace(-2.0, 3.0, _NUM_GROUPS * size)
-    supply = {"rewards_N": rewards_N, "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size)}
+    rewards_N = torch.linspace(0.5, 3.0, _NUM_GROUPS * size)
+    supply: dict[str, Any] = {"rewards_N": rewards_N, "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size)}
     if "reward_components_NK" not in advantage.requires:
         return [advantage.with_given(supply)]
-    weights = advantage.parameters.get("component_weights") or (1.0,)
-    supply["reward_components_NK"] = rewards_N[:, None].expand(-1, len(weights))
+    supply["reward_component_names"] = tuple(advantage.parameters.get("component_weights") or ("reward",))
+    supply["reward_components_NK"] = rewards_N[:, None].expand(-1, len(supply["reward_component_names"]))
     # Without weights, how many components there are is the judge's to say: one that is refused for its number says nothing.
     with contextlib.suppress(ValueError, IndexError, RuntimeError):
         return [advantage.with_given(supply)]

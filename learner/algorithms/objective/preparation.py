@@ -50,10 +50,7 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
     dtype = at_least_float32(batch.rollout_logprobs_NT).dtype
     advantages_NT = masked(advantages_NT.to(dtype), loss_mask_BT=mask_NT)
     if not bool(torch.isfinite(advantages_NT).all()):
-        row = int((~torch.isfinite(advantages_NT)).any(1).nonzero()[0])
-        raise DataError(
-            f"{batch.name(row)}: advantages are not finite; {parts.advantage.plugin.name!r} cannot take these rewards"
-        )
+        raise DataError(_why_not_finite(batch, parts.advantage, advantages_NT))
 
     if parts.config.value is not None:
         if returns_NT is None:
@@ -91,7 +88,7 @@ def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step
     """See `Objective.mini_batch`."""
     taken = prepared.rows(rows)
     index = torch.as_tensor(rows, dtype=torch.long, device=taken.loss_mask_NT.device)
-    supply = {name: None if tensor is None else tensor[index] for name, tensor in prepared.supply.items()}
+    supply = {name: each[index] if isinstance(each, Tensor) else each for name, each in prepared.supply.items()}
     fixed = _of_an_update(
         parts, supply, taken.advantages_NT, mask_NT=taken.loss_mask_NT, denominator_NT=taken.denominator_mask_NT
     )
@@ -141,6 +138,7 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
         "completion_lengths_N": batch.completion_lengths_N,
         "truncated_N": batch.truncated_N,
         "reward_components_NK": batch.reward_components_NK,
+        "reward_component_names": batch.reward_component_names,
         "policy_versions_NT": batch.policy_versions_NT,
         "lags_NT": lags_NT,
     }
@@ -201,6 +199,17 @@ def _advantages(batch: BatchTensors, advantage: Variant, supply: dict[str, Any])
     advantages, returns_NT = result if isinstance(result, tuple) else (result, None)
     per_token_NT = advantages if advantages.dim() == 2 else advantages[:, None].expand(batch.loss_mask_NT.shape)
     return masked(per_token_NT, loss_mask_BT=batch.loss_mask_NT), returns_NT
+
+
+def _why_not_finite(batch: BatchTensors, advantage: Variant, advantages_NT: Tensor) -> str:
+    """Names a trajectory that lacks a component the advantage asks for (its NaN reaches the whole group), else the first that is wrong."""
+    components_NK = batch.reward_components_NK
+    if components_NK is not None and "reward_components_NK" in advantage.asks and bool(components_NK.isnan().any()):
+        row, component = components_NK.isnan().nonzero()[0].tolist()
+        lacking = f"lacks the reward component {batch.reward_component_names[component]!r}"
+        return f"{batch.name(row)} {lacking}, and advantage {advantage.plugin.name!r} is not made for missing ones"
+    row = int((~torch.isfinite(advantages_NT)).any(1).nonzero()[0])
+    return f"{batch.name(row)}: advantages are not finite; {advantage.plugin.name!r} cannot take these rewards"
 
 
 def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> Tensor:

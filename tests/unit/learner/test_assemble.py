@@ -1,4 +1,7 @@
 import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
 
 from cluster.contracts.errors import DataError
 from learner.assemble import assemble
@@ -50,11 +53,9 @@ def test_tokens_of_the_future_are_refused():
         _assemble(make_group(0, version=3), version=2)
 
 
-def test_components_that_every_row_has_are_kept():
-    components = ([("a", 1.0), ("b", 2.0)], [("b", 3.0)])
-    batch = _assemble(make_group(0, rewards=(1.0, 0.0), reward_components=components))
-    assert batch.tensors.reward_component_names == ("b",)
-    assert batch.tensors.reward_components_NK is not None and batch.tensors.reward_components_NK.tolist() == [
-        [2.0],
-        [3.0],
-    ]
+def test_a_component_that_a_trajectory_lacks_is_nan_and_the_others_keep_theirs():
+    components = ([("a", 1.0), ("b", 2.0)], [("b", 3.0)], [("b", None), ("a", 4.0)])
+    batch = _assemble(make_group(0, rewards=(1.0, 0.0, 0.5), reward_components=components))
+    nan = torch.nan
+    assert batch.tensors.reward_component_names == ("a", "b")
+    assert_close(batch.tensors.reward_components_NK, tensor([[1, 2], [nan, 3], [4, nan]]).double(), equal_nan=True)

@@ -15,6 +15,10 @@ def test_a_dict_is_a_reward_and_its_components():
     assert to_reward({"reward": 2, "style": 0.5}) == Reward(value=2.0, components={"style": 0.5})
 
 
+def test_a_component_may_be_missing():
+    assert to_reward({"reward": 2, "style": None}) == Reward(value=2.0, components={"style": None})
+
+
 def test_a_judge_may_report_its_own_failure():
     said = Reward(value=None, status=RewardStatus.ERROR, message="server down")
     assert to_reward(said) == said
@@ -28,7 +32,8 @@ def test_a_judge_may_report_its_own_failure():
         ([1.0], "reward of type list"),
         (float("inf"), "not finite: inf"),
         ({"style": 1.0}, "without 'reward', with: style"),
-        ({"reward": 1.0, "style": None}, "component 'style' of type NoneType"),
+        ({"reward": 1.0, "style": "good"}, "component 'style' of type str"),
+        ({"reward": 1.0, "style": float("nan")}, "component 'style' that is not finite"),
         (Reward(value=None), "reward of type NoneType"),
     ],
 )

@@ -34,6 +34,7 @@ def test_a_batch_survives_the_wire():
         ({"reward": math.inf}, "reward"),
         ({"reward": None}, "reward"),
         ({"reward_status": "error"}, "reward"),
+        ({"reward_components": [("format", math.nan)]}, "reward_components"),
         ({"reward_status": "fine"}, "reward_status"),
         ({"finish_reason": "tired"}, "finish_reason"),
         ({"group_id": None}, "group_id"),
@@ -82,9 +83,10 @@ def test_a_summary_counts_tokens_and_versions_that_train():
 
 def test_a_summary_has_the_judges_components_of_each_trajectory_and_none_where_it_lacks_one():
     rows = [row(reward_components=[("format", 1.0), ("length", 0.25)]), row(reward_components=[("format", 0.5)]), row()]
+    rows.append(row(reward_components=[("format", None)]))
     assert summarize(to_batch(rows)).reward_components == {
-        "format": (1.0, 0.5, None),
-        "length": (0.25, None, None),
+        "format": (1.0, 0.5, None, None),
+        "length": (0.25, None, None, None),
     }
 
 

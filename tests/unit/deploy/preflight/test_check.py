@@ -111,7 +111,7 @@ def test_a_group_of_one_teaches_nothing(tmp_path, model, advantage):
 
 
 def test_a_group_of_one_teaches_nothing_whatever_its_components_weigh(tmp_path, model):
-    gdpo = "algorithm.advantage={name: gdpo, component_weights: [1, 0.5]}"
+    gdpo = "algorithm.advantage={name: gdpo, component_weights: {right: 1, short: 0.5}}"
     assert "a group of one is always 0" in refusal(run(tmp_path, model, "buffer.trajectories_per_group=1", gdpo))
 
 

@@ -101,6 +101,7 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         entropies_NT=noise(num, width).abs(),
         values_NT=noise(num, width),
         reward_components_NK=noise(num, 2),
+        reward_component_names=("format", "right"),
     )
     return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))
 

@@ -1,5 +1,7 @@
 """Advantages in sentences, with numbers worked out by hand."""
 
+import math
+
 import pytest
 import torch
 from torch import tensor
@@ -40,7 +42,7 @@ def test_a_group_without_variance_is_exactly_zero_where_rounding_would_amplify()
 @pytest.mark.parametrize("function", [grpo, mean_centered, rloo])
 def test_a_group_of_one_is_zero_raw_or_an_error_as_told(function):
     assert function(tensor([3.0]), singleton="zero").tolist() == [0.0]
-    assert function(tensor([3.0]), singleton="raw").tolist() == [3.0]
+    assert_close(function(tensor([3.0]), singleton="raw"), tensor([3.0]))
     with pytest.raises(ValueError, match="at least 2 trajectories"):
         function(tensor([3.0]), singleton="error")
 
@@ -60,6 +62,16 @@ def test_dr_grpo_keeps_the_spread():
 
 def test_max_rl_weighs_rare_success_more():
     assert_close(max_rl(tensor([1.0, 0.0, 0.0, 0.0]), epsilon=0.0), tensor([3.0, -1.0, -1.0, -1.0]))
+
+
+def test_max_rl_refuses_negative_rewards_which_would_turn_its_signs():
+    with pytest.raises(ValueError, match="max_rl is defined for rewards of at least 0, got -2; add an offset"):
+        max_rl(tensor([-1.0, -2.0]))
+
+
+def test_the_raw_advantage_of_a_group_of_one_is_its_reward_under_a_std_of_one():
+    assert_close(grpo(tensor([3.0]), singleton="raw", epsilon=0.5), tensor([2.0]))  # 3 / (1 + 0.5)
+    assert_close(grpo(tensor([3.0]), singleton="raw", epsilon=0.5, epsilon_mode="clamp"), tensor([3.0]))
 
 
 def test_pass_at_k_pays_the_winner_its_lead():
@@ -95,14 +107,23 @@ def test_lite_ppo_divides_by_the_batch_spread():
 
 def test_gdpo_normalises_each_component_before_it_sums():
     rewards, groups = tensor([[0.0, 100.0], [1.0, 0.0]]), tensor([0, 0])
-    assert (gdpo(rewards, group_index_N=groups, epsilon=0.0) == 0).all(), "both components cancel, whatever their scale"
-    weighted = gdpo(rewards, group_index_N=groups, component_weights=(1.0, 0.0), epsilon=0.0, ddof=0)
+    given = {"reward_component_names": ("right", "long"), "group_index_N": groups, "epsilon": 0.0}
+    assert (gdpo(rewards, **given) == 0).all(), "both components cancel, whatever their scale"
+    weighted = gdpo(rewards, **given, component_weights={"long": 0.0, "right": 1.0}, ddof=0)
     assert_close(weighted, tensor([-1.0, 1.0]))
 
 
 def test_gdpo_wants_a_weight_for_each_component():
-    with pytest.raises(ValueError, match="1 component_weights for 2"):
-        gdpo(torch.zeros(2, 2), group_index_N=tensor([0, 0]), component_weights=(1.0,))
+    given = {"reward_component_names": ("format", "right"), "group_index_N": tensor([0, 0])}
+    with pytest.raises(ValueError, match="component_weights are of right, and the judge's components are format, right"):
+        gdpo(torch.zeros(2, 2), **given, component_weights={"right": 1.0})
+
+
+def test_gdpo_leaves_a_missing_component_out_of_its_groups_statistics():
+    # `format` of 0 and 2 is ±1 (ddof 0); the third trajectory has none of it. All of `right` are equal.
+    rewards, groups = tensor([[0.0, 1.0], [2.0, 1.0], [math.nan, 1.0]]), tensor([0, 0, 0])
+    given = {"reward_component_names": ("format", "right"), "group_index_N": groups, "epsilon": 0.0, "ddof": 0}
+    assert_close(gdpo(rewards, **given), tensor([-1.0, 1.0, 0.0]) * 1.5**0.5)  # whitened: the variance is 2/3
 
 
 def test_opo_weighs_its_baseline_by_the_tokens_that_the_policy_wrote():

@@ -1,0 +1,80 @@
+"""Rewards of several components, by the road that a run takes."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor, tensor
+from torch.testing import assert_close
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError, DataError
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import BatchTensors
+from tests.unit.learner.algorithms.batches import case
+
+
+def make(**fields) -> Objective:
+    return Objective.from_config(AlgorithmConfig.model_validate(fields))
+
+
+def batch_of(components: list[list[float]], *, rewards: list[float] | None = None) -> BatchTensors:
+    """Groups of two trajectories with components `format` and `right`."""
+    whole = case(0, num_groups=len(components) // 2, group_size=2).batch
+    return dataclasses.replace(
+        whole,
+        reward_components_NK=tensor(components, dtype=torch.float64),
+        rewards_N=whole.rewards_N if rewards is None else tensor(rewards, dtype=torch.float64),
+    )
+
+
+def first_advantages(objective: Objective, batch: BatchTensors) -> Tensor:
+    """Of each trajectory's last token."""
+    prepared = objective.prepare(batch)
+    assert (prepared.advantages_NT[~batch.loss_mask_NT] == 0).all()
+    return torch.stack([row[mask][-1] for row, mask in zip(prepared.advantages_NT, batch.loss_mask_NT, strict=True)])
+
+
+def centred(reward_components_NK: Tensor) -> Tensor:
+    return (reward_components_NK - reward_components_NK.mean(0)).sum(1)[:, None]
+
+
+def test_a_component_that_one_trajectory_lacks_still_teaches_the_others():
+    made = make(advantage={"name": "gdpo", "component_weights": {"right": 1.0, "format": 1.0}, "ddof": 0, "epsilon": 0})
+    with_all = batch_of([[0.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    assert_close(first_advantages(made, with_all), tensor([-1.0, 1.0, 0.0, 0.0]).double() * 2**0.5)
+    lacking = batch_of([[0.0, 1.0], [2.0, 1.0], [math.nan, 1.0], [0.0, 1.0]])
+    assert_close(first_advantages(made, lacking), tensor([-1.0, 1.0, 0.0, 0.0]).double() * 2**0.5)
+
+
+def test_an_advantage_that_is_not_made_for_missing_components_names_who_lacks_which():
+    batch = batch_of([[0.0, 1.0], [2.0, 1.0], [1.0, math.nan], [0.0, 1.0]])
+    with pytest.raises(DataError, match=r"trajectory t2 of group g1 lacks the reward component 'right'.*centred"):
+        make(advantage=f"{__name__}:centred").prepare(batch)
+
+
+def test_a_weight_of_no_component_is_refused_and_says_what_there_is():
+    with pytest.raises(DataError, match="component_weights are of wrong, .* components are format, right"):
+        make(advantage={"name": "gdpo", "component_weights": {"wrong": 1.0}}).prepare(batch_of([[0.0, 1.0], [2.0, 1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward_shaping": [{"name": "reward_scale", "factor": 2.0}]}, "not the reward that reward_shaping changes"),
+        (
+            {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}},
+            "not the reward that kl.place='reward' changes; let the judge return that change as a component",
+        ),
+    ],
+)
+def test_gdpo_refuses_what_acts_on_the_reward_that_it_does_not_read(fields, message):
+    with pytest.raises(ConfigError, match=f"advantage='gdpo' reads the judge's components, {message}"):
+        make(advantage="gdpo", **fields)
+
+
+def test_max_rl_names_the_group_whose_rewards_are_negative():
+    batch = batch_of([[0.0, 0.0]] * 4, rewards=[1.0, 0.0, -1.0, -3.0])
+    with pytest.raises(DataError, match=r"group g1 \(trajectory t3, t2\): rewards: max_rl is defined for .* got -3"):
+        make(advantage="max_rl").prepare(batch)
