@@ -207,7 +207,7 @@ class Learner:
         metrics |= {
             "learner/gradient_norm": gradient_norm,
             "learner/learning_rate": rate,
-            "learner/kl_coefficient": self.objective.kl_coefficient,
+            **{f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()},
             "learner/skipped_in_a_row": float(self._guard.num_in_a_row),
             "learner/failed_rewards": float(batch.num_failed),
             "learner/aborted": float(batch.num_aborted),

@@ -4,9 +4,9 @@ Every part is a variant by name with its own parameters; `docs/algorithms.md` li
 expanded to this ordinary form before validation, so a validated section never mentions one.
 """
 
-from typing import Literal
+from typing import Any, Literal, cast
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
@@ -21,23 +21,89 @@ class AdaptiveKlConfig(Section, mark=Mark.MATHEMATICS):
     """Trajectories over which a full correction takes effect; smaller reacts faster."""
 
 
-class KlConfig(Section, mark=Mark.MATHEMATICS):
-    """Pull towards the reference model, and towards the rollout policy."""
+class KlTermConfig(Section, mark=Mark.MATHEMATICS):
+    """What every pull has."""
 
-    estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
-    """k1 = log π − log π_ref; k2 = k1²/2; k3 = exp(−k1) + k1 − 1; unbiased = sg(ρ)·k3."""
-    coefficient: NonNegativeFloat = 0.0
-    """β of the KL to the reference; 0 needs no reference log-probs."""
-    place: Literal["loss", "reward"] = "loss"
-    """`loss` adds β·KL per token; `reward` subtracts it from the reward per token (its sum, for advantages of a trajectory)."""
-    to_rollout_coefficient: NonNegativeFloat = 0.0
-    """β of the KL to the policy that sampled, in the loss; 0 leaves it out."""
-    to_rollout_estimator: Literal["k1", "k2", "k3", "unbiased", "drift"] = "k3"
-    """As `estimator`, π_ref being the rollout policy μ; or CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
+    coefficient: PositiveFloat
+    """β."""
     log_ratio_clamp: PositiveFloat | None = None
-    """Clamp of the log-ratio inside the estimators; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
+    """Clamp of the log-ratio inside the estimator; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
+
+
+class KlLossConfig(KlTermConfig, mark=Mark.MATHEMATICS):
+    """β·KL to the reference per token, in the loss."""
+
+    estimator: Literal["k2", "k3", "unbiased"] = "unbiased"
+    """docs/algorithms.md says what each one's expected gradient is. k2 = d²/2 and k3 = exp(−d) + d − 1 with d = log π − log π_ref."""
     adaptive: AdaptiveKlConfig | None = None
     """None keeps the coefficient fixed."""
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _refuse_a_gradient_of_nothing(cls, estimator: Any) -> Any:
+        return _refused_k1(estimator, instead="'unbiased' here, or kl.reward with estimator k1")
+
+
+class KlRewardConfig(KlTermConfig, mark=Mark.MATHEMATICS):
+    """β·KL to the reference, taken off what a token earns."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """k1 = log π − log π_ref is the one with the KL's own gradient; the others as in `kl.loss`."""
+    adaptive: AdaptiveKlConfig | None = None
+    """None keeps the coefficient fixed."""
+    credit: Literal["trajectory", "to_go", "token"] = "trajectory"
+    """`trajectory`: off the reward, before the advantage; its sum for an advantage per trajectory, per token for one over time. After
+    the advantage: `to_go` takes β times the KL of this token and of those behind it off (OpenRLHF, LightRFT), `token` β times its own."""
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _refuse_the_present_ratio(cls, estimator: Any) -> Any:
+        if estimator == "unbiased":
+            raise ValueError("'unbiased' weighs by the present ratio, which a reward does not have; use 'k1'")
+        return estimator
+
+
+class KlRolloutConfig(KlTermConfig, mark=Mark.MATHEMATICS):
+    """β·KL to the policy that sampled, μ, per token, in the loss."""
+
+    estimator: Literal["k2", "k3", "unbiased", "drift"] = "unbiased"
+    """As in `kl.loss`, π_ref being μ; or CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _refuse_a_gradient_of_nothing(cls, estimator: Any) -> Any:
+        return _refused_k1(estimator, instead="'unbiased' for KL(π ‖ μ), or 'drift' for KL(μ ‖ π)")
+
+
+def _refused_k1(estimator: Any, *, instead: str) -> Any:
+    if estimator == "k1":
+        raise ValueError(
+            f"'k1' has an expected gradient of 0 on tokens of the policy itself, and pulls nowhere; use {instead}"
+        )
+    return estimator
+
+
+class KlConfig(Section, mark=Mark.MATHEMATICS):
+    """Pulls towards the reference model and towards the rollout policy, each on its own; None leaves one out."""
+
+    loss: KlLossConfig | None = None
+    """To the reference, in the loss."""
+    reward: KlRewardConfig | None = None
+    """To the reference, in the reward."""
+    rollout: KlRolloutConfig | None = None
+    """To the policy that sampled, in the loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_settings_outside_a_term(cls, values: Any) -> Any:
+        given = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+        outside = [key for key in given if key not in cls.model_fields]
+        if outside:
+            raise ValueError(
+                f"{', '.join(outside)}: a KL is one of the terms loss, reward and rollout, with settings of its own; write "
+                "kl: {loss: {coefficient: 0.04, estimator: k3}}, or kl: {reward: {coefficient: 0.05, estimator: k1}}"
+            )
+        return cast("Any", values)
 
 
 class ValueConfig(Section, mark=Mark.MATHEMATICS):

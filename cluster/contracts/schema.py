@@ -89,7 +89,9 @@ def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in ("rollout_logprobs", "reference_logprobs", "token_rewards"):
         _check_finite(batch, name)
     _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
-    _refuse(batch, "reward_components", _holds_infinity_or_nan(batch["reward_components"]), "holds one that is not finite")
+    _refuse(
+        batch, "reward_components", _holds_infinity_or_nan(batch["reward_components"]), "holds one that is not finite"
+    )
     _check_reward_status(batch)
     _refuse(
         batch,

@@ -50,11 +50,12 @@ before the first such token, or not finite: refused by name | |
 | the denominator without a dropped trajectory | it leaves the batch and its denominators | |
 | the log-probs of π_old | the rollout's own log-probs, engine's rounding included | `proximal`; preset `gspo` takes the learner's own, \
 its bounds being tighter than that rounding |
-| clamps on log-ratios | none | `log_ratio_clamp`, and `kl.log_ratio_clamp` |
+| clamps on log-ratios | none | `log_ratio_clamp` of losses, corrections and of each term of `kl` |
 | ddof of a group's spread | 1 | `ddof: 0` |
 | ddof of reported spreads | 0: they describe the batch | |
 | the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
-| KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | |
+| KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | `kl.reward.credit`: off the \
+advantage, `to_go` or `token` by token |
 | bfloat16 | computed in float32 | |
 | extreme ratios | kept in log space until a bound applies | an unbounded formula overflows to inf, not NaN |"""
 
@@ -93,8 +94,8 @@ def _section(title: str, home: Home, field: str) -> str:
 
 def _kl() -> str:
     note = (
-        "`kl.estimator` chooses among the first four; `kl.place` puts it in the loss or the reward. `kl.to_rollout_coefficient` adds one "
-        "to the rollout policy, for which `kl.to_rollout_estimator` chooses among the first five."
+        "`kl.loss` and `kl.reward` pull towards the reference, `kl.rollout` towards the policy that sampled. A run may have all three; "
+        "each has a coefficient and an estimator of its own."
     )
     home = Home(
         package=kl.__name__,

@@ -100,7 +100,9 @@ def memory_rows(memory: Memory) -> Rows:
 def _said(reward: Reward) -> str:
     if reward.status is not RewardStatus.OK:
         return f"{reward.status}: {reward.message}"
-    components = ", ".join(f"{name} {'none' if value is None else f'{value:g}'}" for name, value in reward.components.items())
+    components = ", ".join(
+        f"{name} {'none' if value is None else f'{value:g}'}" for name, value in reward.components.items()
+    )
     return f"{reward.value:g}" + (f" ({components})" if components else "")
 
 

@@ -43,14 +43,15 @@ def rl_step(*, default_aggregation: str, clamp: float | None) -> Callable[[Varia
         kind = v.option("aggregate_loss", default_aggregation)
         if kind == "mean" and not mask.any(1).all():
             raise Unsupported("a row with nothing unmasked: TapeAgents asserts on its NaN")
-        algorithm = {
+        algorithm: dict[str, Any] = {
             "policy_loss": clipped if is_grpo else {"name": "reinforce", "positive_part": is_relu},
             "aggregation": {
                 "name": {"mean": "sequence_mean", "token_mean": "token_mean", "sum": "sequence_sum_mean"}[kind]
             }
             | ({"empty_rows": "count"} if kind == "sum" else {}),
-            "kl": {"coefficient": v.option("kl_coef", 0.1), "estimator": "k3", "log_ratio_clamp": limit},
         }
+        if coefficient := v.option("kl_coef", 0.1):
+            algorithm["kl"] = {"loss": {"coefficient": coefficient, "estimator": "k3", "log_ratio_clamp": limit}}
         loss = step.loss(algorithm)
         loss.backward()
         gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]

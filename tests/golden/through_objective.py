@@ -78,11 +78,11 @@ class Step:
         losses_BT = masked(self.tokens(algorithm["policy_loss"]).losses_BT, loss_mask_BT=selection.gradient_NT)
         losses_BT = losses_BT * self.correction(algorithm.get("corrections", ()))
         losses_BT = losses_BT if weights_BT is None else losses_BT * weights_BT
-        if self.reference_BT is not None:
+        if self.reference_BT is not None and "kl" in algorithm:
             estimate_BT = self.kl(
-                log_ratio_clamp=algorithm["kl"].get("log_ratio_clamp"), ratio_gradient=kl_ratio_gradient
+                log_ratio_clamp=algorithm["kl"]["loss"].get("log_ratio_clamp"), ratio_gradient=kl_ratio_gradient
             )
-            losses_BT = losses_BT + algorithm["kl"]["coefficient"] * estimate_BT
+            losses_BT = losses_BT + algorithm["kl"]["loss"]["coefficient"] * estimate_BT
         return aggregated(losses_BT, algorithm["aggregation"], selection.denominator_NT)
 
     def kl(self, *, log_ratio_clamp: float | None = None, ratio_gradient: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ from learner.algorithms.advantages import group
 from learner.algorithms.advantages.candidates import choose
 from learner.algorithms.advantages.streaming import Arrival, ReleasedGroup, StreamingGroups
 from learner.algorithms.corrections import masking
-from learner.algorithms.objective.token_rewards import place_rewards, subtract_kl
+from learner.algorithms.objective.token_rewards import place_rewards
 from tests.golden import logprobs
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.models import load_model
@@ -139,12 +139,10 @@ def kl_of_rows(v: Variant, prompts: list[int], coefficient: float) -> dict[str, 
     for policy, reference, reward, prompt in rows:
         mask = (torch.arange(len(policy)) >= prompt)[None]
         estimate = kl.k1(policy[None], other_logprobs_BT=reference[None], loss_mask_BT=mask)
-        everywhere = torch.ones_like(mask)
-        placed = place_rewards(reward[None], loss_mask_NT=everywhere, placement="every_token")
-        shaped = subtract_kl(placed, kl_NT=estimate, coefficient=coefficient, loss_mask_NT=everywhere)
+        placed = place_rewards(reward[None], loss_mask_NT=torch.ones_like(mask), placement="every_token")
         penalties.append(estimate[0])
         references.append(logprobs.of_role(reference[None], role_mask_BT=mask)[0])
-        rewards.append(shaped[0])
+        rewards.append((placed - coefficient * estimate)[0])
     return _ragged("kl_penalty", penalties) | _ragged("ref_log_probs", references) | _ragged("reward", rewards)
 
 

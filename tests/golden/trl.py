@@ -137,8 +137,9 @@ def _algorithm(v: Variant, policy_loss: dict[str, Any], mask: Tensor) -> dict[st
     algorithm = {
         "policy_loss": policy_loss,
         "aggregation": aggregation,
-        "kl": {"coefficient": v.option("beta"), "estimator": "k3"},
     }
+    if v.option("beta"):
+        algorithm["kl"] = {"loss": {"coefficient": v.option("beta"), "estimator": "k3"}}
     if (share := v.option("top_entropy_quantile", 1.0)) < 1:
         if share <= 0:
             raise Unsupported(f"parameter top_entropy_quantile={share}: TRL keeps the highest token, we keep none")

@@ -44,7 +44,7 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
         "rollout": {"num_threads": 1, "cpus_per_worker": 0.5, "kv_cache_bytes": 64 * 1024**2},
         "learner": {"num_threads": 1},
         "reference": {"num_threads": 1},
-        "algorithm": {"kl": {"coefficient": 0.01}},
+        "algorithm": {"kl": {"loss": {"coefficient": 0.01}}},
         "optimizer": {"learning_rate": 1e-3},
         "checkpoint": {"every_steps": 3},
         # Silence is a hang after seconds: these actors have little to do.

@@ -94,7 +94,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
                 "proximal": "recompute",
             }
         },
-        {"lora": {"rank": 4}, "algorithm": {"kl": {"coefficient": 0.1}}},
+        {"lora": {"rank": 4}, "algorithm": {"kl": {"loss": {"coefficient": 0.1}}}},
     ],
     ids=["float32", "bfloat16-checkpointed", "critic", "lora"],
 )

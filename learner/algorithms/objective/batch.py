@@ -5,6 +5,7 @@ A mini-batch of a step of several updates is a `Prepared` too: `Objective.mini_b
 Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -144,8 +145,8 @@ class Prepared:
     """bool; true for one trajectory of each group, so that groups can be counted over any split."""
     completion_lengths_N: Tensor
     truncated_N: Tensor
-    kl_coefficient: float
-    """β of this step: the adaptive controller changes it between steps."""
+    kl_coefficients: Mapping[str, float]
+    """β of this step, of each term of `kl`: adaptive controllers change them between steps."""
     supply: dict[str, Any]
     """Tensors of the whole step by the names that variants ask for; None where the run has none."""
     begins_step: bool = True

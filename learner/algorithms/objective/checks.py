@@ -46,13 +46,11 @@ def refuse_contradictions(parts: Parts) -> None:
                     f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
                     "for the same; set proximal to 'recompute' or 'approximate'"
                 )
-    if config.kl.adaptive is not None and config.kl.coefficient <= 0:
+    penalty = config.kl.reward
+    if penalty is not None and penalty.credit != "trajectory" and "token_rewards_NT" in parts.advantage.asks:
         raise ConfigError(
-            "kl.adaptive is set but kl.coefficient=0.0, which it multiplies; start from a positive coefficient such as 0.05"
-        )
-    if config.kl.place == "reward" and config.kl.estimator == "unbiased":
-        raise ConfigError(
-            "kl.estimator='unbiased' weighs by the present ratio, which kl.place='reward' does not have; use 'k1' or 'k3'"
+            f"kl.reward.credit={penalty.credit!r} with advantage={parts.advantage.plugin.name!r}, which sums rewards over time, "
+            "and the KL per token among them; leave kl.reward.credit out"
         )
     for variant in (*parts.filters, *parts.reward_shaping):
         of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
@@ -86,10 +84,15 @@ def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
     size = trajectories_per_group
     if advantage.needs_group_rewards_alone:
         return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (0.5, 3.0))]
-    if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(advantage.requires):
+    if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(
+        advantage.requires
+    ):
         return []
     rewards_N = torch.linspace(0.5, 3.0, _NUM_GROUPS * size)
-    supply: dict[str, Any] = {"rewards_N": rewards_N, "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size)}
+    supply: dict[str, Any] = {
+        "rewards_N": rewards_N,
+        "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size),
+    }
     if "reward_components_NK" not in advantage.requires:
         return [advantage.with_given(supply)]
     supply["reward_component_names"] = tuple(advantage.parameters.get("component_weights") or ("reward",))

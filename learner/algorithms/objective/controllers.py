@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cluster.contracts.algorithm_config import KlConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedKl:
@@ -30,6 +32,19 @@ class AdaptiveKl:
     def observe(self, kl_per_trajectory: float, *, num_trajectories: int) -> "AdaptiveKl":
         error = min(max(kl_per_trajectory / self.target - 1, -0.2), 0.2)
         return replace(self, coefficient=self.coefficient * (1 + error * num_trajectories / self.horizon))
+
+
+def controllers(config: KlConfig) -> dict[str, FixedKl | AdaptiveKl]:
+    """One per term that the run has, by the term's name."""
+    found: dict[str, FixedKl | AdaptiveKl] = {}
+    for name in KlConfig.model_fields:
+        term = getattr(config, name)
+        adaptive = getattr(term, "adaptive", None)
+        if adaptive is not None:
+            found[name] = AdaptiveKl(coefficient=term.coefficient, target=adaptive.target, horizon=adaptive.horizon)
+        elif term is not None:
+            found[name] = FixedKl(coefficient=term.coefficient)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

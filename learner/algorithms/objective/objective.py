@@ -6,13 +6,13 @@ mini-batch out for each: advantages and filters stay those of the step, the aggr
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.algorithm_config import AlgorithmConfig, KlLossConfig, KlRolloutConfig
 from cluster.contracts.types import GroupSummary
 from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate
@@ -21,7 +21,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size
-from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
+from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
 from learner.algorithms.objective.preparation import mini_batch, prepare
@@ -39,17 +39,11 @@ class LossResult:
 
 
 class Objective:
-    """The loss of a run. Its only state is the adaptive KL coefficient."""
+    """The loss of a run. Its only state are the adaptive KL coefficients."""
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
-        config = parts.config.kl
-        adaptive = config.adaptive
-        self._controller: FixedKl | AdaptiveKl = (
-            FixedKl(coefficient=config.coefficient)
-            if adaptive is None
-            else AdaptiveKl(coefficient=config.coefficient, target=adaptive.target, horizon=adaptive.horizon)
-        )
+        self._kl_controllers = controllers(parts.config.kl)
 
     @classmethod
     def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
@@ -74,10 +68,11 @@ class Objective:
         parts, config = self._parts, self._parts.config
         # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
         is_recomputed = config.proximal == "recompute"
-        fixed_before = config.kl.place == "reward" and config.kl.coefficient > 0
+        fixed_before = config.kl.reward is not None
         covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout"
         needed = {
-            "reference_logprobs": config.kl.coefficient > 0
+            "reference_logprobs": config.kl.loss is not None
+            or config.kl.reward is not None
             or parts.asks("reference_logprobs_NT", "reference_logprobs_BT"),
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
@@ -97,7 +92,7 @@ class Objective:
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:
         """Fixes everything that depends on the whole batch. Raises DataError that names trajectory, group and field."""
-        return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficient=self.kl_coefficient)
+        return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficients=self.kl_coefficients)
 
     @torch.no_grad()
     def mini_batch(self, prepared: Prepared, rows: list[int], *, begins_step: bool) -> Prepared:
@@ -138,13 +133,12 @@ class Objective:
                 weights_BT=rows.policy_weights_NT,
             )
         }
-        if config.kl.place == "loss" and config.kl.coefficient > 0:
-            estimate_BT = self._kl(config.kl.estimator, policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
-            losses["kl_loss"] = prepared.kl_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
-        if config.kl.to_rollout_coefficient > 0:
-            estimator = config.kl.to_rollout_estimator
-            estimate_BT = self._kl(estimator, policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
-            losses["kl_rollout_loss"] = config.kl.to_rollout_coefficient * aggregate(estimate_BT, weights_BT=weights_BT)
+        if config.kl.loss is not None:
+            estimate_BT = _kl(config.kl.loss, policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
+            losses["kl_loss"] = rows.kl_coefficients["loss"] * aggregate(estimate_BT, weights_BT=weights_BT)
+        if config.kl.rollout is not None:
+            estimate_BT = _kl(config.kl.rollout, policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
+            losses["kl_rollout_loss"] = rows.kl_coefficients["rollout"] * aggregate(estimate_BT, weights_BT=weights_BT)
         if config.entropy_coefficient and entropies_BT is not None:
             bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
             losses["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=weights_BT)
@@ -164,24 +158,28 @@ class Objective:
         return LossResult(loss=total, statistics=recorder.statistics())
 
     @property
-    def kl_coefficient(self) -> float:
-        """β in force; moves only with `kl.adaptive`."""
-        return self._controller.coefficient
+    def kl_coefficients(self) -> dict[str, float]:
+        """β in force of each term of `kl` that the run has; moves only with the term's `adaptive`."""
+        return {name: controller.coefficient for name, controller in self._kl_controllers.items()}
 
     def observe(self, report: dict[str, float]) -> None:
-        """Gives the KL controller the numbers of a step (`Statistics.compute()` of the whole step)."""
+        """Gives the KL controllers the numbers of a step (`Statistics.compute()` of the whole step)."""
         measured = report.get("kl_reference_per_trajectory_mean")
         if measured is not None:
-            self._controller = self._controller.observe(measured, num_trajectories=int(report["trajectories"]))
+            num_trajectories = int(report["trajectories"])
+            self._kl_controllers = {
+                name: controller.observe(measured, num_trajectories=num_trajectories)
+                for name, controller in self._kl_controllers.items()
+            }
 
-    def state_dict(self) -> dict[str, float]:
-        return {"kl_coefficient": self.kl_coefficient}
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_coefficients": self.kl_coefficients}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        if isinstance(self._controller, AdaptiveKl):
-            self._controller = AdaptiveKl(
-                coefficient=state["kl_coefficient"], target=self._controller.target, horizon=self._controller.horizon
-            )
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kl_controllers = {
+            name: replace(controller, coefficient=state["kl_coefficients"][name])
+            for name, controller in self._kl_controllers.items()
+        }
 
     def formula(self) -> dict[str, Any]:
         """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
@@ -203,15 +201,19 @@ class Objective:
                 weights_BT = weights_BT * correction.with_given(supply).detach()
         return weights_BT
 
-    def _kl(
-        self, estimator: str, policy_BT: Tensor, other_BT: Tensor | None, proximal_BT: Tensor, mask_BT: Tensor
-    ) -> Tensor:
-        assert other_BT is not None, "prepare() refuses a batch without them"
-        clamp = self.config.kl.log_ratio_clamp
-        given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": clamp}
-        if estimator == "unbiased":
-            return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
-        return kl.ESTIMATORS[estimator](policy_BT, **given)
+
+def _kl(
+    term: KlLossConfig | KlRolloutConfig,
+    policy_BT: Tensor,
+    other_BT: Tensor | None,
+    proximal_BT: Tensor,
+    mask_BT: Tensor,
+) -> Tensor:
+    assert other_BT is not None, "prepare() refuses a batch without them"
+    given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": term.log_ratio_clamp}
+    if term.estimator == "unbiased":
+        return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
+    return kl.ESTIMATORS[term.estimator](policy_BT, **given)
 
 
 def _row_tensors(

@@ -42,27 +42,27 @@ def formula(parts: Parts) -> dict[str, Any]:
 
 
 def _kl(parts: Parts) -> dict[str, Any]:
-    config = parts.config.kl
-    return config.model_dump(mode="json") | {
-        "formula": docstring_sections(kl.ESTIMATORS[config.estimator])["Formula"],
-        "to_rollout_formula": docstring_sections(kl.ESTIMATORS[config.to_rollout_estimator])["Formula"],
+    return {
+        name: term and term | {"formula": docstring_sections(kl.ESTIMATORS[term["estimator"]])["Formula"]}
+        for name, term in parts.config.kl.model_dump(mode="json").items()
     }
 
 
 def _text(passport: dict[str, Any], has_critic: bool) -> str:
     """One line: the loss that the optimizer minimises."""
-    kl_config = passport["kl"]
+    to_reference, in_reward, to_rollout = (passport["kl"][name] for name in ("loss", "reward", "rollout"))
     terms = [f"{passport['policy_loss']['name']}(A = {passport['advantage']['name']})"]
     terms += [f"× {correction['name']}" for correction in passport["corrections"]]
-    if kl_config["coefficient"] and kl_config["place"] == "loss":
-        terms.append(f"+ {kl_config['coefficient']}·{kl_config['estimator']}(π, π_ref)")
-    if kl_config["to_rollout_coefficient"]:
-        terms.append(f"+ {kl_config['to_rollout_coefficient']}·{kl_config['to_rollout_estimator']}(π, μ)")
+    if to_reference:
+        terms.append(f"+ {to_reference['coefficient']}·{to_reference['estimator']}(π, π_ref)")
+    if to_rollout:
+        terms.append(f"+ {to_rollout['coefficient']}·{to_rollout['estimator']}(π, μ)")
     if passport["entropy"]["coefficient"]:
         terms.append(f"− {passport['entropy']['coefficient']}·H(π)")
     line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"
     if has_critic:
         line += f" + {passport['value']['coefficient']}·{passport['value']['aggregation']['name']}[{passport['value']['loss']['name']}]"
-    if kl_config["coefficient"] and kl_config["place"] == "reward":
-        line += f", r_t − {kl_config['coefficient']}·{kl_config['estimator']}(π_old, π_ref)"
+    if in_reward:
+        before = {"trajectory": "r_t − ", "to_go": "A_t − Σ_{s≥t} ", "token": "A_t − "}[in_reward["credit"]]
+        line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}(π_old, π_ref)"
     return line

@@ -5,12 +5,14 @@ see the rest. Weights are of one update: `mini_batch` fixes them again for the t
 Shapes: N trajectories, T tokens, G of a group, M all loss tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from cluster.contracts.algorithm_config import KlRewardConfig
 from cluster.contracts.errors import DataError
 from learner.algorithms import kl
 from learner.algorithms.advantages.returns import cumulative_returns
@@ -21,11 +23,13 @@ from learner.algorithms.masks import at_least_float32, masked, whiten
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.parts import Parts
-from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, subtract_kl
+from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
 from learner.algorithms.registry.variants import Variant
 
 
-def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coefficient: float) -> Prepared:
+def prepare(
+    batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coefficients: Mapping[str, float]
+) -> Prepared:
     """See `Objective.prepare`."""
     batch.validate()
     _refuse_missing(batch, needs=needs, parts=parts)
@@ -33,15 +37,15 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
     supply = _supply(batch)
     shaped_N = supply["rewards_N"] = _shaped(batch, parts, supply)
     supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
-    if parts.config.kl.place == "reward" and kl_coefficient > 0:
-        supply |= _with_kl(
-            supply,
-            estimator=parts.config.kl.estimator,
-            clamp=parts.config.kl.log_ratio_clamp,
-            coefficient=kl_coefficient,
-        )
+    penalty = parts.config.kl.reward
+    penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(supply, penalty)
+    if penalty is not None and penalty_NT is not None and penalty.credit == "trajectory":
+        supply["token_rewards_NT"] = supply["token_rewards_NT"] - penalty_NT
+        supply["rewards_N"] = shaped_N - penalty_NT.sum(1)
 
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
+    if penalty is not None and penalty_NT is not None and penalty.credit != "trajectory":
+        advantages_NT = advantages_NT - (to_go(penalty_NT) if penalty.credit == "to_go" else penalty_NT)
     counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts, supply | {"rewards_N": shaped_N})
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(
@@ -78,7 +82,7 @@ def prepare(batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coef
         leads_group_N=leads_group_N,
         completion_lengths_N=batch.completion_lengths_N,
         truncated_N=batch.truncated_N,
-        kl_coefficient=kl_coefficient,
+        kl_coefficients=kl_coefficients,
         supply=supply,
         **_of_an_update(parts, supply, advantages_NT, mask_NT=mask_NT & is_kept_N[:, None], denominator_NT=counted_NT),
     )
@@ -165,24 +169,16 @@ def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal[
     return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
 
 
-def _with_kl(supply: dict[str, Any], *, estimator: str, clamp: float | None, coefficient: float) -> dict[str, Tensor]:
-    """r_t − β·kl_t per token, and r − β·Σ kl_t per trajectory; under π_old where it is known, else under the rollout policy."""
-    sampled_NT = (
-        supply["rollout_logprobs_NT"] if supply["proximal_logprobs_NT"] is None else supply["proximal_logprobs_NT"]
-    )
-    kl_NT = kl.ESTIMATORS[estimator](
-        sampled_NT,
+def _kl(supply: dict[str, Any], penalty: KlRewardConfig) -> Tensor:
+    """To the reference, per token; of π_old where it is known, else of the rollout policy."""
+    proximal_NT = supply["proximal_logprobs_NT"]
+    estimate_NT = kl.ESTIMATORS[penalty.estimator](
+        supply["rollout_logprobs_NT"] if proximal_NT is None else proximal_NT,
         other_logprobs_BT=supply["reference_logprobs_NT"],
         loss_mask_BT=supply["loss_mask_NT"],
-        log_ratio_clamp=clamp,
+        log_ratio_clamp=penalty.log_ratio_clamp,
     )
-    kl_NT = kl_NT.to(supply["token_rewards_NT"].dtype)
-    return {
-        "token_rewards_NT": subtract_kl(
-            supply["token_rewards_NT"], kl_NT=kl_NT, coefficient=coefficient, loss_mask_NT=supply["loss_mask_NT"]
-        ),
-        "rewards_N": supply["rewards_N"] - coefficient * kl_NT.sum(1),
-    }
+    return estimate_NT.to(supply["token_rewards_NT"].dtype)
 
 
 def _advantages(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

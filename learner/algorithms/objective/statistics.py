@@ -14,8 +14,8 @@ from torch import Tensor
 QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "loss": (("total",), "The number whose gradient is taken: all the following losses together."),
     "policy_loss": (("total",), "Policy loss after corrections and aggregation."),
-    "kl_loss": (("total",), "Coefficient times KL to the reference, aggregated (0 when KL is in the reward)."),
-    "kl_rollout_loss": (("total",), "Coefficient times KL to the rollout policy, aggregated."),
+    "kl_loss": (("total",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
+    "kl_rollout_loss": (("total",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
     "entropy_loss": (("total",), "Minus coefficient times entropy, aggregated."),
     "value_loss": (("total",), "Coefficient times value loss, aggregated."),
     "clip_fraction": (
@@ -80,7 +80,9 @@ DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); a
 OF_THE_LEARNER = {
     "gradient_norm": "Global L2 norm before clipping; added by the learner.",
     "learning_rate": "Of the step; added by the learner.",
-    "kl_coefficient": "β in force; added by the learner from Objective.kl_coefficient.",
+    "kl_loss_coefficient": "β in force of `kl.loss`; added by the learner.",
+    "kl_reward_coefficient": "β in force of `kl.reward`; added by the learner.",
+    "kl_rollout_coefficient": "β of `kl.rollout`; added by the learner.",
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)

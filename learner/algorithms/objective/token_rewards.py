@@ -1,4 +1,4 @@
-"""Rewards per token: placed, moved to the token that earned them, less the KL. Shapes: N trajectories, T tokens."""
+"""Rewards per token: placed, moved to the token that earned them, added up. Shapes: N trajectories, T tokens."""
 
 from typing import Literal
 
@@ -41,6 +41,6 @@ def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     return torch.zeros_like(earned_NT).scatter_add(1, earner_NT.clamp(min=0), earned_NT)
 
 
-def subtract_kl(token_rewards_NT: Tensor, *, kl_NT: Tensor, coefficient: float, loss_mask_NT: Tensor) -> Tensor:
-    """r_t − β·kl_t where unmasked, 0 elsewhere (torchrl KLRewardTransform, LightRFT and OpenRLHF `compute_reward`, torchtune)."""
-    return masked(token_rewards_NT - coefficient * kl_NT, loss_mask_BT=loss_mask_NT)
+def to_go(x_NT: Tensor) -> Tensor:
+    """Σ_{s≥t} x_s: what a token and those behind it add up to."""
+    return x_NT.flip(1).cumsum(1).flip(1)

@@ -1,7 +1,7 @@
 """Presets: named bundles of ordinary configuration. `{preset: dapo, ...}` becomes the bundle with your own fields on top.
 
 A field you give replaces the preset's: a variant as a whole (`policy_loss: gspo`), or, when you name no other variant, its parameters
-(`policy_loss: {epsilon_high: 0.3}`); sections (`kl`, `value`) are merged; lists are replaced. An override that undoes the
+(`policy_loss: {epsilon_high: 0.3}`); sections (`kl` and its terms, `value`) are merged; lists are replaced. An override that undoes the
 point of a preset is refused.
 """
 
@@ -15,7 +15,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "sequence_mean",
-        "kl": {"coefficient": 0.04, "estimator": "k3", "place": "loss"},
+        "kl": {"loss": {"coefficient": 0.04, "estimator": "k3"}},
     },
     "dr_grpo": {
         "advantage": "dr_grpo",
@@ -49,34 +49,34 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": "rloo",
         "policy_loss": "reinforce",
         "aggregation": "sequence_sum_mean",
-        "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+        "kl": {"reward": {"coefficient": 0.05, "estimator": "k1"}},
     },
     "reinforce_pp": {
         "advantage": "cumulative_returns",
         "advantage_shaping": ["whiten"],
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
-        "kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+        "kl": {"reward": {"coefficient": 0.01, "estimator": "k1"}},
     },
     "reinforce_pp_baseline": {
         "advantage": "reinforce_pp_baseline",
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
-        "kl": {"coefficient": 0.01, "estimator": "k2", "place": "loss"},
+        "kl": {"loss": {"coefficient": 0.01, "estimator": "k2"}},
     },
     "ppo": {
         "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
         "advantage_shaping": ["whiten"],
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
-        "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+        "kl": {"reward": {"coefficient": 0.05, "estimator": "k1"}},
         "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
     },
     "cpgd": {
         "advantage": {"name": "cpgd", "center": "mean"},
         "policy_loss": {"name": "cpgd"},
         "aggregation": "token_mean",
-        "kl": {"to_rollout_coefficient": 0.01, "to_rollout_estimator": "drift"},
+        "kl": {"rollout": {"coefficient": 0.01, "estimator": "drift"}},
     },
     "sapo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
@@ -99,7 +99,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "sequence_mean",
-        "kl": {"coefficient": 0.1, "estimator": "k3", "place": "loss", "log_ratio_clamp": 10.0},
+        "kl": {"loss": {"coefficient": 0.1, "estimator": "k3", "log_ratio_clamp": 10.0}},
         "reward_placement": "every_token",
     },
     "torchrl_grpo": {
@@ -113,7 +113,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"name": "grpo", "epsilon": 1e-8},
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "sequence_mean",
-        "kl": {"coefficient": 0.001, "estimator": "k3", "place": "loss"},
+        "kl": {"loss": {"coefficient": 0.001, "estimator": "k3"}},
     },
     "trl_grpo": {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
@@ -130,7 +130,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage_shaping": [{"name": "whiten", "center": False}],
         "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.1},
         "aggregation": "token_mean",
-        "kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+        "kl": {"reward": {"coefficient": 0.01, "estimator": "k1"}},
         "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
     },
 }
@@ -177,7 +177,7 @@ def _merged(field: str, preset: Any, own: Any) -> Any:
 
 
 def _merged_variant(preset: Any, own: Any) -> Any:
-    is_partial = isinstance(own, Mapping) and isinstance(preset, Mapping) and "name" in preset and "name" not in own
+    is_partial = isinstance(own, Mapping) and isinstance(preset, Mapping) and "name" not in own
     return {**preset, **own} if is_partial else own
 
 

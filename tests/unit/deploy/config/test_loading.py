@@ -1,6 +1,7 @@
 import pytest
 import yaml
 
+from cluster.contracts.algorithm_config import KlRewardConfig
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import HIDDEN, hidden, load, resolved_yaml, validated
 from deploy.config.yaml_text import parse
@@ -31,16 +32,16 @@ def test_a_parameter_of_a_default_variant_can_be_set_alone():
 
 
 def test_a_preset_on_the_command_line_replaces_the_files_algorithm():
-    config = load("deploy/runs/quickstart.yaml", ["algorithm.preset=ppo", "algorithm.kl.coefficient=0.5"])
+    config = load("deploy/runs/quickstart.yaml", ["algorithm.preset=ppo", "algorithm.kl.reward.coefficient=0.5"])
     assert config.algorithm.advantage.name == "gae" and config.algorithm.value is not None
-    assert config.algorithm.kl.coefficient == 0.5
+    assert config.algorithm.kl.reward == KlRewardConfig(coefficient=0.5, estimator="k1")
 
 
 def test_a_preset_of_null_takes_the_files_preset_out_and_nothing_else():
     values = smallest() | {"algorithm": {"preset": "grpo", "entropy_coefficient": 0.1}}
     config = validated(values, ["algorithm.preset=null"])
     assert config.algorithm.entropy_coefficient == 0.1
-    assert config.algorithm.kl.coefficient == 0.0
+    assert config.algorithm.kl.loss is None
 
 
 def test_null_gives_a_variant_its_default_back():

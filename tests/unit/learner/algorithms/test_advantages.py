@@ -115,7 +115,9 @@ def test_gdpo_normalises_each_component_before_it_sums():
 
 def test_gdpo_wants_a_weight_for_each_component():
     given = {"reward_component_names": ("format", "right"), "group_index_N": tensor([0, 0])}
-    with pytest.raises(ValueError, match="component_weights are of right, and the judge's components are format, right"):
+    with pytest.raises(
+        ValueError, match="component_weights are of right, and the judge's components are format, right"
+    ):
         gdpo(torch.zeros(2, 2), **given, component_weights={"right": 1.0})
 
 

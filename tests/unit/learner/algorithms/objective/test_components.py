@@ -55,8 +55,10 @@ def test_an_advantage_that_is_not_made_for_missing_components_names_who_lacks_wh
 
 
 def test_a_weight_of_no_component_is_refused_and_says_what_there_is():
-    with pytest.raises(DataError, match="component_weights are of wrong, .* components are format, right"):
-        make(advantage={"name": "gdpo", "component_weights": {"wrong": 1.0}}).prepare(batch_of([[0.0, 1.0], [2.0, 1.0]]))
+    with pytest.raises(DataError, match=r"component_weights are of wrong, .* components are format, right"):
+        make(advantage={"name": "gdpo", "component_weights": {"wrong": 1.0}}).prepare(
+            batch_of([[0.0, 1.0], [2.0, 1.0]])
+        )
 
 
 @pytest.mark.parametrize(

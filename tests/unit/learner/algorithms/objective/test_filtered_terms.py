@@ -33,7 +33,7 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
                 "advantage": "raw_reward",
                 "policy_loss": "reinforce",
                 "filters": [{"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": "kept"}],
-                "kl": {"coefficient": 0.1, "estimator": "k3"},
+                "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
                 "entropy_coefficient": 0.5,
             }
         )

@@ -11,7 +11,7 @@ import torch.multiprocessing as multiprocessing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.contracts.algorithm_config import AlgorithmConfig, KlConfig, ValueConfig
+from cluster.contracts.algorithm_config import AlgorithmConfig, KlConfig, KlLossConfig, KlRolloutConfig, ValueConfig
 from cluster.contracts.plugins import names
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.statistics import Statistics
@@ -29,7 +29,7 @@ LAYOUTS = settings(max_examples=4, deadline=None, suppress_health_check=list(Hea
 def objective(**config) -> Objective:
     given_fields = {
         "proximal": "recompute",
-        "kl": KlConfig(coefficient=0.1, to_rollout_coefficient=0.05),
+        "kl": KlConfig(loss=KlLossConfig(coefficient=0.1), rollout=KlRolloutConfig(coefficient=0.05)),
         "entropy_coefficient": 0.01,
         "value": ValueConfig(),
         "corrections": ("tis",),
@@ -57,7 +57,8 @@ EVERY = [
     ),
     {"filters": ("zero_variance", {"name": "high_entropy_tokens", "share": 0.5})},
     {"filters": ({"name": "high_entropy_tokens", "over": "sequence", "denominator": "kept"},)},
-    {"advantage_shaping": ("whiten",), "advantage": "gae", "kl": KlConfig(coefficient=0.1, place="reward")},
+    {"advantage_shaping": ("whiten",), "advantage": "gae", "kl": {"reward": {"coefficient": 0.1}}},
+    {"kl": {"reward": {"coefficient": 0.1, "credit": "to_go"}, "loss": {"coefficient": 0.2, "estimator": "k3"}}},
     {"proximal": "approximate", "corrections": ("decoupled", "opsm")},
 ]
 
@@ -123,7 +124,7 @@ def test_extreme_ratios_stay_finite_in_float32(loss, size):
         made.batch, rollout_logprobs_NT=rows, proximal_logprobs_NT=proximal, reference_logprobs_NT=rows, **single
     )
     extreme = Case(batch, proximal + size * sign, made.entropies.float(), made.values.float())
-    total, _, gradient = extreme.loss(objective(policy_loss=loss, kl={"coefficient": 0.0}, corrections=(), value=None))
+    total, _, gradient = extreme.loss(objective(policy_loss=loss, kl={}, corrections=(), value=None))
     assert torch.isfinite(total) and torch.isfinite(gradient).all()
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
@@ -40,12 +41,12 @@ def test_the_default_is_grpo_and_needs_nothing_more():
 
 
 def test_needs_follow_from_the_parts():
-    assert make(kl={"coefficient": 0.1}).needs == {"reference_logprobs"}
+    assert make(kl={"loss": {"coefficient": 0.1}}).needs == {"reference_logprobs"}
     assert make(entropy_coefficient=0.01).needs == {"entropies"}
     assert make(preset="ppo").needs == {"reference_logprobs", "values"}
     assert make(proximal="recompute").needs == frozenset()
     assert make(proximal="recompute", corrections=["tis"]).needs == frozenset()
-    in_reward = {"coefficient": 0.1, "place": "reward"}
+    in_reward = {"reward": {"coefficient": 0.1}}
     assert make(proximal="recompute", kl=in_reward).needs == {"proximal_logprobs", "reference_logprobs"}
     assert make(policy_loss=f"{__name__}:pull_to_reference").needs == {"reference_logprobs"}
     assert make(filters=["high_entropy_tokens"]).needs == {"proximal_logprobs", "entropies"}
@@ -76,10 +77,9 @@ def test_users_functions_are_named_by_full_path():
         ({"advantage": "gae"}, r"advantage='gae' needs values, but no critic is configured; add a `value:` section"),
         ({"aggregation": "none"}, r"aggregation='none' is not there; .*has: prompt_mean, .*token_mean"),
         ({"corrections": ["tis"]}, r"corrections\[0\]='tis' weighs π_old.*set proximal to 'recompute'"),
-        ({"kl": {"adaptive": {}}}, r"kl.adaptive is set but kl.coefficient=0.0"),
         (
-            {"kl": {"coefficient": 0.1, "estimator": "unbiased", "place": "reward"}},
-            r"kl.estimator='unbiased'.*use 'k1' or 'k3'",
+            {"advantage": "cumulative_returns", "kl": {"reward": {"coefficient": 0.1, "credit": "to_go"}}},
+            r"kl.reward.credit='to_go' with advantage='cumulative_returns'.*leave kl.reward.credit out",
         ),
         ({"advantage": "over_groups"}, r"advantage='over_groups' is not there; .*has: cpgd, cumulative_returns"),
         ({"corrections": ["approximate_proximal"]}, r"corrections\[0\]='approximate_proximal' is not there"),
@@ -111,6 +111,27 @@ def test_users_functions_are_named_by_full_path():
 def test_contradictions_are_refused_before_anything_starts(fields, message):
     with pytest.raises(ConfigError, match=message):
         make(**fields)
+
+
+@pytest.mark.parametrize(
+    ("kl", "message"),
+    [
+        (
+            {"coefficient": 0.1, "place": "reward"},
+            r"coefficient, place: a KL is one of the terms loss, reward and rollout",
+        ),
+        (
+            {"loss": {"coefficient": 0.1, "estimator": "k1"}},
+            r"'k1' has an expected gradient of 0 .*use 'unbiased' here",
+        ),
+        ({"rollout": {"coefficient": 0.1, "estimator": "k1"}}, r"'k1' has an expected gradient of 0 .*'drift'"),
+        ({"reward": {"coefficient": 0.1, "estimator": "unbiased"}}, r"the present ratio, which a reward .*use 'k1'"),
+        ({"loss": {"adaptive": {}}}, r"loss.coefficient\n.*Field required"),
+    ],
+)
+def test_a_kl_that_cannot_act_is_refused(kl, message):
+    with pytest.raises(ValidationError, match=message):
+        make(preset="grpo" if "place" in kl else None, kl=kl)
 
 
 def spoiled(field: str, row: int, value: float):
@@ -168,7 +189,7 @@ def test_rloo_of_a_group_of_one_names_the_group():
 def test_what_an_algorithm_needs_must_be_in_the_batch():
     batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
     with pytest.raises(DataError, match="policy version 2 has no reference_logprobs"):
-        make(kl={"coefficient": 0.1}).prepare(batch)
+        make(kl={"loss": {"coefficient": 0.1}}).prepare(batch)
 
 
 def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_not():
@@ -197,11 +218,50 @@ def test_a_step_of_which_nothing_is_left_has_no_active_tokens():
 
 def test_kl_in_the_reward_lowers_the_reward_of_a_trajectory():
     whole = case(3)
-    made = make(advantage="raw_reward", kl={"coefficient": 0.5, "estimator": "k1", "place": "reward"})
+    made = make(advantage="raw_reward", kl={"reward": {"coefficient": 0.5, "estimator": "k1"}})
     batch = dataclasses.replace(whole.batch, proximal_logprobs_NT=None)
     gap = (batch.rollout_logprobs_NT - batch.reference_logprobs_NT) * batch.loss_mask_NT
     want = (batch.rewards_N - 0.5 * gap.sum(1))[:, None] * batch.loss_mask_NT
     torch.testing.assert_close(made.prepare(batch).advantages_NT, want)
+
+
+def penalised(credit: str) -> Tensor:
+    """Advantages of four tokens, of which the second is the environment's, with log-ratios of 1, 2, 4 and 8 nats to the reference."""
+    whole = case(3, num_groups=1, group_size=1, width=4)
+    mask, rollout_NT = torch.tensor([[True, False, True, True]]), torch.zeros(1, 4, dtype=torch.float64)
+    gaps_NT = torch.tensor([[1.0, 2.0, 4.0, 8.0]], dtype=torch.float64)
+    batch = dataclasses.replace(
+        whole.batch, loss_mask_NT=mask, rollout_logprobs_NT=rollout_NT, reference_logprobs_NT=rollout_NT - gaps_NT,
+        rewards_N=torch.tensor([3.0], dtype=torch.float64), proximal_logprobs_NT=None,
+    )  # fmt: skip
+    kl = {"reward": {"coefficient": 0.5, "credit": credit}}
+    return make(advantage="raw_reward", kl=kl).prepare(batch).advantages_NT
+
+
+def test_the_kl_in_the_reward_is_credited_to_trajectory_tokens_to_go_or_token():
+    expected = {
+        "trajectory": [3 - 6.5, 0.0, 3 - 6.5, 3 - 6.5],  # half of 1 + 4 + 8
+        "to_go": [3 - 6.5, 0.0, 3 - 6.0, 3 - 4.0],
+        "token": [3 - 0.5, 0.0, 3 - 2.0, 3 - 4.0],
+    }
+    assert {credit: penalised(credit)[0].tolist() for credit in expected} == expected
+
+
+def test_a_kl_after_the_group_baseline_is_not_taken_off_by_it():
+    """Two equal trajectories: the baseline takes away a penalty of the reward that both have, and none that comes after it."""
+    batch = of_one_token()
+    before, after = ({"reward": {"coefficient": 0.5, "credit": credit}} for credit in ("trajectory", "to_go"))
+    assert make(advantage="rloo", kl=before).prepare(batch).advantages_NT.tolist() == [[0.0], [0.0]]
+    assert make(advantage="rloo", kl=after).prepare(batch).advantages_NT.tolist() == [[-0.5], [-0.5]]
+
+
+def test_both_kls_act_at_once_each_with_its_own_coefficient():
+    made, prepared = one_token(
+        advantage="raw_reward", kl={"loss": {"coefficient": 0.1, "estimator": "k3"}, "reward": {"coefficient": 0.5}}
+    )
+    assert prepared.advantages_NT.tolist() == [[0.5], [0.5]]  # a reward of 1, less half a nat
+    report = made.loss(prepared, policy_logprobs_BT=torch.full((2, 1), -1.0)).statistics.compute()
+    assert report["kl_loss"] == pytest.approx(0.1 * math.exp(-1))  # k3 at one nat: exp(-1) + 1 - 1
 
 
 def test_turns_with_rewards_of_their_own_are_used_where_time_matters():
@@ -260,14 +320,18 @@ def test_rows_may_be_a_slice_or_a_list():
 
 
 def test_the_adaptive_coefficient_is_checkpointed():
-    made = make(kl={"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}})
+    adaptive = {
+        "loss": {"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}},
+        "reward": {"coefficient": 0.5},
+    }
+    made = make(kl=adaptive)
     made.observe({"kl_reference_per_trajectory_mean": 5.0, "trajectories": 10.0})
-    assert made.kl_coefficient == pytest.approx(0.12)
-    again = make(kl={"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}})
+    assert made.kl_coefficients == {"loss": pytest.approx(0.12), "reward": 0.5}
+    again = make(kl=adaptive)
     again.load_state_dict(json.loads(json.dumps(made.state_dict())))
-    assert again.kl_coefficient == made.kl_coefficient
+    assert again.kl_coefficients == made.kl_coefficients
     prepared = made.prepare(case(6).batch)
-    assert prepared.kl_coefficient == pytest.approx(0.12)
+    assert prepared.kl_coefficients["loss"] == pytest.approx(0.12)
 
 
 def test_statistics_survive_an_exchange_between_ranks_and_are_all_documented():
@@ -283,7 +347,7 @@ def test_statistics_survive_an_exchange_between_ranks_and_are_all_documented():
 
 
 def test_explained_variance_is_one_for_a_perfect_critic():
-    whole, made = case(8), make(preset="ppo", kl={"coefficient": 0.0}, advantage_shaping=[])
+    whole, made = case(8), make(preset="ppo", kl={"reward": None}, advantage_shaping=[])
     returns = make(advantage="cumulative_returns").prepare(whole.batch).advantages_NT
     perfect = dataclasses.replace(whole.batch, values_NT=returns)
     prepared = made.prepare(perfect)
@@ -302,16 +366,16 @@ def test_every_preset_trains_and_writes_its_passport(preset):
 
 
 def test_a_preset_takes_overrides():
-    made = make(preset="dapo", policy_loss={"epsilon_high": 0.3}, kl={"coefficient": 0.01})
+    made = make(preset="dapo", policy_loss={"epsilon_high": 0.3}, kl={"loss": {"coefficient": 0.01}})
     parameters = made.formula()["policy_loss"]["parameters"]
     assert (parameters["epsilon_low"], parameters["epsilon_high"]) == (0.2, 0.3)
     assert make(preset="ppo", value={"coefficient": 0.5}).config.value.loss.params == {"clip_range": 0.2}
     assert make(preset="grpo", policy_loss="cispo").config.policy_loss.name == "cispo"
 
 
-def one_token(**fields):
-    """Two trajectories of one token each with equal rewards: the advantage is 0, so what is left is the term in question."""
-    batch = BatchTensors(
+def of_one_token() -> BatchTensors:
+    """Two trajectories of one token each, with equal rewards."""
+    return BatchTensors(
         loss_mask_NT=torch.ones(2, 1, dtype=torch.bool),
         rollout_logprobs_NT=torch.full((2, 1), -1.0),
         policy_versions_NT=torch.zeros(2, 1, dtype=torch.int64),
@@ -324,8 +388,12 @@ def one_token(**fields):
         group_ids=["g", "g"],
         current_version=0,
     )
+
+
+def one_token(**fields):
+    """Their advantage is 0, so what is left is the term in question."""
     made = make(**fields)
-    return made, made.prepare(batch)
+    return made, made.prepare(of_one_token())
 
 
 def test_the_entropy_bonus_lowers_the_loss():
@@ -340,7 +408,7 @@ def test_the_entropy_bonus_lowers_the_loss():
 
 
 def test_the_policy_drift_of_cpgd_is_the_kl_from_the_rollout_policy():
-    made, prepared = one_token(preset="cpgd", kl={"to_rollout_coefficient": 0.5})
+    made, prepared = one_token(preset="cpgd", kl={"rollout": {"coefficient": 0.5}})
     policy = torch.full((2, 1), -1.0 + math.log(2.0), requires_grad=True)  # π = 2μ
     result = made.loss(prepared.rows([0, 1]), policy_logprobs_BT=policy)
     result.loss.backward()
@@ -361,7 +429,7 @@ def test_the_gspo_preset_does_not_clip_what_the_engine_rounds():
 
 
 def test_the_kl_penalty_pulls_towards_the_reference():
-    made, prepared = one_token(kl={"coefficient": 0.5, "estimator": "k3"})
+    made, prepared = one_token(kl={"loss": {"coefficient": 0.5, "estimator": "k3"}})
     policy = torch.full((2, 1), -1.0, requires_grad=True)
     result = made.loss(prepared.rows([0, 1]), policy_logprobs_BT=policy)
     result.loss.backward()
@@ -396,7 +464,7 @@ def test_a_mini_batch_has_weights_of_its_own_and_the_advantages_of_the_step():
 
 def test_the_whole_step_as_one_mini_batch_is_what_was_prepared():
     whole = case(3)
-    made = make(preset="ppo", policy_loss="clip_cov", kl={"coefficient": 0.0})
+    made = make(preset="ppo", policy_loss="clip_cov", kl={"reward": None})
     prepared = made.prepare(whole.batch)
     taken = made.mini_batch(prepared, list(range(9)), begins_step=True)
     for field in dataclasses.fields(prepared):

@@ -1,13 +1,9 @@
-"""Rewards per token: where they land, and what the KL takes."""
-
-import math
+"""Rewards per token: where they land, and what they add up to."""
 
 from torch import tensor
 
-from learner.algorithms.objective.token_rewards import place_rewards, subtract_kl
+from learner.algorithms.objective.token_rewards import place_rewards, to_go
 from tests.unit.learner.algorithms.batches import row
-
-HOLE = tensor([[True, False, True]])
 
 
 def test_a_reward_lands_on_the_last_token_or_on_every_one():
@@ -17,6 +13,5 @@ def test_a_reward_lands_on_the_last_token_or_on_every_one():
     assert place_rewards(rewards, loss_mask_NT=mask, placement="every_token").tolist() == [[2, 2, 0], [0, 0, 0]]
 
 
-def test_kl_is_taken_off_the_reward_where_unmasked():
-    got = subtract_kl(row(1.0, 1.0, 1.0), kl_NT=row(2.0, math.nan, 0.0), coefficient=0.5, loss_mask_NT=HOLE)
-    assert got.tolist() == [[0.0, 0.0, 1.0]]
+def test_what_is_still_to_go_at_a_token_is_itself_and_all_behind_it():
+    assert to_go(row(1.0, 0.0, 4.0)).tolist() == [[5.0, 4.0, 4.0]]
