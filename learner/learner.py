@@ -33,6 +33,7 @@ from learner.distributed import Ranks, choose_device, leave
 from learner.forward_backward import NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
+from learner.model.critic import rescale_head
 from learner.model.lora import adapter_of
 from learner.model.packing import MicroBatch
 from learner.model.policy import output_layer
@@ -138,6 +139,7 @@ class Learner:
         laps.lap("time/assemble_s")
         tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), micro_batches)
         prepared = self.objective.prepare(tensors)
+        self._rescale_critic(prepared)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
         self.optimizer.zero()
@@ -156,6 +158,14 @@ class Learner:
             batch, report, rate=rate, gradient_norm=float(gradient_norm), laps=laps, num_passes=len(micro_batches)
         )
         return self._last_step
+
+    def _rescale_critic(self, prepared: Prepared) -> None:
+        """The running moments of returns move with the batch, and the critic's values do not."""
+        factor, shift = self.objective.adopt_returns(prepared)
+        if (factor, shift) != (1.0, 0.0):
+            # Adam's moments stay: they are of the normalised loss, before and after.
+            rescale_head(self.optimizer.masters(), factor=factor, shift=shift)
+            self.optimizer.copy_masters()
 
     @property
     def _trains_policy(self) -> bool:

@@ -122,8 +122,10 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     warmup_steps: NonNegativeInt = 0
     """Steps at the start of the run in which the critic alone trains (verl's `critic_warmup`): its own backbone, or the head alone on a
     shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
-    whiten_returns: bool = False
-    """True whitens the value targets over the batch; values then live on that scale, which moves with the batch."""
+    normalise_returns: bool = False
+    """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is
+    rescaled whenever these move, so that no value moves with them. Advantages read values in the rewards' own units; `loss` and its
+    clip range see normalised ones."""
 
 
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):

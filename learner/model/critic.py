@@ -4,6 +4,7 @@ The value of a token is predicted from the hidden state before it, as its log-pr
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import torch
@@ -32,6 +33,14 @@ class Critic(nn.Module):
         """Values of the micro-batch's positions, [C], float32."""
         hidden_CH = policy_hidden_CH if self.backbone is None else hidden_states(self.backbone, batch)
         return self.value_head(hidden_CH)[:, 0].float()
+
+
+@torch.no_grad()
+def rescale_head(parameters: Mapping[str, Tensor], *, factor: float, shift: float) -> None:
+    """Values v become factor · v + shift (arXiv:1602.07714). `parameters` are those of the networks, by name; shards too."""
+    weight, bias = (parameters[f"critic.value_head.{name}"] for name in ("weight", "bias"))
+    weight.mul_(factor)
+    bias.mul_(factor).add_(shift)
 
 
 class Networks(nn.Module):

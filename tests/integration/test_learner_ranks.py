@@ -90,7 +90,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         {
             "algorithm": {
                 "advantage": "gae",
-                "value": {"learning_rate": 1e-3, "warmup_steps": 2},
+                "value": {"learning_rate": 1e-3, "warmup_steps": 2, "normalise_returns": True},
                 "proximal": "recompute",
             }
         },

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
+from learner.algorithms.objective.controllers import RunningMoments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class BatchTensors:
     entropies_NT: Tensor | None = None
     """From that same pass; None: not needed."""
     values_NT: Tensor | None = None
-    """The critic's, at the start of the step; None: no critic."""
+    """The critic's, at the start of the step, as its head gives them; None: no critic."""
     token_rewards_NT: Tensor | None = None
     """Rewards per step or turn, on the token that earned them or on a masked one behind it (an environment's answer), which moves them
     to that token; 0 elsewhere, padding included. None: `rewards_N` alone, placed as configured."""
@@ -129,7 +130,10 @@ class Prepared:
     proximal_logprobs_NT: Tensor | None
     reference_logprobs_NT: Tensor | None
     values_NT: Tensor | None
+    """Old ones, in the rewards' units, as the returns are."""
     returns_NT: Tensor | None
+    return_moments: RunningMoments | None
+    """Up to this batch; what the critic's head gives while the step is learned is normalised by them. None: it gives values as they are."""
     value_weights_NT: Tensor | None
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None

@@ -49,9 +49,10 @@ def controllers(config: KlConfig) -> dict[str, FixedKl | AdaptiveKl]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningMoments:
-    """Mean and spread of all rewards so far, for scaling rewards by a slowly moving number.
+    """Mean and spread of all rewards or returns so far, for scaling them by a slowly moving number.
 
     Formula: Chan et al.'s parallel update of mean and M2; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
+    Degenerate: the std of equal values, and of a single one, is 1: they are not scaled
     """
 
     mean: float = 0.0
@@ -67,7 +68,16 @@ class RunningMoments:
         total = self.count + num
         delta = mean - self.mean
         squares = var * num + self.var * self.count + delta**2 * self.count * num / total
-        merged = RunningMoments(
-            mean=self.mean + delta * num / total, std=(squares / (total - 1)) ** 0.5, var=squares / total, count=total
-        )
+        mean_of_all, std_of_all = self.mean + delta * num / total, 1.0
+        # The variance of equal values is what rounding, and the count at the start, leave of it.
+        if squares > total * (1e-20 + (1e-7 * mean_of_all) ** 2):
+            std_of_all = (squares / (total - 1)) ** 0.5
+        merged = RunningMoments(mean=mean_of_all, std=std_of_all, var=squares / total, count=total)
         return merged, mean, (var * num / (num - 1)) ** 0.5 if num > 1 else 0.0
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+    def restore(self, normalised: Tensor) -> Tensor:
+        """What `normalise` was given."""
+        return normalised * self.std + self.mean

@@ -6,7 +6,7 @@ mini-batch out for each: advantages and filters stay those of the step, the aggr
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size
-from learner.algorithms.objective.controllers import controllers
+from learner.algorithms.objective.controllers import RunningMoments, controllers
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
 from learner.algorithms.objective.preparation import mini_batch, prepare
@@ -39,11 +39,13 @@ class LossResult:
 
 
 class Objective:
-    """The loss of a run. Its only state are the adaptive KL coefficients."""
+    """The loss of a run. Its only state are the adaptive KL coefficients and the running moments of returns."""
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
         self._kl_controllers = controllers(parts.config.kl)
+        value = parts.config.value
+        self._return_moments = RunningMoments() if value is not None and value.normalise_returns else None
 
     @classmethod
     def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
@@ -92,7 +94,25 @@ class Objective:
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:
         """Fixes everything that depends on the whole batch. Raises DataError that names trajectory, group and field."""
-        return prepare(batch, parts=self._parts, needs=self.needs, kl_coefficients=self.kl_coefficients)
+        return prepare(
+            batch,
+            parts=self._parts,
+            needs=self.needs,
+            kl_coefficients=self.kl_coefficients,
+            return_moments=self._return_moments,
+        )
+
+    def adopt_returns(self, prepared: Prepared) -> tuple[float, float]:
+        """Takes the batch's returns into the running moments, before the step is learned. Its old values were computed before.
+
+        Returns the factor and the shift after it by which the critic's head gives the same values as before: (1, 0) without
+        `value.normalise_returns`.
+        """
+        before, after = self._return_moments, prepared.return_moments
+        if before is None or after is None:
+            return 1.0, 0.0
+        self._return_moments = after
+        return before.std / after.std, (before.mean - after.mean) / after.std
 
     @torch.no_grad()
     def mini_batch(self, prepared: Prepared, rows: list[int], *, begins_step: bool) -> Prepared:
@@ -150,6 +170,8 @@ class Objective:
             )
 
         total = torch.stack([loss.to(policy_BT.dtype) for loss in losses.values()]).sum()
+        if values_BT is not None and rows.return_moments is not None:
+            values_BT = rows.return_moments.restore(values_BT)
         recorder = Recorder(policy_BT.device)
         record(
             recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
@@ -173,13 +195,16 @@ class Objective:
             }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_coefficients": self.kl_coefficients}
+        moments = self._return_moments
+        return {"kl_coefficients": self.kl_coefficients, "return_moments": moments and asdict(moments)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kl_controllers = {
             name: replace(controller, coefficient=state["kl_coefficients"][name])
             for name, controller in self._kl_controllers.items()
         }
+        if self._return_moments is not None:
+            self._return_moments = RunningMoments(**state["return_moments"])
 
     def formula(self) -> dict[str, Any]:
         """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
@@ -219,6 +244,9 @@ def _kl(
 def _row_tensors(
     rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
 ) -> dict[str, Tensor | None]:
+    old_values_BT, returns_BT = rows.values_NT, rows.returns_NT
+    if rows.return_moments is not None and old_values_BT is not None and returns_BT is not None:
+        old_values_BT, returns_BT = map(rows.return_moments.normalise, (old_values_BT, returns_BT))
     return {
         "policy_logprobs_BT": policy_BT,
         "proximal_logprobs_BT": proximal_BT,
@@ -229,8 +257,8 @@ def _row_tensors(
         "lags_BT": rows.lags_NT,
         "entropies_BT": None if entropies_BT is None else at_least_float32(entropies_BT),
         "values_BT": None if values_BT is None else at_least_float32(values_BT),
-        "old_values_BT": rows.values_NT,
-        "returns_BT": rows.returns_NT,
+        "old_values_BT": old_values_BT,
+        "returns_BT": returns_BT,
         "covariances_BT": rows.covariances_NT,
         "batch_covariances_M": rows.batch_covariances_M,
     }

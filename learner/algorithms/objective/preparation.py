@@ -19,22 +19,30 @@ from learner.algorithms.advantages.returns import cumulative_returns
 from learner.algorithms.batch_rules.filters import Selection
 from learner.algorithms.groups import all_equal, group_rows, sorted_group_rows
 from learner.algorithms.losses.covariance import covariances
-from learner.algorithms.masks import at_least_float32, masked, whiten
+from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.controllers import RunningMoments
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
 from learner.algorithms.registry.variants import Variant
 
 
 def prepare(
-    batch: BatchTensors, *, parts: Parts, needs: frozenset[str], kl_coefficients: Mapping[str, float]
+    batch: BatchTensors,
+    *,
+    parts: Parts,
+    needs: frozenset[str],
+    kl_coefficients: Mapping[str, float],
+    return_moments: RunningMoments | None,
 ) -> Prepared:
     """See `Objective.prepare`."""
     batch.validate()
     _refuse_missing(batch, needs=needs, parts=parts)
     mask_NT = batch.loss_mask_NT
     supply = _supply(batch)
+    if return_moments is not None:
+        supply["values_NT"] = masked(return_moments.restore(supply["values_NT"]), loss_mask_BT=mask_NT)
     shaped_N = supply["rewards_N"] = _shaped(batch, parts, supply)
     supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
     penalty = parts.config.kl.reward
@@ -59,8 +67,8 @@ def prepare(
     if parts.config.value is not None:
         if returns_NT is None:
             returns_NT = cumulative_returns(supply["token_rewards_NT"], loss_mask_NT=mask_NT)
-        if parts.config.value.whiten_returns:
-            returns_NT = whiten(returns_NT, loss_mask_BT=mask_NT)
+        if return_moments is not None and bool(is_kept_N.any()):
+            return_moments, _, _ = return_moments.update(returns_NT[mask_NT & is_kept_N[:, None]])
     zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],
@@ -74,6 +82,7 @@ def prepare(
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
         returns_NT=None if returns_NT is None else returns_NT.to(dtype),
+        return_moments=return_moments,
         sampled_mask_NT=mask_NT,
         rewards_N=batch.rewards_N,
         shaped_rewards_N=shaped_N,

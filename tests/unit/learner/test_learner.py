@@ -225,6 +225,15 @@ def test_a_critic_learns_its_returns(model_path: Path):
     assert values[0] == 0.0 and abs(values[-1] - 1.0) < 0.5
 
 
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_a_critic_of_normalised_returns_learns_large_ones(model_path: Path, backbone: str):
+    value = {"backbone": backbone, "learning_rate": 1e-2, "coefficient": 1.0, "normalise_returns": True}
+    learner = Learner(make_config(model_path, algorithm={"advantage": "gae", "value": value}))
+    group = make_group(0, rewards=(5000.0, 6000.0))
+    values = [learner.update(group).metrics["learner/value_mean"] for _ in range(20)]
+    assert abs(values[0]) < 1e-2 and abs(values[-1] - 5500.0) < 1100.0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backbone", ["own", "shared"])
 def test_the_policy_does_not_move_by_a_bit_while_its_critic_warms_up(model_path: Path, backbone: str, dtype: str):
@@ -252,10 +261,12 @@ def test_the_policy_does_not_move_by_a_bit_while_its_critic_warms_up(model_path:
     assert not any(torch.equal(tensor, policy[name]) for name, tensor in _weights(learner).items() if tensor.ndim > 1)
 
 
-def test_a_run_that_is_resumed_while_its_critic_warms_up_goes_on_bit_for_bit(model_path: Path, tmp_path: Path):
-    config = make_config(
-        model_path, algorithm={"advantage": "gae", "value": {"learning_rate": 1e-2, "warmup_steps": 2}}
-    )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_that_is_resumed_while_its_critic_warms_up_goes_on_bit_for_bit(
+    model_path: Path, tmp_path: Path, dtype: str
+):
+    value = {"learning_rate": 1e-2, "warmup_steps": 2, "normalise_returns": True}
+    config = make_config(model_path, dtype=dtype, algorithm={"advantage": "gae", "value": value})
     learner, resumed = Learner(config), Learner(config)
     learner.update(*_groups(learner))
     learner.save(str(tmp_path / "step-000001"), {})
@@ -264,6 +275,7 @@ def test_a_run_that_is_resumed_while_its_critic_warms_up_goes_on_bit_for_bit(mod
     for one in (learner, resumed):
         for _ in range(2):
             one.update(*_groups(one))
+    assert learner.objective.state_dict() == resumed.objective.state_dict()
     expected = _all_weights(learner)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in _all_weights(resumed).items())
 

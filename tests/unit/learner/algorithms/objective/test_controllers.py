@@ -19,3 +19,10 @@ def test_running_moments_are_those_of_everything_so_far():
     moments, _, single = moments.update(tensor([8.0]))
     assert single == 0.0
     assert (moments.mean, moments.std) == pytest.approx((4.0, tensor([1.0, 3.0, 8.0]).std().item()))
+
+
+@pytest.mark.parametrize("values", [[3.0], [0.1] * 7, [0.0, 0.0]])
+def test_values_without_variance_are_not_scaled(values):
+    moments, _, _ = RunningMoments().update(tensor(values))
+    assert moments.std == 1.0 and moments.mean == pytest.approx(values[0])
+    assert moments.update(tensor(values))[0].std == 1.0

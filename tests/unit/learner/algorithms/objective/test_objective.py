@@ -8,11 +8,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.testing import assert_close
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.objective import Objective
-from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics, reported_names
 from learner.algorithms.registry.presets import PRESETS, expand
 from tests.unit.learner.algorithms.batches import Case, case
@@ -353,6 +354,44 @@ def test_explained_variance_is_one_for_a_perfect_critic():
     prepared = made.prepare(perfect)
     report = made.statistics(prepared).compute()
     assert report["explained_variance"] == pytest.approx(1.0)
+
+
+def test_a_perfect_critic_of_normalised_returns_has_advantages_of_zero():
+    whole = case(8)
+    made = make(preset="ppo", kl={"reward": None}, advantage_shaping=[], value={"normalise_returns": True})
+    returns = make(advantage="cumulative_returns").prepare(whole.batch).advantages_NT + 10 * whole.batch.loss_mask_NT
+    # Rewards that are 10 higher; the critic begins with values in the rewards' units.
+    batch = dataclasses.replace(whole.batch, rewards_N=whole.batch.rewards_N + 10, values_NT=returns)
+    for _ in range(3):
+        prepared = made.prepare(batch)
+        assert prepared.advantages_NT.abs().max() < 1e-12
+        assert_close(prepared.returns_NT, returns)
+        factor, shift = made.adopt_returns(prepared)
+        batch = dataclasses.replace(batch, values_NT=batch.values_NT * factor + shift)
+        report, loss = _of_values(made, prepared, whole, batch.values_NT)
+        assert loss == pytest.approx(0.0, abs=1e-12) and report["explained_variance"] == pytest.approx(1.0)
+    # What the head gives now has a mean of 0 and a standard deviation of 1.
+    given_M = batch.values_NT[batch.loss_mask_NT]
+    assert_close(torch.stack([given_M.mean(), given_M.std()]), torch.tensor([0.0, 1.0]).double(), atol=0.03, rtol=0)
+
+
+def test_the_value_loss_is_of_normalised_returns_whatever_their_scale():
+    whole, losses = case(8), []
+    for scale in (1.0, 1000.0):
+        made = make(preset="ppo", kl={"reward": None}, value={"normalise_returns": True})
+        batch = dataclasses.replace(whole.batch, rewards_N=whole.batch.rewards_N * scale, values_NT=0 * whole.values)
+        prepared = made.prepare(batch)
+        factor, shift = made.adopt_returns(prepared)
+        report, loss = _of_values(made, prepared, whole, batch.values_NT * factor + shift)
+        assert report["value_mean"] == pytest.approx(0.0, abs=1e-9)
+        losses.append(loss)
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def _of_values(made: Objective, prepared: Prepared, whole: Case, values: Tensor) -> tuple[dict[str, float], float]:
+    of_rows = made.loss(prepared, policy_logprobs_BT=whole.policy, values_BT=values).statistics
+    report = Statistics.merge([made.statistics(prepared), of_rows]).compute()
+    return report, report["value_loss"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
