@@ -154,7 +154,7 @@ def plan_of(config: RunConfig) -> Plan:
 
 def stall_s(config: RunConfig) -> float:
     """Longest wait for any group to move. Each wait below it has a deadline of its own: this one is for what they all missed."""
-    num_trajectories = max(config.buffer.trajectories_per_group, config.evaluation.num_samples)
+    num_trajectories = max(config.judged_per_group, config.evaluation.num_samples)
     judging_s = config.reward.timeout_s * num_trajectories + 60.0
     return config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
 
@@ -179,8 +179,8 @@ def ticket_office(config: RunConfig) -> TicketOffice:
     return TicketOffice(
         source=prompt_source(config.prompts, field="prompts"),
         seed=config.seed,
-        trajectories_per_group=config.buffer.trajectories_per_group,
-        extra_trajectories=config.rollout.extra_trajectories,
+        trajectories_per_group=config.judged_per_group,
+        extra_trajectories=0 if config.algorithm.selection else config.rollout.extra_trajectories,
         sampling=SamplingParams(**config.sampling.model_dump()),
         num_ahead=config.buffer.groups_per_step,
     )

@@ -47,6 +47,7 @@ KINDS = {
     "aggregations": Kind(setting="algorithm.aggregation and algorithm.value.aggregation", home=HOMES["aggregation"]),
     "corrections": Kind(setting="algorithm.corrections", home=HOMES["corrections"]),
     "filters": Kind(setting="algorithm.filters", home=HOMES["filters"]),
+    "selections": Kind(setting="algorithm.selection", home=HOMES["selection"]),
     "reward_shaping": Kind(setting="algorithm.reward_shaping", home=HOMES["reward_shaping"]),
     "advantage_shaping": Kind(setting="algorithm.advantage_shaping", home=HOMES["advantage_shaping"]),
 }

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Any
 
 from cluster.contracts.errors import FailureKind, WorkerError
@@ -158,7 +159,13 @@ class ScriptedScorer:
     def name(self) -> str:
         return self.spec.name
 
-    async def call_for_batch(self, method: str, object_ref: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
+    async def call_for_batch(
+        self, method: str, object_ref: int, *args: list[int], deadline_s: float
+    ) -> tuple[GroupSummary, int]:
+        if method == "take":
+            whole, places = self._score(object_ref), args[0]
+            rewards = tuple(whole.rewards[place] for place in places)
+            return replace(whole, rewards=rewards, num_trajectories=len(places)), object_ref
         self.scored.append(object_ref)
         await asyncio.sleep(0)
         if self._gate is not None:

@@ -78,6 +78,10 @@ class RewardService:
             reward_message=[reward.message for reward in rewards],
         )
 
+    def take(self, batch: pa.RecordBatch, places: Sequence[int]) -> pa.RecordBatch:
+        """Some rows of a batch, in the order given."""
+        return batch.take(pa.array(places, type=pa.int64()))
+
     def progress(self) -> Progress:
         # Each row has its own deadline: a service that answers while rows wait is slow, not hung.
         last_progress = time.time() if self._num_waiting else self._last_progress

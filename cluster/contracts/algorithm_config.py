@@ -146,6 +146,9 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """Where a trajectory's reward lands for advantages over time (`gae`); torchrl and TapeAgents use every token."""
     advantage_shaping: tuple[Plugin, ...] = ()
     """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.batch_rules.shaping."""
+    selection: Plugin | None = None
+    """Of a group that `rollout.extra_trajectories` over-samples, all are finished and judged, and this chooses those that train; a name
+    below learner.algorithms.batch_rules.selection. None: the first to finish."""
     filters: tuple[Plugin, ...] = ()
     """They choose what trains: a dropped trajectory leaves the batch and its denominators, a dropped token its gradient. Names below
     learner.algorithms.batch_rules.filters."""

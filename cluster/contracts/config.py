@@ -172,9 +172,10 @@ class RolloutConfig(Section):
     go on. `finish`: they end first. `abort_and_resume`: they stop and go on as partial rollouts; keys and values of the tokens so far are
     computed again under the new weights."""
     extra_trajectories: Mathematics[NonNegativeInt] = 0
-    """Over-sampling inside a group: so many trajectories are started beyond buffer.trajectories_per_group. The first ones to end make
-    the group; the others are aborted and leave no row. Short completions are favoured, a bias that no ratio corrects: it is off by
-    default for this reason. After APRIL (arXiv:2509.18521), which over-samples as well, but resumes what it aborted later."""
+    """Over-sampling inside a group: so many trajectories are started beyond buffer.trajectories_per_group. With `algorithm.selection` all
+    are judged, and it chooses the group by their rewards. Without it the first ones to end make the group, and the others are aborted:
+    short completions are favoured, a bias that no ratio corrects, which is why it is off by default. Those left out leave no row. After
+    APRIL (arXiv:2509.18521), which resumes later what it aborted, and PODS (arXiv:2504.13818), which chooses."""
     timeout_s: Resources[PositiveFloat] = 600.0
     """Deadline of one group, and of an engine that makes no progress."""
 
@@ -352,13 +353,28 @@ class RunConfig(Section):
             )
         return self
 
+    @property
+    def judged_per_group(self) -> int:
+        """Trajectories of a group that are finished and judged."""
+        num_candidates = self.rollout.extra_trajectories if self.algorithm.selection else 0
+        return self.buffer.trajectories_per_group + num_candidates
+
+    @model_validator(mode="after")
+    def _require_candidates_for_a_selection(self) -> "RunConfig":
+        if self.algorithm.selection and not self.rollout.extra_trajectories:
+            raise ValueError(
+                f"algorithm.selection={self.algorithm.selection.name!r} has nothing to choose from with rollout.extra_trajectories=0; "
+                "set that to 1 or more, or leave the selection out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _forbid_timing_rules_in_a_deterministic_run(self) -> "RunConfig":
         timed: list[str] = []
-        if self.rollout.extra_trajectories:
+        if self.rollout.extra_trajectories and self.algorithm.selection is None:
             timed.append(
                 f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: when the surplus is aborted "
-                "depends on timing, and with it what is computed together; set one of them to its default"
+                "depends on timing, and with it what is computed together; set one of them to its default, or choose by algorithm.selection"
             )
         if self.buffer.max_head_of_line_s is not None:
             timed.append(

@@ -12,6 +12,7 @@ import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group
@@ -26,6 +27,7 @@ class _Counters:
     num_kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
     """By reason."""
+    candidate_rewards: list[float] = field(default_factory=list[float])
     learner_wait_s: float = 0.0
     head_of_line_s: float = 0.0
 
@@ -137,6 +139,10 @@ class Buffer:
             self._finished_at[index] = _now()
         self._notify()
 
+    def note_candidates(self, rewards: Sequence[float]) -> None:
+        """Rewards of an over-sampled group, before some of its trajectories are chosen."""
+        self._counters.candidate_rewards += rewards
+
     def drop(self, index: int, *, reason: str, why: str = "") -> None:
         """Group `index` leaves untrained, and another one may start in its place. `reason` is one of few, `why` the group's own.
 
@@ -212,6 +218,7 @@ class Buffer:
             "buffer/num_under_way": float(len(self._live) - num_ready),
             "buffer/num_dropped": float(num_dropped),
             "buffer/size_bytes": float(self.size_bytes),
+            **({"buffer/candidate_reward": fmean(candidates)} if (candidates := drained.candidate_rewards) else {}),
             **({"buffer/kept_share": drained.num_kept / num_ended} if num_ended else {}),
             **({"buffer/tries_per_group": num_ended / drained.num_kept} if drained.num_kept else {}),
             **{

@@ -11,6 +11,9 @@ from cluster.rollouts.scoring import Scorers, describe
 DroppedBy = Callable[[GroupSummary], str | None]
 """The name of the filter that drops a judged group; None: it trains."""
 
+Choose = Callable[[GroupSummary], list[int]]
+"""The trajectories of an over-sampled group that make it, by their places."""
+
 
 class Destination(Protocol):
     """Every ticket that is dispatched for it comes back once, by `add` or by `drop`."""
@@ -33,14 +36,23 @@ class Destination(Protocol):
 
 
 class TrainingGroups:
-    """Groups for the learner: enough rewards known, kept by the filters, with reference log-probs where the loss needs them."""
+    """Groups for the learner: enough rewards known, chosen, kept by the filters, with reference log-probs where the loss needs them."""
 
     def __init__(
-        self, buffer: Buffer, *, scorers: Scorers, dropped_by: DroppedBy, max_failed_share: float, events: Events
+        self,
+        buffer: Buffer,
+        *,
+        scorers: Scorers,
+        dropped_by: DroppedBy,
+        choose: Choose | None,
+        max_failed_share: float,
+        events: Events,
     ) -> None:
+        """Without `choose` a group is made of all that were judged."""
         self._buffer = buffer
         self._scorers = scorers
         self._dropped_by = dropped_by
+        self._choose = choose
         self._max_failed_share = max_failed_share
         self._events = events
 
@@ -52,8 +64,11 @@ class TrainingGroups:
 
     async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
         if self._has_too_few_rewards(summary):
-            self._drop(ticket, reason="rewards failed", why=describe(summary))
-        elif name := self._dropped_by(summary):
+            return self._drop(ticket, reason="rewards failed", why=describe(summary))
+        if self._choose is not None:
+            self._buffer.note_candidates(summary.known_rewards)
+            summary, object_ref = await self._scorers.take(object_ref, self._choose(summary))
+        if name := self._dropped_by(summary):
             self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")
         else:
             summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)

@@ -64,6 +64,10 @@ class Scorers:
                     self._failed_rewards.note(judged[0])
                     return judged
 
+    async def take(self, object_ref: Any, places: list[int]) -> tuple[GroupSummary, Any]:
+        """Some trajectories of a judged group. Raises LostError when it went with its node."""
+        return await self._reward.call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
+
     async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""
         if self._reference is None:

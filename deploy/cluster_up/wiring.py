@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.types import GroupSummary
@@ -142,11 +143,15 @@ def production(
         is_deterministic=config.deterministic,
     )
 
+    objective = Objective.from_config(config.algorithm)
+    choose = partial(objective.chosen, group_size=config.buffer.trajectories_per_group)
+
     def destination(buffer: Buffer) -> TrainingGroups:
         return TrainingGroups(
             buffer,
             scorers=scorers,
-            dropped_by=Objective.from_config(config.algorithm).dropped_by,
+            dropped_by=objective.dropped_by,
+            choose=choose if config.algorithm.selection else None,
             max_failed_share=config.buffer.max_failed_share,
             events=events,
         )
@@ -161,7 +166,7 @@ def judging_deadline_s(config: RunConfig) -> float:
     nothing meets this deadline; a dead or silent one is found much sooner.
     """
     buffer, evaluation = config.buffer, config.evaluation
-    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * buffer.trajectories_per_group
+    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * config.judged_per_group
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
     return config.reward.timeout_s * num_queued + 60.0

@@ -22,7 +22,7 @@ def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
 def _spelled_section(section: Mapping[str, Any], prefix: str, homes: Mapping[str, Home]) -> dict[str, Any]:
     spelled = dict(section)
     for name, value in section.items():
-        if home := homes.get(f"{prefix}{name}"):
+        if value is not None and (home := homes.get(f"{prefix}{name}")):
             spelled[name] = (
                 [_variant(each, home) for each in value] if isinstance(value, list) else _variant(value, home)
             )

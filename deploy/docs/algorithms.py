@@ -66,6 +66,7 @@ _TITLES = {
     "aggregation": "Aggregations: weights over the whole batch of a step",
     "corrections": "Off-policy corrections",
     "filters": "Filters",
+    "selection": "Selections: which trajectories of an over-sampled group train",
     "reward_shaping": "Shaping of rewards",
     "advantage_shaping": "Shaping of advantages",
 }

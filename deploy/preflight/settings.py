@@ -45,7 +45,7 @@ def check_mathematics(config: RunConfig) -> frozenset[str]:
 
     try:
         objective = Objective.from_config(config.algorithm)
-        objective.check_group_size(config.buffer.trajectories_per_group)
+        objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
     return objective.needs

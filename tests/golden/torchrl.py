@@ -9,8 +9,8 @@ from torch import Tensor
 
 from learner.algorithms import kl, masks
 from learner.algorithms.advantages import group
-from learner.algorithms.advantages.candidates import choose
 from learner.algorithms.advantages.streaming import Arrival, ReleasedGroup, StreamingGroups
+from learner.algorithms.batch_rules import filters, selection
 from learner.algorithms.corrections import masking
 from learner.algorithms.objective.token_rewards import place_rewards
 from tests.golden import logprobs
@@ -208,14 +208,17 @@ def _columns(released: list[ReleasedGroup], arrival_index: int) -> dict[str, Ten
 
 
 def select(v: Variant) -> dict[str, Any]:
-    strategy, bounds = v.option("strategy", "balanced"), v.option("keep_return_bounds")
-    places = choose(
-        v["returns"].tolist(),
-        group_size=v.option("group_size"),
-        strategy="spread" if strategy == "uniform" else strategy,
-        return_bounds=None if bounds is None else tuple(bounds),
-    )
-    return {"indices": places}
+    """A choice that lies outside the bounds is none. Without bounds there is no middle, and `balanced` is `uniform`."""
+    returns, size, bounds = v["returns"].double(), v.option("group_size"), v.option("keep_return_bounds")
+    strategy = v.option("strategy", "balanced")
+    if strategy == "first" or len(returns) == size:
+        places = torch.arange(size)
+    elif strategy == "uniform" or bounds is None:
+        places = selection.spread(returns, group_size=size)
+    else:
+        places = selection.balanced(returns, group_size=size, low=bounds[0], high=bounds[1])
+    is_kept = bounds is None or filters.return_bounds(returns[places], low=bounds[0], high=bounds[1])
+    return {"indices": places.tolist() if is_kept else None}
 
 
 def retrieve_log_prob(v: Variant) -> dict[str, Any]:

@@ -79,6 +79,16 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
         )
 
 
+def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
+    """Raises ConfigError for a selection that cannot choose so many of so many. It is tried on invented rewards."""
+    if parts.selection is None:
+        return
+    try:
+        parts.selection.call(torch.linspace(0.0, 1.0, num_candidates), group_size=trajectories_per_group)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
+
+
 def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
     """Advantages of invented rewards; empty for an advantage that needs more than rewards."""
     size = trajectories_per_group

@@ -1,4 +1,4 @@
-"""What is decided of a group by itself: its shaped rewards, and whether it trains.
+"""What is decided of a group by itself: which of its candidates make it, and whether it trains.
 
 The cluster decides as soon as a group is judged, and samples another prompt in the place of a dropped one; the learner decides again
 with the whole step. Both ask these functions, on the CPU, with the group's rows in its own order: they never disagree.
@@ -17,6 +17,7 @@ from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.variants import Variant
 
 Group = Mapping[str, Tensor]
 """By the names of `homes.OF_A_GROUP`."""
@@ -54,9 +55,23 @@ def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
 def dropped_by(group: Group, *, parts: Parts) -> str | None:
     """The first filter that drops the group, by name; None: it trains, unless a filter that needs the whole batch drops it.
 
-    Filters see rewards as the steps of `reward_shaping` leave them, those in front of the first that needs the whole batch.
+    Filters see rewards as `shaped` leaves them.
     """
-    filters = [chosen for chosen in parts.filters if chosen.is_of_a_group]
-    for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping if filters else ()):
+    filters = [each for each in parts.filters if each.is_of_a_group]
+    group = shaped(group, parts=parts) if filters else group
+    return next((each.plugin.name for each in filters if not bool(each.with_given(group))), None)
+
+
+def chosen(group: Group, *, selection: Variant, group_size: int, parts: Parts) -> list[int]:
+    """The places of the candidates that make the group, ascending; all of them where there are no more than its size."""
+    if len(group["rewards_G"]) <= group_size:
+        return list(range(len(group["rewards_G"])))
+    places = selection.call(shaped(group, parts=parts)["rewards_G"], group_size=group_size)
+    return sorted(int(place) for place in places)
+
+
+def shaped(group: Group, *, parts: Parts) -> Group:
+    """With its rewards after the steps of `reward_shaping` in front of the first that needs the whole batch."""
+    for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping):
         group = {**group, "rewards_G": step.with_given(group)}
-    return next((chosen.plugin.name for chosen in filters if not bool(chosen.with_given(group))), None)
+    return group

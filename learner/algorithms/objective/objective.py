@@ -20,7 +20,7 @@ from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
-from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size
+from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size, refuse_selection
 from learner.algorithms.objective.controllers import RunningMoments, controllers
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
@@ -54,9 +54,10 @@ class Objective:
         refuse_contradictions(parts)
         return cls(parts, updates_per_step=updates_per_step)
 
-    def check_group_size(self, trajectories_per_group: int) -> None:
-        """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled."""
+    def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
+        """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""
         refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group)
+        refuse_selection(self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates)
 
     @property
     def config(self) -> AlgorithmConfig:
@@ -83,6 +84,15 @@ class Objective:
             "values": config.value is not None,
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
+
+    def chosen(self, summary: GroupSummary, *, group_size: int) -> list[int]:
+        """The trajectories of a judged, over-sampled group that make it, by their places; those whose reward failed are not among them."""
+        selection = self._parts.selection
+        assert selection is not None, "only a selection chooses"
+        known = [place for place, reward in enumerate(summary.rewards) if reward is not None]
+        group = group_rules.of_summary(summary)
+        places = group_rules.chosen(group, selection=selection, group_size=group_size, parts=self._parts)
+        return [known[place] for place in places]
 
     def dropped_by(self, summary: GroupSummary) -> str | None:
         """The filter that drops a judged group, by name; None: it trains, unless a filter of the whole batch drops it.

@@ -19,6 +19,7 @@ class Parts:
     reward_shaping: tuple[Variant, ...]
     advantage_shaping: tuple[Variant, ...]
     filters: tuple[Variant, ...]
+    selection: Variant | None
     corrections: tuple[Variant, ...]
 
     @classmethod
@@ -39,11 +40,15 @@ class Parts:
             reward_shaping=many("reward_shaping"),
             advantage_shaping=many("advantage_shaping"),
             filters=many("filters"),
+            selection=config.selection and Variant.from_plugin(config.selection, field="selection"),
             corrections=many("corrections"),
         )
 
     def all(self) -> list[Variant]:
-        single = (self.advantage, self.policy_loss, self.aggregation, self.value_loss, self.value_aggregation)
+        single = (
+            *(self.advantage, self.policy_loss, self.aggregation),
+            *(self.value_loss, self.value_aggregation, self.selection),
+        )
         several = (*self.reward_shaping, *self.advantage_shaping, *self.filters, *self.corrections)
         return [variant for variant in (*single, *several) if variant is not None]
 

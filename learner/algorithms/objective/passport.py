@@ -24,6 +24,7 @@ def formula(parts: Parts) -> dict[str, Any]:
         "reward_placement": config.reward_placement,
         "advantage_shaping": [part.describe() for part in parts.advantage_shaping],
         "filters": [part.describe() for part in parts.filters],
+        "selection": parts.selection and parts.selection.describe(),
         "corrections": [part.describe() for part in parts.corrections],
         "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]},
         "kl": _kl(parts),

@@ -25,8 +25,10 @@ OF_A_GROUP = frozenset({"rewards_G", "completion_lengths_G", "truncated_G", "rew
 SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | OF_A_GROUP
 
 
-def _home(package: str, *works_on: str) -> Home:
-    return Home(package=f"learner.algorithms.{package}", offers=SUPPLIED, works_on=frozenset(works_on))
+def _home(package: str, *works_on: str, called_with: tuple[str, ...] = ()) -> Home:
+    return Home(
+        package=f"learner.algorithms.{package}", called_with=called_with, offers=SUPPLIED, works_on=frozenset(works_on)
+    )
 
 
 _AGGREGATION = _home("batch_rules.aggregation", "loss_mask_NT")
@@ -40,6 +42,7 @@ HOMES: dict[str, Home] = {
     "reward_shaping": _home("batch_rules.shaping", "rewards_G", "rewards_N"),
     "advantage_shaping": _home("batch_rules.shaping", "advantages_NT"),
     "filters": _home("batch_rules.filters", *OF_A_GROUP, *OF_THE_BATCH),
+    "selection": _home("batch_rules.selection", "rewards_G", called_with=("group_size",)),
     "corrections": _home("corrections", "proximal_logprobs_BT", "policy_logprobs_BT", "lags_BT", *OF_THE_BATCH),
 }
 """By the field that names them."""

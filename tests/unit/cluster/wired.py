@@ -27,6 +27,7 @@ def wired(
     max_sequences: int,
     sequences_per_group: int,
     dropped_by: Callable[[GroupSummary], str | None] = lambda summary: None,
+    choose: Callable[[GroupSummary], list[int]] | None = None,
     sampling_deadline_s: float = 600.0,
     judging_deadline_s: float = 60.0,
     is_deterministic: bool = False,
@@ -62,6 +63,6 @@ def wired(
         dispatcher=dispatcher,
         office=office,
         destination=lambda buffer: TrainingGroups(
-            buffer, scorers=scorers, dropped_by=dropped_by, max_failed_share=0.5, events=events
+            buffer, scorers=scorers, dropped_by=dropped_by, choose=choose, max_failed_share=0.5, events=events
         ),
     )

@@ -32,6 +32,14 @@ def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):
     configured(deterministic=False, **sections)
 
 
+def test_a_selection_needs_candidates_and_does_not_depend_on_timing():
+    with pytest.raises(ValidationError, match=r"algorithm\.selection='spread' has nothing to choose from"):
+        configured(algorithm={"selection": "spread"})
+    chosen = {"algorithm": {"selection": "spread"}, "rollout": {"extra_trajectories": 2}}
+    assert configured(deterministic=True, **chosen).judged_per_group == 8 + 2
+    assert configured(rollout=chosen["rollout"]).judged_per_group == 8, "two are aborted"
+
+
 def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):

@@ -39,6 +39,7 @@ class Scene:
         num_workers=1,
         prompts=None,
         dropped_by=lambda summary: None,
+        choose=None,
         make_worker=ScriptedWorker,
         make_scorer=ScriptedScorer,
         extra_trajectories=0,
@@ -70,6 +71,7 @@ class Scene:
         )
         self._make_worker, self._make_scorer = make_worker, make_scorer
         self._script, self._score, self._dropped_by = script, score, dropped_by
+        self._choose = choose
         self._num_workers = num_workers
         self._sequences_per_group = 2 + extra_trajectories
         self._max_sequences = max_concurrent_sequences
@@ -98,6 +100,7 @@ class Scene:
                 max_sequences=self._max_sequences,
                 sequences_per_group=self._sequences_per_group,
                 dropped_by=self._dropped_by,
+                choose=self._choose,
                 is_deterministic=self._deterministic,
             )
             await self.production.start()

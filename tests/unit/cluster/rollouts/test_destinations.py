@@ -4,7 +4,8 @@ import pytest
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import RewardFailure
-from tests.fakes import group_summary
+from cluster.rollouts.buffer import Buffer
+from tests.fakes import ScriptedScorer, death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
 from tests.unit.cluster.simulated_time import simulated
 
@@ -74,3 +75,35 @@ async def test_a_run_whose_filter_drops_everything_gives_up_and_names_the_filter
         DataError, match=r"8 groups in a row were dropped \(zero_variance: 8\).*buffer\.max_dropped_steps=2 "
     ):
         await scene.take(max_dropped_steps=2)
+
+
+@simulated
+async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen_is_gone():
+    """Of three trajectories the best and the worst make the group: 1 and 0, or 1 and 1, which the filter drops."""
+    scene = Scene(
+        score=lambda i: group_summary(i, num_trajectories=3, rewards=(1.0, 0.5 - i % 2, 1.0 * (i % 2))),
+        choose=lambda summary: [0, 2],
+        dropped_by=lambda summary: "zero_variance" if len(set(summary.rewards)) == 1 else None,
+    )
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        taken = await buffer.take(4)
+    assert [(index, group.summary.rewards) for index, group in taken] == [(i, (1.0, 0.0)) for i in (0, 2, 4, 6)]
+    assert buffer.drain_stats()["buffer/candidate_reward"] == 0.5, "of all three, in each group"
+
+
+@simulated
+async def test_a_reward_service_that_dies_while_it_takes_what_was_chosen_is_replaced():
+    deaths = iter([death("reward", "take")])
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            if method == "take" and (error := next(deaths, None)):
+                raise error
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(
+        score=lambda i: group_summary(i, rewards=(1.0, 0.0, 0.5)), choose=lambda summary: [0, 1], make_scorer=Scorer
+    )
+    assert await scene.take() == [0, 1, 2, 3]
+    assert "recovery" in scene.events.kinds()

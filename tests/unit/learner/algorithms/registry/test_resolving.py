@@ -59,6 +59,7 @@ def test_every_field_that_names_a_variant_has_a_home():
         "reward_shaping",
         "advantage_shaping",
         "filters",
+        "selection",
         "corrections",
     }
     assert set(HOMES) == fields | {"value.loss", "value.aggregation"}
