@@ -32,9 +32,8 @@ def refuse_contradictions(parts: Parts) -> None:
                     f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
                 )
     if not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
-        has_kl = config.kl.place == "reward" and config.kl.coefficient > 0
-        for field, is_set in (("reward_shaping", config.reward_shaping), ("kl.place='reward'", has_kl)):
-            if is_set:
+        for field, value in (("reward_shaping", config.reward_shaping), ("kl.reward", config.kl.reward)):
+            if value:
                 raise ConfigError(
                     f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {field} changes; "
                     "let the judge return that change as a component, put the KL into the loss, or use an advantage of the reward"
