@@ -1,9 +1,11 @@
-"""The passes of one step: a batch is split into this rank's micro-batches, looked at, turned into gradients, and these are checked.
+"""The passes of one step: a mini-batch is split into this rank's micro-batches, looked at, turned into gradients, and these are checked.
 
 Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,6 +24,20 @@ from learner.model.packing import MicroBatch, lay_out, plan, tokens_per_pass
 from learner.progress import Phases
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """What one update trains on."""
+
+    rows: list[int]
+    """Places in the batch."""
+    micro_batches: list[MicroBatch]
+    """This rank's; their rows are places in the mini-batch. Every rank has equally many."""
+
+    def in_batch(self, micro_batch: MicroBatch) -> list[int]:
+        """Places of a micro-batch's rows in the batch."""
+        return [self.rows[row] for row in micro_batch.rows]
+
+
 class Passes:
     """Of one rank's networks under one objective."""
 
@@ -31,23 +47,28 @@ class Passes:
         self._networks, self._objective, self._ranks, self._config = networks, objective, ranks, config
         self._phases = phases
 
-    def micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """This rank's; every rank has equally many."""
+    def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
+        """These rows of the batch, laid out."""
+        chosen = [batch.rows[row] for row in rows]
         layout = self._networks.policy.layout
         max_tokens = tokens_per_pass(self._config.max_tokens_per_micro_batch, device=self._ranks.device)
-        rows_of_ranks = plan(batch.rows, max_tokens=max_tokens, layout=layout, num_ranks=self._ranks.size)
+        rows_of_ranks = plan(chosen, max_tokens=max_tokens, layout=layout, num_ranks=self._ranks.size)
         width = batch.tensors.loss_mask_NT.shape[1]
-        return [
-            lay_out(batch.rows, rows, layout=layout, width=width, device=self._ranks.device)
-            for rows in rows_of_ranks[self._ranks.rank]
+        micro_batches = [
+            lay_out(chosen, places, layout=layout, width=width, device=self._ranks.device)
+            for places in rows_of_ranks[self._ranks.rank]
         ]
+        return MiniBatch(rows=rows, micro_batches=micro_batches)
 
     @torch.no_grad()
-    def with_first_look(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> BatchTensors:
-        """The batch with what the objective must know of the policy at the start of the step."""
+    def with_first_look(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> BatchTensors:
+        """The batch with what the objective must know of the policy at the start of the step.
+
+        `mini_batches` are those of the first epoch: in the same passes the first update has a ratio of exactly 1.
+        """
         needs = self._objective.needs
         if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
-            tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, micro_batches))
+            tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, mini_batches))
         if not needs & {"proximal_logprobs", "values"}:
             return tensors
         self._phases.enter("first look")
@@ -55,9 +76,8 @@ class Passes:
         found = {
             name: torch.zeros_like(tensors.rollout_logprobs_NT) for name in ("proximal_logprobs", "entropies", "values")
         }
-        for micro_batch in micro_batches:
+        for rows, micro_batch in _passes_over(mini_batches):
             outputs, values_C = self._networks(micro_batch, entropies=wants_entropies)
-            rows = list(micro_batch.rows)
             computed = {"proximal_logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
             for name, values in computed.items():
                 if values is not None and rows:
@@ -72,15 +92,15 @@ class Passes:
             tensors, **{f"{name}_NT": self._ranks.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
         )
 
-    def _base_logprobs(self, tensors: BatchTensors, micro_batches: list[MicroBatch]) -> Tensor:
+    def _base_logprobs(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> Tensor:
         """The reference's, by the policy without its adapters: no second copy of the model."""
         self._phases.enter("scoring the reference")
         found_NT = torch.zeros_like(tensors.rollout_logprobs_NT)
         with without_adapters(self._networks.policy.causal_lm):
-            for micro_batch in micro_batches:
+            for rows, micro_batch in _passes_over(mini_batches):
                 outputs, _ = self._networks(micro_batch)
-                if micro_batch.rows:
-                    found_NT[list(micro_batch.rows)] = micro_batch.scatter(outputs.logprobs_C)
+                if rows:
+                    found_NT[rows] = micro_batch.scatter(outputs.logprobs_C)
                 self._phases.move()
         return self._ranks.sum(found_NT)
 
@@ -108,7 +128,7 @@ class Passes:
                 entropies_BT=None if outputs.entropies_C is None else micro_batch.scatter(outputs.entropies_C),
                 values_BT=None if values_C is None else micro_batch.scatter(values_C),
             )
-            # FSDP means over ranks; the objective's weights are of the whole batch, so the step's gradient is the sum.
+            # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum.
             (result.loss * self._ranks.size).backward()
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
@@ -118,26 +138,34 @@ class Passes:
         return torch.stack(losses), Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
 
 
+def _passes_over(mini_batches: Sequence[MiniBatch]) -> Iterator[tuple[list[int], MicroBatch]]:
+    """Every micro-batch, and the places of its rows in the batch."""
+    for mini_batch in mini_batches:
+        for micro_batch in mini_batch.micro_batches:
+            yield mini_batch.in_batch(micro_batch), micro_batch
+
+
 class NonFiniteGuard:
-    """Keeps steps whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
+    """Keeps updates whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
 
     def __init__(self, *, max_in_a_row: int, ranks: Ranks, folder: Path | None) -> None:
-        """`folder` takes the trajectories of such steps, for inspection; None saves none."""
+        """`folder` takes the trajectories of such updates, for inspection; None saves none."""
         self._max_in_a_row, self._ranks, self._folder = max_in_a_row, ranks, folder
         self.num_in_a_row = 0
 
     def admits(
         self,
         batch: Batch,
-        micro_batches: list[MicroBatch],
+        mini_batch: MiniBatch,
         *,
         losses: Tensor,
         gradient_norm: Tensor,
-        policy_version: int,
+        place: tuple[int, int],
     ) -> bool:
-        """Whether the step may be taken. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
+        """Whether the update may be made. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
 
-        Raises NumericsError when this is one step too many in a row that may not.
+        `place` is the policy version and the update's number in its step. Raises NumericsError when this is one update too many in a
+        row that may not.
         """
         is_bad = ~losses.isfinite()
         num_bad = int(self._ranks.sum(is_bad.sum()))
@@ -146,24 +174,25 @@ class NonFiniteGuard:
             return True
         self.num_in_a_row += 1
         # Where only the gradient is not finite, any micro-batch of any rank may be why.
-        suspects = [m for m, bad in zip(micro_batches, is_bad.tolist(), strict=True) if bad or num_bad == 0]
-        saved = self._save(batch, suspects, policy_version=policy_version)
+        found = zip(mini_batch.micro_batches, is_bad.tolist(), strict=True)
+        suspects = sorted(row for m, bad in found if bad or num_bad == 0 for row in mini_batch.in_batch(m))
+        saved = self._save(batch, suspects, place=place)
         if self.num_in_a_row > self._max_in_a_row:
             raise NumericsError(
-                f"loss or gradient was not finite in {self.num_in_a_row} steps in a row, the last at policy version {policy_version} "
+                f"loss or gradient was not finite in {self.num_in_a_row} updates in a row, the last at policy version {place[0]} "
                 f"(gradient norm {float(gradient_norm)}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
                 "lower optimizer.learning_rate, or look at these trajectories"
             )
         return False
 
-    def _save(self, batch: Batch, micro_batches: list[MicroBatch], *, policy_version: int) -> str:
-        """Writes the trajectories of these micro-batches of this rank; says where they are, or why nowhere."""
-        if not micro_batches:
+    def _save(self, batch: Batch, rows: list[int], *, place: tuple[int, int]) -> str:
+        """Writes these trajectories, which this rank computed; says where they are, or why nowhere."""
+        if not rows:
             return "its trajectories are with another rank"
         if self._folder is None:
             return "its trajectories were not saved (no local run directory)"
-        rows = sorted(row for micro_batch in micro_batches for row in micro_batch.rows)
-        path = self._folder / f"version-{policy_version:06d}-rank-{self._ranks.rank}.arrow"
+        version, update = place
+        path = self._folder / f"version-{version:06d}-update-{update}-rank-{self._ranks.rank}.arrow"
         try:
             batch.write_rows(rows, path)
         except OSError as error:

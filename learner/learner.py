@@ -1,21 +1,23 @@
 """The learner: one rank, a plain class. Trajectories in, weights out.
 
-`update` reads like the step it makes: assemble, look once where the objective needs it, prepare, one backward per micro-batch, one
-optimizer step. Micro-batches only split the work: every number that depends on the whole batch is fixed before the first of them.
+`update` reads like the step it makes: assemble, look once where the objective needs it, prepare, then for each mini-batch one backward
+per micro-batch and one optimizer update. Micro-batches only split the work: every number that depends on the whole batch, or on the
+whole mini-batch, is fixed before the first of them.
 
-A step whose loss or gradient is not finite changes no weights, but counts: versions, schedule and ledger move on.
+An update whose loss or gradient is not finite changes no weights; the step's other updates go on. A step without a single update counts
+all the same: versions, schedule and ledger move on.
 """
 
 import gc
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
@@ -30,16 +32,16 @@ from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
 from learner.distributed import Ranks, choose_device, leave
-from learner.forward_backward import NonFiniteGuard, Passes
+from learner.forward_backward import MiniBatch, NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.critic import rescale_head
 from learner.model.lora import adapter_of
-from learner.model.packing import MicroBatch
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
 from learner.publishing import exported, exported_adapter, probe_logprobs, spread_token_ids
+from learner.updates import Update, metrics_of, moved_too_far, split, told
 
 
 class Learner:
@@ -73,7 +75,7 @@ class Learner:
             device=device,
             timeout_s=config.learner.timeout_s,
         )
-        self.objective = Objective.from_config(config.algorithm)
+        self.objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
         self._compute_dtype: torch.dtype = getattr(torch, config.model.dtype)
         value = config.algorithm.value
         check_rank(
@@ -106,7 +108,7 @@ class Learner:
             self.networks, objective=self.objective, ranks=self._ranks, config=config.learner, phases=self._phases
         )
         self._guard = NonFiniteGuard(
-            max_in_a_row=config.learner.max_non_finite_steps,
+            max_in_a_row=config.learner.max_non_finite_updates,
             ranks=self._ranks,
             folder=Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None,
         )
@@ -127,36 +129,36 @@ class Learner:
     # One step
 
     def update(self, *groups: pa.RecordBatch) -> StepStats:
-        """One optimizer step over the groups, in the order given.
+        """One step over the groups, in the order given: the optimizer updates of `learner.epochs` and `learner.mini_batches`.
 
         Raises DataError for trajectories that cannot be trained on, before anything has changed; NumericsError after more than
-        `learner.max_non_finite_steps` skipped steps in a row.
+        `learner.max_non_finite_updates` skipped updates in a row.
         """
         laps = Laps()
         self._phases.enter("assembling")
         batch = assemble(groups, current_version=self.version, vocabulary_size=self.vocabulary_size)
-        micro_batches = self._passes.micro_batches(batch)
+        first, *later = split(
+            batch.tensors.group_index_N.tolist(),
+            config=self._config.learner,
+            seed=self._config.seed,
+            policy_version=self.version,
+        )
+        first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
         laps.lap("time/assemble_s")
-        tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), micro_batches)
+        tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), first_epoch)
         prepared = self.objective.prepare(tensors)
         self._rescale_critic(prepared)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
-        self.optimizer.zero()
-        losses, statistics = self._passes.accumulate(prepared, micro_batches, trains_policy=self._trains_policy)
-        of_the_batch = Statistics(self.objective.statistics(prepared).to_tensor().cpu())
-        statistics = Statistics.merge([of_the_batch, statistics])
-        gradient_norm = self.optimizer.gradient_norm()
-        laps.lap("time/gradient_s")
-        report, rate = self._step(
-            batch, prepared, micro_batches, losses=losses, statistics=statistics, gradient_norm=gradient_norm
-        )
+        updates: list[Update] = []
+        for mini_batch in chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later))):
+            updates.append(self._update(batch, prepared, mini_batch, before=updates, laps=laps))
+            if updates[-1].stops_step:
+                break
+        report = self._report(prepared, updates)
         self.version += 1
-        laps.lap("time/optimizer_s")
         self._phases.enter("waiting")
-        self._last_step = self._stats(
-            batch, report, rate=rate, gradient_norm=float(gradient_norm), laps=laps, num_passes=len(micro_batches)
-        )
+        self._last_step = self._stats(batch, report, updates=updates, laps=laps)
         return self._last_step
 
     def _rescale_critic(self, prepared: Prepared) -> None:
@@ -174,55 +176,57 @@ class Learner:
         return value is None or self.version >= value.warmup_steps
 
     def last_step(self) -> StepStats | None:
-        """What the last update since the start, or since `restore`, did; None before there was one."""
+        """What the last step since the start, or since `restore`, did; None before there was one."""
         return self._last_step
 
-    def _step(
-        self,
-        batch: Batch,
-        prepared: Prepared,
-        micro_batches: list[MicroBatch],
-        *,
-        losses: Tensor,
-        statistics: Statistics,
-        gradient_norm: Tensor,
-    ) -> tuple[dict[str, float], float]:
-        """Takes the optimizer step, or skips it. The report of the step and its learning rate, 0 when skipped."""
-        report, rate, is_finite = statistics.compute(), 0.0, True
-        # Where filters took everything there is no gradient, and weight decay alone is no step.
-        if prepared.num_active_tokens > 0:
-            is_finite = self._guard.admits(
-                batch, micro_batches, losses=losses, gradient_norm=gradient_norm, policy_version=self.version
-            )
-            if is_finite:
-                rate = self.optimizer.step(self.version, gradient_norm=gradient_norm)
-                if self._trains_policy:
-                    self.objective.observe(report)
+    def _update(
+        self, batch: Batch, prepared: Prepared, mini_batch: MiniBatch, *, before: Sequence[Update], laps: Laps
+    ) -> Update:
+        """Gradients of the mini-batch, then the optimizer's update, or none: see `Update`."""
+        begins_step = not any(update.is_made for update in before)
+        part = self.objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self.optimizer.zero()
-        return report | {"skipped": float(not is_finite)}, rate
+        losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=self._trains_policy)
+        gradient_norm = self.optimizer.gradient_norm()
+        laps.lap("time/gradient_s")
+        rate, is_finite = None, True
+        stops_step = not begins_step and moved_too_far(statistics, stop_at_kl=self._config.learner.stop_at_kl)
+        # Where filters took everything there is no gradient, and weight decay alone is no update.
+        if part.num_active_tokens > 0 and not stops_step:
+            is_finite = self._guard.admits(
+                batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(self.version, len(before) + 1)
+            )
+            rate = self.optimizer.step(self.version, gradient_norm=gradient_norm) if is_finite else None
+        self.optimizer.zero()
+        laps.lap("time/optimizer_s")
+        return Update(
+            statistics=statistics,
+            gradient_norm=float(gradient_norm),
+            learning_rate=rate,
+            is_skipped=not is_finite,
+            stops_step=stops_step,
+            num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
+            num_passes=len(mini_batch.micro_batches),
+        )
 
-    def _stats(
-        self,
-        batch: Batch,
-        report: dict[str, float],
-        *,
-        rate: float,
-        gradient_norm: float,
-        laps: Laps,
-        num_passes: int,
-    ) -> StepStats:
-        num_tokens = sum(len(row.prompt) + len(row.completion) for row in batch.rows)
-        num_trained = int(batch.tensors.loss_mask_NT.sum())
-        metrics = {f"learner/{name}": value for name, value in report.items()}
+    def _report(self, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
+        """The statistics of the step, which the objective observes."""
+        of_the_batch = Statistics.from_tensor(self.objective.statistics(prepared).to_tensor().cpu())
+        of_the_updates = [update.statistics for update in told(updates)]
+        report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
+        if self._trains_policy and any(update.is_made for update in updates):
+            self.objective.observe(report)
+        return report
+
+    def _stats(self, batch: Batch, report: dict[str, float], *, updates: Sequence[Update], laps: Laps) -> StepStats:
+        metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates)
         metrics |= {
-            "learner/gradient_norm": gradient_norm,
-            "learner/learning_rate": rate,
             **{f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()},
             "learner/skipped_in_a_row": float(self._guard.num_in_a_row),
             "learner/failed_rewards": float(batch.num_failed),
             "learner/aborted": float(batch.num_aborted),
-            "learner/micro_batches": float(num_passes * self._ranks.size),
-            "speed/learning_tokens_per_s": num_tokens / laps.total,
+            "learner/micro_batches": float(sum(update.num_passes for update in updates) * self._ranks.size),
+            "speed/learning_tokens_per_s": sum(update.num_tokens for update in updates) / laps.total,
             **laps.seconds,
         }
         if "mismatch_mean" in report:
@@ -235,7 +239,7 @@ class Learner:
             policy_version=self.version,
             metrics=metrics,
             num_trajectories=len(batch.rows),
-            num_trained_tokens=num_trained,
+            num_trained_tokens=int(batch.tensors.loss_mask_NT.sum()),
             seconds=laps.total,
         )
 

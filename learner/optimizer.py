@@ -37,7 +37,7 @@ def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak
 
 
 class Optimizer:
-    """One step per batch: `zero`, backward of every micro-batch, `gradient_norm`, then `step` or nothing.
+    """For each update `zero`, backward of every micro-batch, `gradient_norm`, then `step` or nothing.
 
     Weight decay is decoupled and spares vectors (norms and biases).
     """
@@ -95,7 +95,8 @@ class Optimizer:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def step(self, index: int, *, gradient_norm: Tensor) -> float:
-        """Clips by the norm given, takes step `index` (from 0), rounds masters into the model. Returns the learning rate."""
+        """Clips by the norm given, makes an update of step `index` (from 0), rounds masters into the model. Returns the learning rate,
+        which all updates of a step share."""
         limit = self._config.max_grad_norm
         if limit is not None and float(gradient_norm) > limit:
             gradients = [master.grad for master in self._masters.values() if master.grad is not None]

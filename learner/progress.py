@@ -31,15 +31,17 @@ class Phases:
 
 
 class Laps:
-    """Seconds of one update, part by part."""
+    """Seconds of one step, part by part."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
+        """The time since the last lap was this part's; the laps of a part that comes again add up."""
         now = time.perf_counter()
-        self.seconds[name], self._last = now - self._last, now
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
 
     @property
     def total(self) -> float:

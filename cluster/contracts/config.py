@@ -63,7 +63,7 @@ class RewardConfig(Section):
 
 class BufferConfig(Section):
     groups_per_step: Mathematics[PositiveInt] = 64
-    """Groups in one optimizer step."""
+    """Groups in one step."""
     trajectories_per_group: Mathematics[PositiveInt] = 8
     """Completions of one prompt."""
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
@@ -138,10 +138,39 @@ class LearnerConfig(Section):
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     lora: Mathematics[LoraConfig | None] = None
-    max_non_finite_steps: Resources[NonNegativeInt] = 3
-    """A step whose loss or gradient is not finite is skipped. More skipped steps in a row than this stop the run."""
+    epochs: Mathematics[PositiveInt] = 1
+    """Times that a step trains on its trajectories. Advantages are those of the step; ratios are against the policy that
+    `algorithm.proximal` names."""
+    mini_batches: Mathematics[PositiveInt] = 1
+    """Parts that an epoch splits the step's trajectories into, dealt anew in every epoch; each makes one optimizer update, whose
+    aggregation counts its own trajectories. Fewer where failed rewards leave fewer groups than this."""
+    split_by: Mathematics[Literal["groups", "trajectories"]] = "groups"
+    """What is dealt to mini-batches: groups stay whole, or trajectories go one by one."""
+    stop_at_kl: Mathematics[PositiveFloat | None] = None
+    """An update is not made, and no later one of its step, once KL(π_old ‖ π) is larger on its tokens: the mean of ρ − 1 − log ρ, in
+    nats per token (0.01 to 0.05 is usual). The first update is always made. None makes them all."""
+    max_non_finite_updates: Resources[NonNegativeInt] = 3
+    """An update whose loss or gradient is not finite is skipped. More skipped updates in a row than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0
-    """Deadline of one update."""
+    """Deadline of the updates of one step."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """At most."""
+        return self.epochs * self.mini_batches
+
+    @model_validator(mode="after")
+    def _require_several_updates(self) -> "LearnerConfig":
+        if self.stop_at_kl is not None and self.updates_per_step == 1:
+            raise ValueError(
+                f"stop_at_kl={self.stop_at_kl:g} stops nothing where a step makes one update, which is always made; leave it out, or "
+                "raise epochs or mini_batches"
+            )
+        if self.split_by == "trajectories" and self.mini_batches == 1:
+            raise ValueError(
+                "split_by='trajectories' splits nothing with mini_batches=1; leave it out, or raise mini_batches"
+            )
+        return self
 
 
 class RolloutConfig(Section):
@@ -319,7 +348,8 @@ class RunConfig(Section):
     seed: Mathematics[NonNegativeInt] = 0
     """Of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
-    """Optimizer steps."""
+    """A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and `learner.mini_batches`, and ends
+    with a new policy version."""
     deterministic: Mathematics[bool] = False
     """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
     model: ModelConfig
@@ -345,11 +375,18 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _require_a_trajectory_for_every_rank(self) -> "RunConfig":
-        batch = self.buffer.groups_per_step * self.buffer.trajectories_per_group
-        if batch < self.learner.num_ranks:
+        groups, size = self.buffer.groups_per_step, self.buffer.trajectories_per_group
+        count, units = self.learner.mini_batches, groups if self.learner.split_by == "groups" else groups * size
+        if count > units:
             raise ValueError(
-                f"learner.num_ranks={self.learner.num_ranks} is more than the {batch} trajectories of a step; "
-                "use fewer ranks, or raise buffer.groups_per_step or buffer.trajectories_per_group"
+                f"learner.mini_batches={count} is more than the {units} {self.learner.split_by} of a step; use fewer, or raise "
+                "buffer.groups_per_step"
+            )
+        smallest = units // count * (groups * size // units)
+        if smallest < self.learner.num_ranks:
+            raise ValueError(
+                f"learner.num_ranks={self.learner.num_ranks} is more than the {smallest} trajectories of an update; "
+                "use fewer ranks or learner.mini_batches, or raise buffer.groups_per_step or buffer.trajectories_per_group"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 from cluster.metrics import METRICS
 from deploy.docs import NOTE, cell
-from learner.algorithms.objective.statistics import DERIVED, OF_THE_LEARNER, QUANTITIES
+from learner.algorithms.objective.statistics import DERIVED, OF_THE_LEARNER, QUANTITIES, reported_name
 
 
 def metrics() -> str:
@@ -22,11 +22,18 @@ def metrics() -> str:
         "|---|---|",
     ]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]
-    lines += ["", "## Of the learner", "", "| name | meaning |", "|---|---|"]
+    lines += [
+        "",
+        "## Of the learner",
+        "",
+        "Of a step of several updates, what is of the trajectories alone (rewards, advantages, lengths, counts) is counted once, and all",
+        "else is merged over the updates that were made, a loss as their mean. The mismatch is that of the policy that begins the step.",
+        "",
+        "| name | meaning |",
+        "|---|---|",
+    ]
     for name, (kinds, meaning) in QUANTITIES.items():
-        shown = ", ".join(
-            f"`learner/{name}`" if kind in ("total", "share") else f"`learner/{name}_{kind}`" for kind in kinds
-        )
+        shown = ", ".join(f"`learner/{reported_name(name, kind)}`" for kind in kinds)
         lines.append(f"| {shown} | {cell(meaning)} |")
     lines += [f"| `learner/{name}` | {cell(meaning)} |" for name, meaning in {**DERIVED, **OF_THE_LEARNER}.items()]
     return "\n".join(lines) + "\n"

@@ -36,8 +36,12 @@ class TokenRow:
     """bool, as long as the completion; no head where false."""
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+    @property
     def num_inputs(self) -> int:
-        return len(self.prompt) + len(self.completion) - 1
+        return self.num_tokens - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,7 @@ def lay_out(
         targets_C=targets_C,
         result_index_C=result_index_C,
         width=width,
-        num_tokens=sum(len(rows[i].prompt) + len(rows[i].completion) for i in chosen),
+        num_tokens=sum(rows[i].num_tokens for i in chosen),
     )
 
 

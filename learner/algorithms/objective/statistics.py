@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "loss": (("total",), "The number whose gradient is taken: all the following losses together."),
-    "policy_loss": (("total",), "Policy loss after corrections and aggregation."),
-    "kl_loss": (("total",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
-    "kl_rollout_loss": (("total",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
-    "entropy_loss": (("total",), "Minus coefficient times entropy, aggregated."),
-    "value_loss": (("total",), "Coefficient times value loss, aggregated."),
+    "loss": (("per_update",), "The number whose gradient is taken: all the following losses together."),
+    "policy_loss": (("per_update",), "Policy loss after corrections and aggregation."),
+    "kl_loss": (("per_update",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
+    "kl_rollout_loss": (("per_update",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
+    "entropy_loss": (("per_update",), "Minus coefficient times entropy, aggregated."),
+    "value_loss": (("per_update",), "Coefficient times value loss, aggregated."),
     "clip_fraction": (
         ("share",),
         "Share of tokens whose loss a bound changed; not those out of range that PPO's minimum leaves alone.",
@@ -74,15 +74,22 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "trajectories_filtered": (("total",), "Trajectories that filters took out."),
     "tokens": (("total",), "Unmasked completion tokens of the step, filtered ones included."),
 }
-"""Quantity to its reported outputs and its meaning. A total or share has the quantity's own name, others add theirs: `reward_std`."""
+"""Quantity to its reported outputs and its meaning.
+
+A total, a share or a mean over updates has the quantity's own name; others add theirs: `reward_std`.
+"""
 
 DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
 OF_THE_LEARNER = {
-    "gradient_norm": "Global L2 norm before clipping; added by the learner.",
-    "learning_rate": "Of the step; added by the learner.",
-    "kl_loss_coefficient": "β in force of `kl.loss`; added by the learner.",
-    "kl_reward_coefficient": "β in force of `kl.reward`; added by the learner.",
-    "kl_rollout_coefficient": "β of `kl.rollout`; added by the learner.",
+    "gradient_norm": "Global L2 norm before clipping, mean over the step's updates.",
+    "gradient_norm_max": "The same, of the update with the largest one.",
+    "learning_rate": "Of the step's updates; 0 when none was made.",
+    "updates": "Optimizer updates that the step made.",
+    "skipped": "Updates not made because loss or gradient were not finite.",
+    "stopped_at_kl": "1 when the policy went beyond `learner.stop_at_kl` and the rest of the step's updates were not made.",
+    "kl_loss_coefficient": "β in force of `kl.loss`.",
+    "kl_reward_coefficient": "β in force of `kl.reward`.",
+    "kl_rollout_coefficient": "β of `kl.rollout`.",
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
@@ -115,13 +122,15 @@ class Statistics:
     def from_tensor(cls, moments_Q5: Tensor) -> Self:
         return cls(moments_Q5.to(torch.float64))
 
-    def compute(self) -> dict[str, float]:
-        """The reported numbers. A quantity that nothing was recorded of is absent."""
+    def compute(self, *, num_updates: int = 1) -> dict[str, float]:
+        """The reported numbers, losses as a mean over so many updates. A quantity that nothing was recorded of is absent."""
         rows = self.moments_Q5.tolist()
         report: dict[str, float] = {}
         for name, (outputs, _) in QUANTITIES.items():
             if rows[_ROW[name]][0]:
-                report.update({_key(name, output): _output(rows[_ROW[name]], output) for output in outputs})
+                report.update(
+                    {reported_name(name, output): _output(rows[_ROW[name]], output, num_updates) for output in outputs}
+                )
         returns, errors = rows[_ROW["return"]], rows[_ROW["value_error"]]
         if errors[0] and _variance(returns) > 0:
             report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
@@ -152,16 +161,18 @@ class Recorder:
         return Statistics(torch.stack(self._moments))
 
 
-def _key(name: str, output: str) -> str:
-    return name if output in ("total", "share") else f"{name}_{output}"
+def reported_name(name: str, output: str) -> str:
+    """Of one output of a quantity."""
+    return name if output in ("total", "per_update", "share") else f"{name}_{output}"
 
 
-def _output(row: list[float], output: str) -> float:
+def _output(row: list[float], output: str, num_updates: int) -> float:
     count, total, squares, least, most = row
     if output == "ess":
         return total * total / (count * squares) if squares else 0.0
     values = {
         "total": total,
+        "per_update": total / num_updates,
         "share": total / count,
         "mean": total / count,
         "std": _variance(row) ** 0.5,
@@ -179,5 +190,5 @@ def _variance(row: list[float]) -> float:
 
 def reported_names() -> dict[str, str]:
     """Every name that `compute` may report, with its meaning."""
-    names = {_key(name, output): text for name, (outputs, text) in QUANTITIES.items() for output in outputs}
+    names = {reported_name(name, output): text for name, (outputs, text) in QUANTITIES.items() for output in outputs}
     return names | DERIVED | OF_THE_LEARNER

@@ -182,7 +182,9 @@ def test_a_checkpoint_of_another_model_is_foreign(model_path: Path, tmp_path: Pa
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories(model_path: Path, tmp_path: Path):
     learner = Learner(
-        make_config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
+        make_config(
+            model_path, learner={"max_non_finite_updates": 1}, algorithm={"policy_loss": "importance_sampling"}
+        ),
         run_dir=str(tmp_path),
     )
     before = _weights(learner)
@@ -191,16 +193,18 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories
     stats = learner.update(bad)
     assert stats.metrics["learner/skipped"] == 1.0 and stats.policy_version == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
-    saved = pa.ipc.open_file(tmp_path / "quarantine" / "version-000000-rank-0.arrow").read_all()
+    saved = pa.ipc.open_file(tmp_path / "quarantine" / "version-000000-update-1-rank-0.arrow").read_all()
     assert saved["group_id"].to_pylist() == ["00000000"] * 2
-    with pytest.raises(NumericsError, match="2 steps in a row"):
+    with pytest.raises(NumericsError, match="2 updates in a row"):
         learner.update(bad)
 
 
 def test_a_step_is_skipped_even_where_its_trajectories_cannot_be_saved(model_path: Path, tmp_path: Path):
     (tmp_path / "quarantine").write_text("a file in the folder's place")
     learner = Learner(
-        make_config(model_path, learner={"max_non_finite_steps": 1}, algorithm={"policy_loss": "importance_sampling"}),
+        make_config(
+            model_path, learner={"max_non_finite_updates": 1}, algorithm={"policy_loss": "importance_sampling"}
+        ),
         run_dir=str(tmp_path),
     )
     bad = make_group(0, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))

@@ -20,7 +20,7 @@ RESOURCES = {
         "head_chunk_tokens": 1,
         "packing": "padded",
         "num_ranks": 2,
-        "max_non_finite_steps": 1,
+        "max_non_finite_updates": 1,
         "timeout_s": 1,
     },
     "rollout": {
