@@ -69,7 +69,10 @@ def test_a_missing_file_says_so(tmp_path):
         ("num_steps=many", "num_steps='many' is not valid"),
         ("num_steps=0", "num_steps=0 is not valid: input should be greater than 0"),
         ("model.dtype=float8", "model.dtype='float8' is not valid: input should be 'float32' or 'bfloat16'"),
-        ("learner.num_ranks=513", "learner.num_ranks=513 is more than the 512 trajectories of an update; use fewer ranks"),
+        (
+            "learner.num_ranks=513",
+            "learner.num_ranks=513 is more than the 512 trajectories of an update; use fewer ranks",
+        ),
         ("learner.lora.rank=0", "learner.lora.rank=0 is not valid"),
         ("num_steps", "override 'num_steps' is not of the form"),
         ("num_steps.x=1", "num_steps"),

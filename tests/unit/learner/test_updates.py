@@ -1,0 +1,243 @@
+"""Steps of several updates: how trajectories are dealt to them, when they stop, and what a learner reports of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cluster.contracts.config import LearnerConfig
+from cluster.contracts.errors import NumericsError
+from learner.learner import Learner
+from learner.updates import split
+from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_config, make_group
+
+SIX_GROUPS_OF_TWO = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _groups(version: int, **columns: Any) -> list[pa.RecordBatch]:
+    return [make_group(i, seed=version, version=version, rewards=(1.0, 0.0, 0.5, 0.0), **columns) for i in range(8)]
+
+
+def _weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+
+
+def _learner(
+    model_path: Path, *, algorithm: dict[str, Any] | None = None, rate: float = 1e-3, **settings: Any
+) -> Learner:
+    sections = {"algorithm": algorithm or {"proximal": "recompute"}, "optimizer": {"learning_rate": rate}}
+    return Learner(make_config(model_path, learner=settings, **sections))
+
+
+# How trajectories are dealt
+
+
+def test_every_epoch_trains_on_every_trajectory_once():
+    config = LearnerConfig(epochs=3, mini_batches=4)
+    epochs = split(SIX_GROUPS_OF_TWO, config=config, seed=0, policy_version=0)
+    assert [sorted(row for rows in epoch for row in rows) for epoch in epochs] == [list(range(12))] * 3
+    assert [sorted(len(rows) for rows in epoch) for epoch in epochs] == [[2, 2, 4, 4]] * 3
+
+
+def test_groups_stay_whole_and_trajectories_do_not():
+    groups = split(SIX_GROUPS_OF_TWO, config=LearnerConfig(mini_batches=3), seed=0, policy_version=0)
+    assert all(row ^ 1 in rows for rows in groups[0] for row in rows)
+    by_row = LearnerConfig(mini_batches=3, split_by="trajectories")
+    (trajectories,) = split(SIX_GROUPS_OF_TWO, config=by_row, seed=0, policy_version=0)
+    assert [len(rows) for rows in trajectories] == [4, 4, 4]
+    assert any(row ^ 1 not in rows for rows in trajectories for row in rows)
+
+
+def test_the_split_follows_from_seed_version_and_epoch():
+    config = LearnerConfig(epochs=2, mini_batches=6)
+
+    def dealt(seed: int, version: int) -> list[list[list[int]]]:
+        return split(SIX_GROUPS_OF_TWO, config=config, seed=seed, policy_version=version)
+
+    assert dealt(0, 5) == dealt(0, 5)
+    assert len({str(epoch) for epoch in (*dealt(0, 5), *dealt(0, 6), *dealt(1, 5))}) == 6
+
+
+def test_a_single_mini_batch_is_the_batch_in_its_order():
+    assert split([0, 0, 1], config=LearnerConfig(epochs=2), seed=3, policy_version=1) == [[[0, 1, 2]]] * 2
+
+
+def test_fewer_groups_than_mini_batches_make_fewer_updates():
+    (epoch,) = split([0, 0, 7], config=LearnerConfig(mini_batches=4), seed=0, policy_version=0)
+    assert sorted(epoch) == [[0, 1], [2]]
+
+
+# What configuration refuses
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        ({"stop_at_kl": 0.1}, "stop_at_kl=0.1 stops nothing where a step makes one update"),
+        ({"split_by": "trajectories"}, "split_by='trajectories' splits nothing with mini_batches=1"),
+        ({"mini_batches": 3}, "learner.mini_batches=3 is more than the 2 groups of a step; use fewer"),
+        ({"mini_batches": 9, "split_by": "trajectories"}, "learner.mini_batches=9 is more than the 8 trajectories"),
+        ({"mini_batches": 2, "num_ranks": 5}, "learner.num_ranks=5 is more than the 4 trajectories of an update"),
+    ],
+)
+def test_what_cannot_act_is_refused(model_path: Path, learner: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        make_config(model_path, learner=learner, buffer={"groups_per_step": 2, "trajectories_per_group": 4})
+
+
+# What a learner does
+
+
+def test_clip_ranges_act_from_the_second_update_on(model_path: Path):
+    learner = _learner(model_path, rate=1e-2, epochs=2, mini_batches=4)
+    metrics = learner.update(*_groups(0)).metrics
+    clipped = [metrics[f"updates/clip_fraction/{number}"] for number in range(1, 9)]
+    assert clipped[0] == 0.0 and metrics["updates/ratio_max/1"] == 1.0 and min(clipped[-2:]) > 0.0
+    assert metrics["learner/clip_fraction"] > 0.0 and metrics["learner/updates"] == 8.0
+    assert learner.version == 1
+
+
+def test_under_one_update_no_ratio_moves(model_path: Path):
+    metrics = _learner(model_path, rate=1e-2).update(*_groups(0)).metrics
+    assert metrics["learner/clip_fraction"] == 0.0 and metrics["learner/ratio_max"] == 1.0
+    assert not [name for name in metrics if name.startswith("updates/")]
+
+
+def test_the_value_clip_acts_from_the_second_update_on(model_path: Path):
+    algorithm = {
+        "advantage": "gae",
+        "proximal": "recompute",
+        "value": {"learning_rate": 1e-2, "loss": {"name": "value_clip", "clip_range": 1e-3}},
+    }
+    metrics = _learner(model_path, algorithm=algorithm, mini_batches=4, epochs=2).update(*_groups(0)).metrics
+    assert metrics["updates/value_clip_fraction/1"] == 0.0 and metrics["updates/value_clip_fraction/8"] > 0.0
+
+
+@pytest.mark.parametrize("preset", ["gspo", "decoupled_ppo"])
+def test_presets_with_a_policy_that_begins_the_step_clip(model_path: Path, preset: str):
+    from learner.algorithms.registry.presets import expand
+
+    metrics = (
+        _learner(model_path, algorithm=expand({"preset": preset}), rate=1e-2, mini_batches=4)
+        .update(*_groups(0))
+        .metrics
+    )
+    assert metrics["updates/clip_fraction/1"] == 0.0 < metrics["updates/clip_fraction/4"]
+
+
+def test_batch_quantities_are_counted_once_however_many_epochs(model_path: Path):
+    once = _learner(model_path).update(*_groups(0)).metrics
+    several = _learner(model_path, epochs=3, mini_batches=2).update(*_groups(0)).metrics
+    for name in ("groups", "trajectories", "tokens", "reward_mean", "reward_std", "advantage_std"):
+        assert several[f"learner/{name}"] == once[f"learner/{name}"], name
+    # Of the first update alone: the later ones move away from the rollout policy by themselves.
+    assert several["learner/mismatch_max"] <= once["learner/mismatch_max"]
+
+
+def test_the_loss_of_a_step_is_the_mean_of_its_updates(model_path: Path):
+    metrics = _learner(model_path, epochs=2, mini_batches=2).update(*_groups(0)).metrics
+    losses = [metrics[f"updates/loss/{number}"] for number in range(1, 5)]
+    norms = [metrics[f"updates/gradient_norm/{number}"] for number in range(1, 5)]
+    assert metrics["learner/loss"] == pytest.approx(sum(losses) / 4)
+    assert metrics["learner/gradient_norm"] == pytest.approx(sum(norms) / 4)
+    assert metrics["learner/gradient_norm_max"] == max(norms)
+
+
+def test_a_step_stops_at_a_kl(model_path: Path):
+    metrics = _learner(model_path, rate=1e-2, epochs=4, mini_batches=2, stop_at_kl=1e-3).update(*_groups(0)).metrics
+    made = int(metrics["learner/updates"])
+    assert metrics["learner/stopped_at_kl"] == 1.0 and 1 <= made < 8
+    # The update that found it was not made.
+    assert metrics[f"updates/kl_old_k3_mean/{made + 1}"] > 1e-3 and f"updates/loss/{made + 2}" not in metrics
+
+
+def test_the_first_update_is_made_however_far_the_rollout_policy_is(model_path: Path):
+    learner = _learner(model_path, algorithm={"proximal": "rollout"}, mini_batches=2, stop_at_kl=1e-9)
+    metrics = learner.update(*_groups(0)).metrics
+    assert metrics["updates/kl_old_k3_mean/1"] > 1e-9
+    assert metrics["learner/updates"] == 1.0 and metrics["learner/stopped_at_kl"] == 1.0
+
+
+def test_an_update_that_is_not_finite_is_skipped_alone(model_path: Path, tmp_path: Path):
+    config = make_config(
+        model_path,
+        learner={"mini_batches": 4, "max_non_finite_updates": 1},
+        algorithm={"policy_loss": "importance_sampling"},
+    )
+    learner = Learner(config, run_dir=str(tmp_path))
+    groups = [make_group(i, rewards=(1.0, 0.0), max_length=1) for i in range(4)]
+    # exp(policy - rollout) overflows where the rollout claims a log-prob of -1e5.
+    groups[2] = make_group(2, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    before = _weights(learner)
+    metrics = learner.update(*groups).metrics
+    assert metrics["learner/skipped"] == 1.0 and metrics["learner/updates"] == 3.0
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
+    assert torch.isfinite(torch.tensor(metrics["learner/loss"]))
+    (saved,) = (tmp_path / "quarantine").iterdir()
+    number = next(n for n in range(1, 5) if metrics[f"updates/skipped/{n}"])
+    assert saved.name == f"version-000000-update-{number}-rank-0.arrow"
+    assert pa.ipc.open_file(saved).read_all()["group_id"].to_pylist() == ["00000002"] * 2
+
+
+def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path: Path):
+    config = make_config(
+        model_path,
+        learner={"mini_batches": 2, "max_non_finite_updates": 2},
+        algorithm={"policy_loss": "importance_sampling"},
+    )
+    learner = Learner(config)
+    bad = [make_group(i, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5])) for i in range(2)]
+    assert learner.update(*bad).metrics["learner/skipped_in_a_row"] == 2.0
+    with pytest.raises(NumericsError, match="3 updates in a row"):
+        learner.update(*bad)
+
+
+def test_a_mini_batch_whose_trajectories_were_all_filtered_makes_no_update(model_path: Path):
+    groups = [make_group(i, rewards=(1.0, 1.0) if i else (1.0, 0.0)) for i in range(3)]
+    algorithm = {"filters": ["zero_variance"], "proximal": "recompute"}
+    metrics = _learner(model_path, algorithm=algorithm, mini_batches=3).update(*groups).metrics
+    assert metrics["learner/updates"] == 1.0 and metrics["learner/skipped"] == 0.0
+    assert metrics["learner/groups"] == 3.0
+
+
+def test_a_resumed_learner_makes_the_same_updates(model_path: Path, tmp_path: Path):
+    config = make_config(
+        model_path,
+        learner={"epochs": 2, "mini_batches": 2, "split_by": "trajectories"},
+        algorithm={"proximal": "recompute", "advantage": "gae", "value": {"loss": {"name": "value_clip"}}},
+        checkpoint={"asynchronous": False},
+    )
+    whole, resumed = Learner(config), Learner(config)
+    whole.update(*_groups(0))
+    whole.save(str(tmp_path / "step-000001"), {})
+    resumed.restore(str(tmp_path / "step-000001"))
+    expected, got = (learner.update(*_groups(1)).metrics for learner in (whole, resumed))
+    timeless = [name for name in expected if not name.startswith(("time/", "speed/"))]
+    assert {name: got[name] for name in timeless} == {name: expected[name] for name in timeless}
+    for name, tensor in _weights(whole).items():
+        assert torch.equal(_weights(resumed)[name], tensor)
+
+
+def test_micro_batches_and_layouts_change_no_update(model_path: Path):
+    results = []
+    for max_tokens, packing in ((16384, "auto"), (30, "auto"), (30, "padded")):
+        learner = _learner(model_path, epochs=2, mini_batches=2, max_tokens_per_micro_batch=max_tokens, packing=packing)
+        learner.update(*_groups(0))
+        results.append(_weights(learner))
+    for other in results[1:]:
+        for name, tensor in results[0].items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=5e-5)
+
+
+def test_the_passes_of_every_epoch_are_counted(model_path: Path):
+    learner = _learner(model_path, epochs=3, mini_batches=2)
+    assert learner.update(*_groups(0)).metrics["learner/micro_batches"] == 6.0
