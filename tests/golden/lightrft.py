@@ -250,7 +250,7 @@ def fast_path(v: Variant) -> dict[str, Any]:
 def _running_norm(rewards_N: Tensor, v: Variant) -> Tensor:
     moments, scaled = RunningMoments(), []
     for part in _split(rewards_N, v):
-        moments, _, _ = moments.update(part)
+        moments = moments.update(part)
         centred = part - moments.mean if v.option("reward_running_norm_minus_mean") else part
         scaled.append((centred / moments.std).to(part.dtype))
     return torch.cat(scaled)
@@ -303,8 +303,9 @@ def cpgd_advantages(v: Variant) -> dict[str, Any]:
 def running_moments(v: Variant) -> dict[str, Any]:
     moments, rows = RunningMoments(), []
     for name in sorted(name for name in v.inputs if name.startswith("x")):
-        moments, mean, std = moments.update(v[name])
-        rows.append([mean, std, moments.mean, moments.std, moments.var, moments.count])
+        moments, own = moments.update(v[name]), v[name].double()
+        own_std = own.std().item() if len(own) > 1 else 0.0
+        rows.append([own.mean().item(), own_std, moments.mean, moments.std, moments.var, moments.count])
     return {"batch_mean,batch_std,mean,std,var,count": torch.tensor(rows, dtype=torch.float64)}
 
 

@@ -49,31 +49,32 @@ def controllers(config: KlConfig) -> dict[str, FixedKl | AdaptiveKl]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningMoments:
-    """Mean and spread of all rewards or returns so far, for scaling them by a slowly moving number.
+    """Mean and spread of all rewards or returns so far, to scale them by a slowly moving number.
 
-    Formula: Chan et al.'s parallel update of mean and M2; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
+    Formula: Chan et al.'s parallel update of mean and variance; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
     Degenerate: the std of equal values, and of a single one, is 1: they are not scaled
     """
 
     mean: float = 0.0
-    std: float = 1.0
-    var: float = 1.0
+    var: float = 0.0
     """With ddof 0."""
-    count: float = 1e-24
+    count: int = 0
 
-    def update(self, values_N: Tensor) -> "tuple[RunningMoments, float, float]":
-        """The moments with these values in them, and the values' own mean and std (0 for a single one)."""
-        num = values_N.numel()
-        var, mean = (moment.item() for moment in torch.var_mean(values_N.double(), correction=0))
-        total = self.count + num
+    @property
+    def std(self) -> float:
+        # Below this the variance is what rounding leaves of equal values.
+        if self.var <= (1e-7 * self.mean) ** 2:
+            return 1.0
+        return (self.var * self.count / (self.count - 1)) ** 0.5
+
+    def update(self, values: Tensor) -> "RunningMoments":
+        """With these values in them, in whatever order they came."""
+        ordered_M = values.flatten().double().sort().values
+        var, mean = (moment.item() for moment in torch.var_mean(ordered_M, correction=0))
+        num, total = len(ordered_M), self.count + len(ordered_M)
         delta = mean - self.mean
         squares = var * num + self.var * self.count + delta**2 * self.count * num / total
-        mean_of_all, std_of_all = self.mean + delta * num / total, 1.0
-        # The variance of equal values is what rounding, and the count at the start, leave of it.
-        if squares > total * (1e-20 + (1e-7 * mean_of_all) ** 2):
-            std_of_all = (squares / (total - 1)) ** 0.5
-        merged = RunningMoments(mean=mean_of_all, std=std_of_all, var=squares / total, count=total)
-        return merged, mean, (var * num / (num - 1)) ** 0.5 if num > 1 else 0.0
+        return RunningMoments(mean=self.mean + delta * num / total, var=squares / total, count=total)
 
     def normalise(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std

@@ -68,7 +68,7 @@ def prepare(
         if returns_NT is None:
             returns_NT = cumulative_returns(supply["token_rewards_NT"], loss_mask_NT=mask_NT)
         if return_moments is not None and bool(is_kept_N.any()):
-            return_moments, _, _ = return_moments.update(returns_NT[mask_NT & is_kept_N[:, None]])
+            return_moments = return_moments.update(returns_NT[mask_NT & is_kept_N[:, None]])
     zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],

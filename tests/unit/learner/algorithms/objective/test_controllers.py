@@ -14,15 +14,15 @@ def test_the_adaptive_coefficient_follows_the_measured_kl():
 
 
 def test_running_moments_are_those_of_everything_so_far():
-    moments, mean, std = RunningMoments().update(tensor([1.0, 3.0]))
-    assert (mean, std) == pytest.approx((2.0, 2**0.5))
-    moments, _, single = moments.update(tensor([8.0]))
-    assert single == 0.0
-    assert (moments.mean, moments.std) == pytest.approx((4.0, tensor([1.0, 3.0, 8.0]).std().item()))
+    moments = RunningMoments().update(tensor([1.0, 3.0]))
+    assert (moments.mean, moments.std) == pytest.approx((2.0, 2**0.5))
+    moments = moments.update(tensor([8.0]))
+    assert (moments.mean, moments.std) == pytest.approx((4.0, 13**0.5))  # (9 + 1 + 16) / 2
 
 
 @pytest.mark.parametrize("values", [[3.0], [0.1] * 7, [0.0, 0.0]])
 def test_values_without_variance_are_not_scaled(values):
-    moments, _, _ = RunningMoments().update(tensor(values))
-    assert moments.std == 1.0 and moments.mean == pytest.approx(values[0])
-    assert moments.update(tensor(values))[0].std == 1.0
+    moments = RunningMoments().update(tensor(values))
+    assert moments.std == 1.0
+    again = moments.update(tensor(values) + tensor(values) * 1e-8)
+    assert again.std == 1.0 and again.count == 2 * len(values)
