@@ -32,11 +32,13 @@ def refuse_contradictions(parts: Parts) -> None:
                     f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
                 )
     if not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
-        for field, value in (("reward_shaping", config.reward_shaping), ("kl.reward", config.kl.reward)):
-            if value:
+        has_kl = config.kl.reward is not None and config.kl.reward.credit == "trajectory"
+        for field, is_set in (("reward_shaping", config.reward_shaping), ("kl.reward.credit='trajectory'", has_kl)):
+            if is_set:
                 raise ConfigError(
                     f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {field} changes; "
-                    "let the judge return that change as a component, put the KL into the loss, or use an advantage of the reward"
+                    "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
+                    "advantage of the reward"
                 )
     if config.proximal == "rollout":
         for variant in parts.corrections:

@@ -54,7 +54,9 @@ def prepare(
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
     if penalty is not None and penalty_NT is not None and penalty.credit != "trajectory":
         advantages_NT = advantages_NT - (to_go(penalty_NT) if penalty.credit == "to_go" else penalty_NT)
-    counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts, supply | {"rewards_N": shaped_N})
+    # Whether a group's rewards differ is asked of its rewards alone: with a KL taken off they always would.
+    supply["rewards_N"] = shaped_N
+    counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts, supply)
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(
             supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}

@@ -66,8 +66,8 @@ def test_a_weight_of_no_component_is_refused_and_says_what_there_is():
     [
         ({"reward_shaping": [{"name": "reward_scale", "factor": 2.0}]}, "not the reward that reward_shaping changes"),
         (
-            {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}},
-            "not the reward that kl.place='reward' changes; let the judge return that change as a component",
+            {"kl": {"reward": {"coefficient": 0.1, "credit": "trajectory"}}},
+            "not the reward that kl.reward.credit='trajectory' changes; let the judge return that change as a component",
         ),
     ],
 )
