@@ -122,14 +122,15 @@ def leave() -> None:
         MeshTopoInfo.build_from_mesh.cache_clear()
 
 
-def shard(module: nn.Module, causal_lm: PreTrainedModel, *, ranks: Ranks, compute_dtype: torch.dtype) -> None:
-    """Shards a module around a causal model over the ranks: each decoder layer, then the rest. Its parameters need no memory yet.
+def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> None:
+    """Shards a module around transformers' models over the ranks: each decoder layer, then the rest. Its parameters need no memory yet.
 
     Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
     assert ranks.mesh is not None, "one rank is not sharded"
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    layer_names = set(causal_lm._no_split_modules or ())
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    layer_names = {name for model in models for name in model._no_split_modules or ()}
     for part in module.modules():
         if type(part).__name__ in layer_names:
             fully_shard(part, mesh=ranks.mesh, mp_policy=policy)

@@ -35,7 +35,7 @@ from learner.distributed import Ranks, choose_device, leave
 from learner.forward_backward import MiniBatch, NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
-from learner.model.critic import rescale_head
+from learner.model.critic import critic_config, rescale_head
 from learner.model.lora import adapter_of
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
@@ -82,7 +82,7 @@ class Learner:
             config.model,
             learner=config.learner,
             checkpoint=config.checkpoint,
-            has_own_critic=config.algorithm.has_own_critic,
+            critic=critic_config(config.model, value),
             device=device,
         )
         self.networks, self._loading = build(
@@ -332,7 +332,9 @@ class Learner:
     def describe(self) -> dict[str, str]:
         """Choices that were made while loading, for the log."""
         attention = str(self.policy.causal_lm.config._attn_implementation)
-        return {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
+        chosen = {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
+        critic = self.networks.critic
+        return chosen if critic is None else chosen | {"value_head": critic.head_start}
 
     def formula(self) -> dict[str, Any]:
         """The resolved mathematics, for the passport."""

@@ -6,15 +6,16 @@ An estimate, meant to be right within about a third: weights, gradients and mome
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.model.packing import tokens_per_pass
-from learner.model.policy import read_config
+from learner.model.policy import CRITIC_PATH, ModelKind, read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class MemoryEstimate:
     """Bytes of one rank."""
 
     num_parameters: int
-    """Of the whole policy, tied ones once."""
+    """Of the whole policy, tied ones once; without the critic's."""
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -50,19 +51,21 @@ def check_rank(
     *,
     learner: LearnerConfig,
     checkpoint: CheckpointConfig,
-    has_own_critic: bool,
+    critic: ModelConfig | None,
     device: torch.device,
 ) -> None:
     """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
     config = read_config(model)
-    estimated = estimate(config, model=model, learner=learner, checkpoint=checkpoint, has_own_critic=has_own_critic)
+    estimated = estimate(config, model=model, learner=learner, checkpoint=checkpoint, critic=critic)
     check_fits(estimated, free_bytes=free_bytes(device), model=model)
 
 
-def count_parameters(config: PretrainedConfig, *, trust_remote_code: bool) -> int:
+def count_parameters(
+    config: PretrainedConfig, *, trust_remote_code: bool, kind: ModelKind = AutoModelForCausalLM
+) -> int:
     """By building the model without memory."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model = cast(PreTrainedModel, kind.from_config(config, trust_remote_code=trust_remote_code))
     model.tie_weights()
     return sum(p.numel() for p in model.parameters())
 
@@ -73,13 +76,20 @@ def estimate(
     model: ModelConfig,
     learner: LearnerConfig,
     checkpoint: CheckpointConfig,
-    has_own_critic: bool = False,
+    critic: ModelConfig | None = None,
 ) -> MemoryEstimate:
-    """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts."""
+    """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts.
+
+    `critic` is what a critic's own backbone starts from.
+    """
     text = config.get_text_config()
     num_parameters = count_parameters(config, trust_remote_code=model.trust_remote_code)
-    num_models = 2 if has_own_critic else 1
-    per_rank = num_parameters * num_models // learner.num_ranks
+    num_trained, values_per_token = num_parameters, _values_per_token(text, learner=learner)
+    if critic is not None:
+        own = read_config(critic, field=CRITIC_PATH)
+        num_trained += count_parameters(own, trust_remote_code=critic.trust_remote_code, kind=AutoModel)
+        values_per_token += _values_per_token(own.get_text_config(), learner=learner)
+    per_rank = num_trained // learner.num_ranks
     item = 2 if model.dtype == "bfloat16" else 4
     is_full = learner.lora is None
     keeps_copy = item < 4 and learner.num_ranks == 1
@@ -90,9 +100,7 @@ def estimate(
     copied = (12 * per_rank if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
-    activations = (
-        int(tokens * item * _values_per_token(text, checkpointing=learner.activation_checkpointing)) * num_models
-    )
+    activations = int(tokens * item * values_per_token)
     logits = 4 * learner.head_chunk_tokens * min(text.vocab_size, MAX_TILE_VOCABULARY)
     logits = max(3 * logits, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
     return MemoryEstimate(
@@ -134,7 +142,7 @@ def free_bytes(device: torch.device) -> int:
     return min(found)
 
 
-def _values_per_token(text: PretrainedConfig, *, checkpointing: bool) -> float:
+def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> float:
     """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
     hidden = text.hidden_size
     head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
@@ -142,7 +150,9 @@ def _values_per_token(text: PretrainedConfig, *, checkpointing: bool) -> float:
     keys = (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     layer = 8 * hidden + 5 * queries + 6 * keys + 4 * inner
-    return text.num_hidden_layers * hidden + layer if checkpointing else text.num_hidden_layers * layer
+    if learner.activation_checkpointing:
+        return text.num_hidden_layers * hidden + layer
+    return text.num_hidden_layers * layer
 
 
 def _lines(path: str) -> list[str]:

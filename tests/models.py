@@ -2,11 +2,12 @@
 
 import string
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    AutoModelForSequenceClassification,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -64,6 +65,16 @@ def make_tiny_model(
         model = _build(architecture, shared)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_reward_model(path: Path | str, *, num_labels: int = 1, seed: int = 1, **options: Any) -> Path:
+    """`make_tiny_model` with a score in place of the vocabulary head, as transformers saves a sequence classifier."""
+    folder = make_tiny_model(path, seed=seed, **options)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
+    model.save_pretrained(folder)
     return folder
 
 

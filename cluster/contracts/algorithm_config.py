@@ -110,7 +110,15 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     """A critic: it predicts returns, for advantages that need values (`gae`)."""
 
     backbone: Literal["own", "shared"] = "own"
-    """`own` is a second model, initialised from the policy's weights; `shared` is a head on the policy's hidden states."""
+    """`own` is a second model; `shared` is a head on the policy's hidden states."""
+    path: str | None = None
+    """Model that an own backbone starts from: a Hugging Face folder or hub name, of a causal model or of a reward model, whose score (one
+    label, in safetensors) starts the value head. It must have the policy's architecture and vocabulary. None is the model that the
+    policy starts from. The head starts at 0 where there is no score."""
+    revision: str | None = None
+    """Hub revision of `path`; None is the default branch."""
+    trust_remote_code: bool = False
+    """As `model.trust_remote_code`, for `path`."""
     loss: Plugin = Plugin(name="value_clip")
     """A name below learner.algorithms.losses."""
     coefficient: NonNegativeFloat = 0.1
@@ -126,6 +134,21 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is
     rescaled whenever these move, so that no value moves with them. Advantages read values in the rewards' own units; `loss` and its
     clip range see normalised ones."""
+
+    @model_validator(mode="after")
+    def _require_an_own_backbone_for_a_path(self) -> "ValueConfig":
+        if self.path is not None and self.backbone == "shared":
+            raise ValueError(
+                f"path={self.path!r} with backbone='shared': a head on the policy's hidden states has no backbone to load; "
+                "set backbone to own, or leave path out"
+            )
+        for name in ("revision", "trust_remote_code"):
+            if self.path is None and getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} without path: the critic starts from the policy's model; "
+                    f"set path, or leave {name} out"
+                )
+        return self
 
 
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
@@ -160,8 +183,3 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     one update the present policy is the one that begins the step, and the ratio is 1."""
     value: ValueConfig | None = None
     """None trains no critic."""
-
-    @property
-    def has_own_critic(self) -> bool:
-        """True when the critic is a second model, with its memory and its optimizer's state."""
-        return self.value is not None and self.value.backbone == "own"

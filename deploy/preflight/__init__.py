@@ -36,6 +36,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
     formatter = problems.attempt(model.load_formatter, config)
     problems.attempt(model.check_reference, config)
+    problems.attempt(model.check_critic, config)
     has_room = False
     if formatter is not None:
         has_room = problems.attempt(model.check_room, config, formatter) is not None

@@ -54,6 +54,7 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
     from learner import memory
+    from learner.model.critic import critic_config
     from learner.model.policy import read_config
 
     rank = memory.estimate(
@@ -61,7 +62,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         model=config.model,
         learner=config.learner,
         checkpoint=config.checkpoint,
-        has_own_critic=config.algorithm.has_own_critic,
+        critic=critic_config(config.model, config.algorithm.value),
     )
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     on_gpus = config.rollout.gpus_per_worker > 0

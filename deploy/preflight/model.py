@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.algorithm_config import ValueConfig
+from cluster.contracts.config import ModelConfig, ReferenceConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
 
 if TYPE_CHECKING:
@@ -28,15 +29,34 @@ def load_formatter(config: RunConfig) -> "ChatFormatter":
 
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
-    from learner.model.policy import read_config
-    from learner.model.reference import reference_config
+    _check_second(config, config.reference, section="reference")
 
-    if config.reference.path is None:
+
+def check_critic(config: RunConfig) -> None:
+    """The same for the model that a critic starts from, which must be of the policy's architecture, too."""
+    from transformers import AutoModel
+
+    from learner.model.critic import refuse_another_architecture
+    from learner.model.loading import skeleton
+
+    value = config.algorithm.value
+    if value is None or value.path is None:
         return
-    check_folder(config.reference.path, field="reference.path")
-    reference = reference_config(config.model, config.reference)
-    read_config(reference, field="reference.path")
-    _check_vocabulary(reference, policy=config.model)
+    own = _plain(_check_second(config, value, section="algorithm.value"))
+    like = skeleton(_plain(config.model))
+    refuse_another_architecture(skeleton(own, kind=AutoModel, field="algorithm.value.path"), like=like, path=value.path)
+
+
+def _check_second(config: RunConfig, place: ReferenceConfig | ValueConfig, *, section: str) -> ModelConfig:
+    from learner.model.policy import elsewhere, read_config
+
+    if place.path is None:
+        return config.model
+    check_folder(place.path, field=f"{section}.path")
+    second = elsewhere(config.model, place, section=section)
+    read_config(second, field=f"{section}.path")
+    _check_vocabulary(second, policy=config.model, field=f"{section}.path")
+    return second
 
 
 def check_folder(path: str, *, field: str) -> None:
@@ -104,14 +124,14 @@ def check_adapters(config: RunConfig) -> None:
     add_adapters(causal_lm, lora=lora, seed=config.seed)
 
 
-def _check_vocabulary(reference: ModelConfig, *, policy: ModelConfig) -> None:
-    """The reference scores the policy's token ids. Raises ConfigError for one to which an id means another token."""
-    ours, theirs = _vocabulary(policy), _vocabulary(reference)
+def _check_vocabulary(second: ModelConfig, *, policy: ModelConfig, field: str) -> None:
+    """The second model reads the policy's token ids. Raises ConfigError for one to which an id means another token."""
+    ours, theirs = _vocabulary(policy), _vocabulary(second)
     token = next((token for token, index in ours.items() if theirs and theirs.get(token) != index), None)
     if token is not None:
         raise ConfigError(
-            f"reference.path={reference.path!r} has another vocabulary: token {token!r} is {ours[token]} in the policy's and "
-            f"{theirs.get(token, 'not there')} in its own; take a reference with the policy's tokenizer"
+            f"{field}={second.path!r} has another vocabulary: token {token!r} is {ours[token]} in the policy's and "
+            f"{theirs.get(token, 'not there')} in its own; take a model with the policy's tokenizer"
         )
 
 

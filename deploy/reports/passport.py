@@ -40,6 +40,12 @@ def write_passport(
         from learner.model.reference import reference_config
 
         settings["reference"]["fingerprint"] = fingerprint(reference_config(config.model, config.reference))
+    value = config.algorithm.value
+    if value is not None and value.path is not None:
+        from learner.model.critic import critic_config
+
+        own = critic_config(config.model, value)
+        formula = formula | {"value": formula["value"] | {"fingerprint": own and fingerprint(own)}}
     passport = {
         "mathematics": formula | hidden(settings),
         "learner": learner,

@@ -1,15 +1,19 @@
 """What a rank computes with: policy and critic as one module, sharded where there are several ranks, and proven."""
 
+import copy
+from typing import cast
+
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from transformers import AutoModel, PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig
 from learner.distributed import Ranks, shard
-from learner.model.critic import Critic, Networks
-from learner.model.loading import load_shards, materialise, skeleton
+from learner.model.critic import Critic, Networks, critic_config, refuse_another_architecture
+from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
-from learner.model.policy import PolicyModel, choose_layout, load, unproven
+from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, load, load_backbone, unproven
 
 
 def build(
@@ -29,13 +33,20 @@ def build(
     is_sharded = ranks.mesh is not None
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
     policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=learner.head_chunk_tokens)
-    networks = _assembled(policy, learner=learner, value=value, seed=seed)
+    own = critic_config(model, value)
+    critic = None
+    if value is not None:
+        backbone = None if own is None else _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
+        critic = Critic(policy, backbone=backbone)
+    networks = _prepared(Networks(policy, critic), learner=learner, seed=seed)
     loading = "whole"
     if is_sharded:
-        shard(networks, causal_lm, ranks=ranks, compute_dtype=compute_dtype)
+        shard(networks, ranks=ranks, compute_dtype=compute_dtype)
         register_fsdp_forward_method(networks, "own_logits")
         materialise(networks, device=ranks.device)
-        loading = load_shards(networks, model=model, ranks=ranks, seed=seed)
+        loading = load_shards(networks, model=model, critic=own, ranks=ranks, seed=seed)
+    elif critic is not None and own is not None:
+        critic.start_head(read_score(own))
     choose_layout(
         policy,
         forward=lambda batch: networks(batch)[0],
@@ -52,15 +63,25 @@ def build(
     return networks, loading
 
 
-def _assembled(policy: PolicyModel, *, learner: LearnerConfig, value: ValueConfig | None, seed: int) -> Networks:
-    """With adapters and critic where they are wanted; works on a skeleton too."""
+def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_sharded: bool) -> PreTrainedModel:
+    """The critic's own, a skeleton where the policy is one. Raises ConfigError for another architecture than the policy's."""
     causal_lm = policy.causal_lm
-    if learner.lora is not None:
-        add_adapters(causal_lm, lora=learner.lora, seed=seed)
-    networks = Networks(policy, None if value is None else Critic(policy, backbone=value.backbone))
-    if not learner.activation_checkpointing:
-        return networks.eval()
-    for module in (causal_lm, None if networks.critic is None else networks.critic.backbone):
-        if module is not None:
-            module.gradient_checkpointing_enable({"use_reentrant": False})
-    return networks.train()
+    if value.path is None:
+        return cast(PreTrainedModel, copy.deepcopy(causal_lm.base_model))
+    backbone = (
+        skeleton(own, kind=AutoModel, field=CRITIC_PATH) if is_sharded else load_backbone(own, device=causal_lm.device)
+    )
+    refuse_another_architecture(backbone, like=causal_lm, path=value.path)
+    return backbone
+
+
+def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Networks:
+    """With adapters and checkpointed activations where they are wanted; works on a skeleton too."""
+    backbone = None if networks.critic is None else networks.critic.backbone
+    models = [model for model in (networks.policy.causal_lm, backbone) if model is not None]
+    for model in models:
+        if learner.lora is not None:
+            add_adapters(model, lora=learner.lora, seed=seed)
+        if learner.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+    return networks.train(learner.activation_checkpointing)

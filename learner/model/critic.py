@@ -3,7 +3,6 @@
 The value of a token is predicted from the hidden state before it, as its log-prob is. Shapes: C completion positions, H hidden size.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Literal, cast
 
@@ -11,23 +10,54 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from cluster.contracts.algorithm_config import ValueConfig
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError
+from learner.distributed import fill
 from learner.model.packing import MicroBatch
-from learner.model.policy import PolicyModel, TokenOutputs, hidden_states
+from learner.model.policy import CRITIC_PATH, PolicyModel, TokenOutputs, elsewhere, hidden_states
+
+
+def critic_config(model: ModelConfig, value: ValueConfig | None) -> ModelConfig | None:
+    """The model that the critic's own backbone starts from; None where it has none. Raises ConfigError as `elsewhere` does."""
+    if value is None or value.backbone == "shared":
+        return None
+    return elsewhere(model, value, section="algorithm.value")
+
+
+def refuse_another_architecture(backbone: PreTrainedModel, *, like: PreTrainedModel, path: str) -> None:
+    """Raises ConfigError for a backbone that is not the policy's in kind: how its rows may be laid out is proven for that alone."""
+    own, num_rows = (cast(nn.Embedding, each.get_input_embeddings()).num_embeddings for each in (backbone, like))
+    if type(backbone) is not type(like.base_model):
+        raise ConfigError(
+            f"{CRITIC_PATH}={path!r} is a {type(backbone).__name__}, the policy's backbone a {type(like.base_model).__name__}; "
+            "take a model of the policy's architecture, of any size"
+        )
+    if own < num_rows:
+        raise ConfigError(
+            f"{CRITIC_PATH}={path!r} has embeddings of {own} tokens, the policy of {num_rows}; take a model with the policy's vocabulary"
+        )
 
 
 class Critic(nn.Module):
-    """Values are 0 until it has learned."""
+    """Values are 0 until it has learned, unless it starts from a reward model."""
 
-    def __init__(self, policy: PolicyModel, *, backbone: Literal["own", "shared"]) -> None:
-        """`own` starts from a copy of the policy's backbone."""
+    def __init__(self, policy: PolicyModel, *, backbone: PreTrainedModel | None) -> None:
+        """Without a backbone of its own (None) it reads the policy's hidden states."""
         super().__init__()
         like = next(policy.parameters())
-        size = policy.causal_lm.config.get_text_config().hidden_size
-        own = copy.deepcopy(policy.causal_lm.base_model) if backbone == "own" else None
-        self.backbone = cast(PreTrainedModel | None, own)
+        size = (backbone or policy.causal_lm).config.get_text_config().hidden_size
+        self.backbone = backbone
+        self.head_start: Literal["zero", "score"] = "zero"
         self.value_head = nn.Linear(size, 1, dtype=like.dtype, device=like.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
+
+    def start_head(self, score_1H: Tensor | None) -> None:
+        """From a reward model's score; None leaves it at 0. Its weight may be a shard."""
+        if score_1H is not None:
+            self.head_start = "score"
+            fill(self.value_head.weight, score_1H.to(self.value_head.weight.device))
 
     def forward(self, batch: MicroBatch, *, policy_hidden_CH: Tensor) -> Tensor:
         """Values of the micro-batch's positions, [C], float32."""

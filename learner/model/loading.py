@@ -28,7 +28,7 @@ from cluster.weights.model_files import weight_files
 from learner.distributed import Ranks, fill, own_rows
 from learner.model.critic import Networks
 from learner.model.lora import drawn_adapters, is_adapter
-from learner.model.policy import attention_of, load, read_config, without_dropout
+from learner.model.policy import ModelKind, attention_of, load, load_backbone, read_config, without_dropout
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 """Types, as safetensors names them, that only have to be cast."""
@@ -50,26 +50,28 @@ class StoredTensor:
             return file.get_slice(self.name)[rows]
 
 
-def skeleton(model: ModelConfig) -> PreTrainedModel:
+def skeleton(
+    model: ModelConfig, *, kind: ModelKind = AutoModelForCausalLM, field: str = "model.path"
+) -> PreTrainedModel:
     """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
     try:
         # Buffers are real: many, such as rotary frequencies, are in no file.
         with init_empty_weights(include_buffers=False):
-            causal_lm: PreTrainedModel = AutoModelForCausalLM.from_config(
-                read_config(model),
+            built: PreTrainedModel = kind.from_config(
+                read_config(model, field=field),
                 dtype=torch.float32,
                 attn_implementation=attention_of(model),
                 trust_remote_code=model.trust_remote_code,
             )
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path!r} does not load: {headline(error)}") from error
+        raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
     # Each registration above made a parameter of its own.
-    causal_lm.tie_weights()
-    without_dropout(causal_lm)
+    built.tie_weights()
+    without_dropout(built)
     # A folder may lack generation defaults; those of the model's configuration stay then.
     with contextlib.suppress(OSError):
-        causal_lm.generation_config = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main")
-    return causal_lm.eval()
+        built.generation_config = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main")
+    return built.eval()
 
 
 def materialise(module: nn.Module, *, device: torch.device) -> None:
@@ -87,30 +89,54 @@ def materialise(module: nn.Module, *, device: torch.device) -> None:
 
 @torch.no_grad()
 def load_shards(
-    networks: Networks, *, model: ModelConfig, ranks: Ranks, seed: int
+    networks: Networks, *, model: ModelConfig, critic: ModelConfig | None, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
-    """Writes every parameter of the sharded networks: the model's from its files, adapters drawn from the seed, the value head 0.
+    """Writes every parameter of the sharded networks: the model's from its files, those of an own critic from `critic`'s, adapters drawn
+    from the seed, the value head from `critic`'s score or 0.
 
     All ranks must call it; they stream only if each of them can.
     """
-    causal_lm = networks.policy.causal_lm
-    drawn = drawn_adapters(causal_lm, seed=seed)
-    wanted: dict[str, list[Tensor]] = {}
+    causal_lm, backbone = networks.policy.causal_lm, None if networks.critic is None else networks.critic.backbone
+    of_policy: dict[str, list[Tensor]] = {}
+    of_critic: dict[str, list[Tensor]] = {}
     for name, tensor in (*networks.named_parameters(), *networks.named_buffers()):
-        origin = _origin(name, causal_lm=causal_lm)
-        if origin is None:
-            tensor.zero_()
-        elif origin in drawn:
-            fill(tensor, drawn[origin].to(ranks.device))
+        if name.startswith("policy.causal_lm."):
+            of_policy.setdefault(name.removeprefix("policy.causal_lm."), []).append(tensor)
+        elif name.startswith("critic.backbone."):
+            of_critic.setdefault(name.removeprefix("critic.backbone."), []).append(tensor)
         else:
-            wanted.setdefault(_stored_name(origin), []).append(tensor)
-    stored = _stored_as_computed(causal_lm, model=model)
+            tensor.zero_()
+    ways = [_load(of_policy, causal_lm, model=model, ranks=ranks, seed=seed)]
+    if critic is not None and networks.critic is not None and backbone is not None:
+        ways.append(_load(of_critic, backbone, model=critic, ranks=ranks, seed=seed))
+        networks.critic.start_head(read_score(critic))
+    return "streamed" if set(ways) == {"streamed"} else "sent by rank 0"
+
+
+def _load(
+    places: Mapping[str, list[Tensor]], source: PreTrainedModel, *, model: ModelConfig, ranks: Ranks, seed: int
+) -> Literal["streamed", "sent by rank 0"]:
+    """`places` are the networks' tensors by their name in `source`, a whole causal model or a backbone."""
+    drawn = drawn_adapters(source, seed=seed)
+    wanted: dict[str, list[Tensor]] = {}
+    for name, tensors in places.items():
+        if name not in drawn:
+            wanted[_stored_name(name)] = tensors
+        for tensor in tensors if name in drawn else ():
+            fill(tensor, drawn[name].to(ranks.device))
+    stored = _stored_as_computed(source, model=model)
     num_able = ranks.sum(torch.tensor(0 if stored is None else 1, device=ranks.device))
     if stored is not None and int(num_able) == ranks.size:
         _stream(wanted, stored=stored)
         return "streamed"
-    _send(wanted, causal_lm=causal_lm, model=model, ranks=ranks)
+    _send(wanted, source=source, model=model, ranks=ranks)
     return "sent by rank 0"
+
+
+def read_score(model: ModelConfig) -> Tensor | None:
+    """The score of a reward model of one label, [1, H] (transformers' `...ForSequenceClassification`); None without one."""
+    found = next((tensor for tensor in _stored_tensors(model) if tensor.name == "score.weight"), None)
+    return found.rows(slice(None)) if found is not None and found.is_plain and found.shape[0] == 1 else None
 
 
 def _stream(wanted: Mapping[str, list[Tensor]], *, stored: Mapping[str, StoredTensor]) -> None:
@@ -125,13 +151,13 @@ def _stream(wanted: Mapping[str, list[Tensor]], *, stored: Mapping[str, StoredTe
                 tensor.copy_(stored[name].rows(slice(None)))
 
 
-def _send(wanted: Mapping[str, list[Tensor]], *, causal_lm: PreTrainedModel, model: ModelConfig, ranks: Ranks) -> None:
+def _send(wanted: Mapping[str, list[Tensor]], *, source: PreTrainedModel, model: ModelConfig, ranks: Ranks) -> None:
     whole: dict[str, Tensor] = {}
     if ranks.rank == 0:
-        loaded = load(model, dtype=torch.float32)
+        loaded = load_backbone(model) if _is_backbone(source) else load(model, dtype=torch.float32)
         whole = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
         # How it was converted, so that exports convert it back.
-        causal_lm._weight_conversions = loaded._weight_conversions
+        source._weight_conversions = loaded._weight_conversions
         del loaded
     for name, tensors in wanted.items():
         value = whole.pop(name) if ranks.rank == 0 else torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
@@ -140,13 +166,15 @@ def _send(wanted: Mapping[str, list[Tensor]], *, causal_lm: PreTrainedModel, mod
             fill(tensor, value)
 
 
-def _stored_as_computed(causal_lm: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
-    """Stored tensors by the model's names; None unless every parameter is stored as it is computed with, up to a cast."""
-    converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(causal_lm, add_legacy=False))
-    if converts or getattr(causal_lm.config, "quantization_config", None) is not None:
+def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
+    """Stored tensors by the source's names; None unless every parameter is stored as it is computed with, up to a cast."""
+    converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False))
+    if converts or getattr(source.config, "quantization_config", None) is not None:
         return None
-    stored = {tensor.name: tensor for tensor in _stored_tensors(model)}
-    for names, parameter in _tied(causal_lm):
+    # A backbone may be stored as part of a causal model, or of a reward model.
+    prefix = f"{source.base_model_prefix}." if _is_backbone(source) else ""
+    stored = {tensor.name.removeprefix(prefix): tensor for tensor in _stored_tensors(model)}
+    for names, parameter in _tied(source):
         if is_adapter(names[0]):
             continue
         # Tied parameters are stored under any of their names.
@@ -182,12 +210,8 @@ def _file(model: ModelConfig, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _origin(name: str, *, causal_lm: PreTrainedModel) -> str | None:
-    """The parameter of the causal model whose weights a parameter of the networks starts from; None for the value head."""
-    if name.startswith("critic.backbone."):
-        backbone = next(place for place, part in causal_lm.named_modules() if part is causal_lm.base_model)
-        return f"{backbone}.{name.removeprefix('critic.backbone.')}".removeprefix(".")
-    return name.removeprefix("policy.causal_lm.") if name.startswith("policy.") else None
+def _is_backbone(source: PreTrainedModel) -> bool:
+    return source.base_model is source
 
 
 def _stored_name(name: str) -> str:

@@ -8,17 +8,19 @@ Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.algorithm_config import ValueConfig
+from cluster.contracts.config import ModelConfig, ReferenceConfig
 from cluster.contracts.errors import ConfigError, headline
+from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import PACKED
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
@@ -27,6 +29,10 @@ PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
 ISOLATION_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Nats, by which a sequence may move when its neighbours in the row are exchanged for others of the same lengths."""
+ModelKind = type[AutoModelForCausalLM] | type[AutoModel]
+"""A whole causal model, or its backbone alone."""
+CRITIC_PATH = "algorithm.value.path"
+"""The field, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,24 +131,58 @@ def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedC
         ) from error
 
 
-def load(model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """The causal model in `dtype`, dropout off: the policy that learns must be the one that sampled."""
+def elsewhere(model: ModelConfig, place: ReferenceConfig | ValueConfig, *, section: str) -> ModelConfig:
+    """`model`, with path, revision and trust of `place` where that names a path.
+
+    Raises ConfigError for code from the hub that no commit pins. `section` is where the settings of `place` stand.
+    """
+    if place.path is None:
+        return model
+    own = {name: getattr(place, name) for name in ("path", "revision", "trust_remote_code")}
+    chosen = model.model_copy(update=own)
+    refuse_unpinned_code(chosen, section=section)
+    return chosen
+
+
+def load(
+    model: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    kind: ModelKind = AutoModelForCausalLM,
+    field: str = "model.path",
+) -> PreTrainedModel:
+    """The model in `dtype`, dropout off: the policy that learns must be the one that sampled.
+
+    Raises ConfigError naming `field` for a model that does not load, or lacks weights.
+    """
     transformers.utils.logging.disable_progress_bar()
-    config = read_config(model)
+    config = read_config(model, field=field)
     try:
-        causal_lm = AutoModelForCausalLM.from_pretrained(
+        loaded, found = cast(Any, kind).from_pretrained(
             model.path,
             revision=model.revision,
             config=config,
             dtype=dtype,
             attn_implementation=attention_of(model),
             trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path!r} does not load: {headline(error)}") from error
-    without_dropout(causal_lm)
-    nn.Module.to(causal_lm, device)
-    return causal_lm
+        raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
+    if found["missing_keys"]:
+        # transformers draws them at random.
+        raise ConfigError(
+            f"{field}={model.path!r} lacks weights of a {type(loaded).__name__}: {min(found['missing_keys'])}"
+        )
+    without_dropout(loaded)
+    nn.Module.to(loaded, device)
+    return loaded
+
+
+def load_backbone(critic: ModelConfig, *, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """What a critic starts from, in float32: the backbone of a causal model or of a reward model. Raises ConfigError as `load` does."""
+    return load(critic, dtype=torch.float32, device=device, kind=AutoModel, field=CRITIC_PATH)
 
 
 def attention_of(model: ModelConfig) -> str:

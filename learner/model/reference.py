@@ -6,22 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig
-from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.packing import tokens_per_pass
-from learner.model.policy import load, prove, score, token_row
+from learner.model.policy import elsewhere, load, prove, score, token_row
 
 
 def reference_config(model: ModelConfig, reference: ReferenceConfig) -> ModelConfig:
-    """The model that a reference is: `model`, with path, revision and trust of `reference` where that names a path.
-
-    Raises ConfigError for code from the hub that no commit pins.
-    """
-    if reference.path is None:
-        return model
-    own = {name: getattr(reference, name) for name in ("path", "revision", "trust_remote_code")}
-    chosen = model.model_copy(update=own)
-    refuse_unpinned_code(chosen, section="reference")
-    return chosen
+    """The model that a reference is. Raises ConfigError as `elsewhere` does."""
+    return elsewhere(model, reference, section="reference")
 
 
 class ReferenceModel:

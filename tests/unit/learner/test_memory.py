@@ -2,12 +2,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.memory import MemoryEstimate, check_fits, estimate
 from learner.model.policy import read_config
-from tests.models import make_tiny_model
+from tests.models import make_tiny_model, make_tiny_reward_model
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +16,21 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def _estimate(path: Path, *, dtype: str = "bfloat16", checkpoint: dict[str, Any] | None = None, **learner: Any):
+def _estimate(
+    path: Path,
+    *,
+    dtype: str = "bfloat16",
+    checkpoint: dict[str, Any] | None = None,
+    critic: Path | None = None,
+    **learner: Any,
+):
     model = ModelConfig(path=str(path), dtype=dtype)
     return estimate(
         read_config(model),
         model=model,
         learner=LearnerConfig(**learner),
         checkpoint=CheckpointConfig(**(checkpoint or {})),
+        critic=critic and ModelConfig(path=str(critic), dtype=dtype),
     )
 
 
@@ -29,6 +38,21 @@ def test_a_bfloat16_rank_has_masters_a_copy_gradients_and_two_moments(model_path
     found = _estimate(model_path)
     num = found.num_parameters
     assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (6 * num, 4 * num, 8 * num)
+
+
+def test_a_critic_counts_with_its_own_size(model_path: Path, tmp_path: Path):
+    alone = _estimate(model_path)
+    small = make_tiny_reward_model(tmp_path, hidden_size=32)
+    num = sum(
+        tensor.numel() for name, tensor in load_file(small / "model.safetensors").items() if name != "score.weight"
+    )
+    both = _estimate(model_path, critic=small)
+    assert (
+        both.weights_bytes - alone.weights_bytes == 6 * num and both.optimizer_bytes - alone.optimizer_bytes == 8 * num
+    )
+    copied = _estimate(model_path, critic=model_path)
+    assert copied.weights_bytes == 2 * alone.weights_bytes
+    assert alone.activations_bytes < both.activations_bytes < copied.activations_bytes == 2 * alone.activations_bytes
 
 
 def test_two_ranks_hold_half_each(model_path: Path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from cluster.contracts.errors import ConfigError
 from deploy.preflight import check
 from learner.checkpoint import files
-from tests.models import make_tiny_model
+from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.deploy.preflight.runs import run
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -183,6 +183,21 @@ def test_a_reference_to_which_an_id_means_another_token_is_refused(tmp_path, mod
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "has another vocabulary: token" in refusal(run(tmp_path, model, f"reference.path={teacher}"))
+
+
+def test_a_critic_of_another_vocabulary_or_architecture_is_refused(tmp_path, model):
+    def with_critic(path: Path):
+        return run(tmp_path, model, "algorithm.preset=ppo", f"algorithm.value.path={path}")
+
+    critic = make_tiny_reward_model(tmp_path / "critic", adds_bos=True, hidden_size=32)
+    check(with_critic(critic))
+    tokenizer = json.loads((critic / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {f"x{token}": index for token, index in tokenizer["model"]["vocab"].items()}
+    (critic / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert f"algorithm.value.path='{critic}' has another vocabulary: token" in refusal(with_critic(critic))
+    llama = make_tiny_model(tmp_path / "llama", architecture="llama")
+    assert "is a LlamaModel, the policy's backbone a Qwen3Model" in refusal(with_critic(llama))
+    assert "algorithm.value.path='/no/such/model' does not exist" in refusal(with_critic(Path("/no/such/model")))
 
 
 def test_adapters_that_the_learner_would_refuse_are_refused_before_it_starts(tmp_path, model):

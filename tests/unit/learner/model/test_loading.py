@@ -5,6 +5,7 @@ One rank alone is a group too: what is sharded over one is whole, and everything
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
+from torch.testing import assert_close
+from transformers import AutoModelForSequenceClassification
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks, leave, whole
 from learner.learner import Learner
 from learner.model.building import build
 from learner.model.critic import Networks
-from tests.models import make_tiny_model
+from learner.model.packing import lay_out
+from learner.model.policy import token_row
+from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config, make_group
 
 
@@ -90,6 +96,74 @@ def test_what_is_added_to_the_model_starts_the_same(alone: Ranks, tmp_path: Path
     if networks.critic is not None and networks.critic.backbone is not None:
         attention = networks.policy.causal_lm.config._attn_implementation
         assert networks.critic.backbone.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("kind", ["causal", "reward", "two-labels"])
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_critic_of_its_own_path_starts_from_that_models_weights(
+    alone: Ranks, tmp_path: Path, kind: str, lora: dict[str, int] | None
+):
+    make = make_tiny_model if kind == "causal" else partial(make_tiny_reward_model, num_labels=1 + (kind != "reward"))
+    own = make(tmp_path / "critic", hidden_size=32, seed=7)
+    value = {"backbone": "own", "path": str(own)}
+    config = make_config(
+        make_tiny_model(tmp_path / "model"), algorithm={"advantage": "gae", "value": value}, learner={"lora": lora}
+    )
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    expected = _unsharded(config)
+    assert_equal(networks, expected)
+    stored = load_file(own / "model.safetensors")
+    assert expected.critic is not None and expected.critic.backbone is not None
+    for name, parameter in expected.critic.backbone.named_parameters():
+        if ".lora_" not in name:
+            assert torch.equal(parameter, stored[f"model.{name.replace('.base_layer.', '.')}"]), name
+    head = expected.critic.value_head
+    assert torch.equal(head.weight, stored["score.weight"] if kind == "reward" else torch.zeros(1, 32))
+    assert not head.bias.any() and (expected.critic.head_start == "score") == (kind == "reward")
+
+
+def test_a_reward_models_score_is_the_first_value_of_every_token(tmp_path: Path):
+    own = make_tiny_reward_model(tmp_path / "critic")
+    config = make_config(
+        make_tiny_model(tmp_path / "model"), algorithm={"advantage": "gae", "value": {"path": str(own)}}
+    )
+    networks = _unsharded(config)
+    row = token_row([5, 6, 7], [8, 9])
+    batch = lay_out([row], [0], layout=networks.policy.layout, width=2, device="cpu")
+    reward_model = AutoModelForSequenceClassification.from_pretrained(own)
+    scores_C = [reward_model(torch.tensor([[5, 6, 7, 8][:length]])).logits[0, 0] for length in (3, 4)]
+    values_C = networks(batch)[1]
+    assert values_C is not None
+    assert_close(values_C, torch.stack(scores_C), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architecture": "llama"}, "is a LlamaModel, the policy's backbone a Qwen3Model"),
+        ({"vocab_size": 120}, "has embeddings of 120 tokens, the policy of 128"),
+    ],
+)
+def test_a_critic_that_cannot_read_the_policys_rows_is_refused(tmp_path: Path, options: dict[str, Any], message: str):
+    own = make_tiny_model(tmp_path / "critic", **options)
+    config = make_config(
+        make_tiny_model(tmp_path / "model"), algorithm={"advantage": "gae", "value": {"path": str(own)}}
+    )
+    with pytest.raises(ConfigError, match=message):
+        _unsharded(config)
+
+
+def test_a_model_that_lacks_weights_is_refused_instead_of_drawn(tmp_path: Path):
+    own = make_tiny_model(tmp_path / "critic")
+    weights = load_file(own / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+    config = make_config(
+        make_tiny_model(tmp_path / "model"), algorithm={"advantage": "gae", "value": {"path": str(own)}}
+    )
+    with pytest.raises(ConfigError, match=r"algorithm\.value\.path=.* lacks weights of a Qwen3Model: norm\.weight"):
+        _unsharded(config)
 
 
 def test_weights_in_several_files_are_found(alone: Ranks, tmp_path: Path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.reference import reference_config
@@ -31,5 +32,11 @@ def test_code_of_a_reference_from_the_hub_needs_a_commit_of_the_reference():
 
 @pytest.mark.parametrize("own", [{"revision": COMMIT}, {"trust_remote_code": True}])
 def test_what_belongs_to_a_path_is_refused_without_one(own):
-    with pytest.raises(ValidationError, match="without path"):
-        ReferenceConfig(**own)
+    for section in (ReferenceConfig, ValueConfig):
+        with pytest.raises(ValidationError, match="without path"):
+            section(**own)
+
+
+def test_a_head_on_the_policys_hidden_states_has_no_path():
+    with pytest.raises(ValidationError, match=r"backbone='shared'.*set backbone to own, or leave path out"):
+        ValueConfig(backbone="shared", path="org/model")
