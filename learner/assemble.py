@@ -86,6 +86,7 @@ def _tensors(batch: pa.RecordBatch, completions: "_Lists", *, current_version: i
         completion_lengths_N=torch.from_numpy(np.diff(completions.offsets).astype(np.int64)),
         trajectory_ids=[f"{g}/{s}" for g, s in zip(group_ids, batch["sample_index"].to_pylist(), strict=True)],
         group_ids=group_ids,
+        prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
         reference_logprobs_NT=_optional(batch, "reference_logprobs"),
         token_rewards_NT=_optional(batch, "token_rewards"),

@@ -4,9 +4,17 @@ Every part is a variant by name with its own parameters; `docs/algorithms.md` li
 expanded to this ordinary form before validation, so a validated section never mentions one.
 """
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
@@ -151,11 +159,24 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
         return self
 
 
+class StreamingConfig(Section, mark=Mark.MATHEMATICS):
+    """Groups by prompt, across tickets: for prompts that come back in later steps."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Returns that the advantage compares: those of the step's trajectories of a prompt, and, while these are fewer, the newest that the
+    prompt earned in earlier steps. A checkpoint holds so many numbers less one for each prompt met so far."""
+    when_full: Literal["slide", "clear"] = "slide"
+    """`slide` always compares with the newest returns; `clear` forgets a prompt's returns once they filled a group, so that no two groups
+    share one."""
+
+
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The resolved mathematics of a run; the passport writes it down."""
 
     advantage: Plugin = Plugin(name="grpo")
     """A name below learner.algorithms.advantages, or a function of yours as 'my_package.module:name'."""
+    streaming: StreamingConfig | None = None
+    """Lets returns of earlier steps join a group, for any advantage of a group's rewards. None: a group is what one ticket sampled."""
     policy_loss: Plugin = Plugin(name="ppo_clip")
     """A name below learner.algorithms.losses."""
     aggregation: Plugin = Plugin(name="token_mean")

@@ -40,6 +40,7 @@ _DECISIONS = """\
 |---|---|---|
 | a group whose rewards are all equal | exactly 0, detected as max == min | `zero_variance: rounding`, as the peers |
 | a group of one | 0 for `grpo`, `dr_grpo`; an error for `rloo`, `pass_at_k` | `singleton: zero`, `raw` or `error` |
+| a group is | what one ticket sampled | `streaming`: what its prompt earned in earlier steps joins it |
 | a trajectory with nothing unmasked | refused before the step, by name; the functions give it 0 | `empty_rows: count` counts it |
 | a batch of which filters leave nothing | loss 0, no step; verl and OpenRLHF give NaN | |
 | where a trajectory's reward lands over time | its last unmasked token | `reward_placement: every_token` |

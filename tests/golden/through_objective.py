@@ -146,6 +146,7 @@ class Step:
             completion_lengths_N=torch.full((num_rows,), width),
             trajectory_ids=[str(row) for row in range(num_rows)],
             group_ids=[str(row) for row in range(num_rows)],
+            prompt_ids=[str(row) for row in range(num_rows)],
             current_version=0,
             reference_logprobs_NT=of_rows(self.reference_BT),
             proximal_logprobs_NT=of_rows(self.old_BT),

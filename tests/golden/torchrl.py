@@ -1,6 +1,5 @@
 """torchrl 0.14.1: GRPOLoss and its kin, MCAdvantage, KLRewardTransform, RetrieveLogProb."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from learner.algorithms import kl, masks
 from learner.algorithms.advantages import group
-from learner.algorithms.advantages.streaming import Arrival, ReleasedGroup, StreamingGroups
 from learner.algorithms.batch_rules import filters, selection
 from learner.algorithms.corrections import masking
 from learner.algorithms.objective.token_rewards import place_rewards
@@ -150,58 +148,71 @@ def _ragged(name: str, rows: list[Tensor]) -> dict[str, Any]:
     return {name: torch.cat(rows), f"{name}.row_lengths": torch.tensor([len(row) for row in rows])}
 
 
-def mc_advantage(*, after_release: str) -> Callable[[Variant], dict[str, Any]]:
+def mc_advantage(*, slides: bool) -> Callable[[Variant], dict[str, Any]]:
+    """Which trajectories make a group is played back here; its advantages are those that a ticket's group has in a run."""
+
     def adapter(v: Variant) -> dict[str, Any]:
-        if v.option("batch", 1) > 1 and after_release == "slide":
+        per_call, num_candidates = v.option("batch", 1), v.option("candidate_group_size")
+        if v.option("trajectory_return") is None and v["lengths"].max() > 1:
+            raise Unsupported("each step as a sample of its own: our trajectories do not say where a step ends")
+        if num_candidates != v.option("candidate_selection_min_size"):
+            raise Unsupported("candidates are looked at as each one comes: ours are all judged, and then chosen")
+        if per_call > 1 and slides:
             raise Unsupported("groups that overlap within a call overwrite each other's advantages")
-        size, kind = v.option("grpo_size"), v.option("trajectory_return")
-        settings = {"epsilon": 1e-6, "epsilon_mode": "clamp", "zero_variance": "rounding"}
-        groups = StreamingGroups(
-            group_size=size,
-            advantage=functools.partial(group.grpo, **settings),
-            over="trajectories" if kind else "steps",
-            trajectory_return=kind or "sum",
-            return_bounds=tuple(v.option("keep_return_bounds")) if v.option("keep_return_bounds") else None,
-            min_candidates=v.option("candidate_selection_min_size"),
-            max_candidates=v.option("candidate_group_size"),
-            after_release=after_release,
-        )
-        return _feed(v, groups, per_call=v.option("batch", 1))
+        waiting: dict[str, list[tuple[int, Tensor]]] = {}
+        result: dict[str, Any] = {}
+        num_releases = 0
+        rewards = v["rewards"].split(v["lengths"].tolist())
+        arrivals = list(zip(v["prompts"], v["traj_ids"].tolist(), rewards, strict=True))
+        for first in range(0, len(arrivals), per_call):
+            call = arrivals[first : first + per_call]
+            if released := [row for each in call for row in _release(v, waiting, *each, slides=slides)]:
+                columns = _columns(released, first // per_call)
+                result |= {f"rel{num_releases}.{name}": value for name, value in columns.items()}
+                num_releases += 1
+        return result | {
+            "n_releases": torch.tensor(num_releases),
+            "queued_prompts_left": {prompt: len(rows) for prompt, rows in waiting.items()},
+            "stats": Uncompared("torchrl's running counters"),
+        }
 
     return adapter
 
 
-def _feed(v: Variant, groups: StreamingGroups, *, per_call: int) -> dict[str, Any]:
-    rewards = v["rewards"].split(v["lengths"].tolist())
-    arrivals = [
-        Arrival(group_id=prompt, sample_index=index, trajectory_id=str(identity), step_rewards=tuple(reward.tolist()))
-        for index, (prompt, identity, reward) in enumerate(
-            zip(v["prompts"], v["traj_ids"].tolist(), rewards, strict=True)
-        )
-    ]
-    result: dict[str, Any] = {}
-    num_releases = 0
-    for call in range(0, len(arrivals), per_call):
-        released = [group for arrival in arrivals[call : call + per_call] if (group := groups.add(arrival))]
-        if released:
-            last = call // per_call
-            result |= {f"rel{num_releases}.{name}": value for name, value in _columns(released, last).items()}
-            num_releases += 1
-    counters = Uncompared("torchrl's running counters; ours are `waiting` and `num_dropped`")
-    return result | {
-        "n_releases": torch.tensor(num_releases),
-        "queued_prompts_left": groups.waiting,
-        "stats": counters,
-    }
-
-
-def _columns(released: list[ReleasedGroup], arrival_index: int) -> dict[str, Tensor]:
-    rows = [row for group in released for row in zip(group.arrivals, group.step_advantages, strict=True)]
-    if any(len(values) == 1 and len(group.arrivals) == 1 for group in released for values in group.step_advantages):
+def _release(
+    v: Variant,
+    waiting: dict[str, list[tuple[int, Tensor]]],
+    prompt: str,
+    identity: int,
+    rewards_T: Tensor,
+    *,
+    slides: bool,
+) -> list[tuple[int, Tensor]]:
+    """Trajectories with their advantages per step, of the group that this arrival makes full; else none."""
+    size, bounds = v.option("grpo_size"), v.option("keep_return_bounds")
+    num_wanted = v.option("candidate_group_size", size)
+    rows = waiting[prompt] = [*waiting.get(prompt, []), (identity, rewards_T)][-num_wanted:]
+    if len(rows) < num_wanted:
+        return []
+    if not slides:
+        del waiting[prompt]
+    reduce = {"sum": torch.sum, "mean": torch.mean, "max": torch.max}[v.option("trajectory_return", "sum")]
+    returns_G = torch.stack([reduce(rewards) for _, rewards in rows])
+    if num_wanted > size:
+        places = selection.spread(returns_G, group_size=size)
+        rows, returns_G = [rows[place] for place in places], returns_G[places]
+    if size == 1 and len(rewards_T) == 1:
         raise Unsupported("one step in a group of one: torchrl gives NaN, we give 0")
+    if bounds is not None and not filters.return_bounds(returns_G, low=bounds[0], high=bounds[1]):
+        return []
+    advantages_G = group.grpo(returns_G, epsilon=1e-6, epsilon_mode="clamp", zero_variance="rounding")
+    return [(each, value.expand(len(rewards))) for (each, rewards), value in zip(rows, advantages_G, strict=True)]
+
+
+def _columns(rows: list[tuple[int, Tensor]], arrival_index: int) -> dict[str, Tensor]:
     return {
         "arrival_index": torch.tensor(arrival_index),
-        "traj_id": torch.cat([torch.full((len(values),), int(arrival.trajectory_id)) for arrival, values in rows]),
+        "traj_id": torch.cat([torch.full((len(values),), identity) for identity, values in rows]),
         "step": torch.cat([torch.arange(len(values)) for _, values in rows]),
         "advantage": torch.cat([values for _, values in rows]),
     }
@@ -242,7 +253,7 @@ ADAPTERS = {
     "k3_kl_token_estimate": k3_token,
     "KLRewardTransform.forward": kl_reward,
     "KLComputation.forward": kl_computation,
-    "MCAdvantage": mc_advantage(after_release="empty"),
+    "MCAdvantage": mc_advantage(slides=False),
     "MCAdvantageSelector.select": select,
     "RetrieveLogProb": retrieve_log_prob,
 }

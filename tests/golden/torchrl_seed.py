@@ -89,6 +89,6 @@ def retrieve_log_prob(v: Variant) -> dict[str, Any]:
 ADAPTERS = {
     "GRPOLoss": grpo_loss,
     "KLRewardTransform.forward": kl_reward,
-    "MCAdvantage": torchrl.mc_advantage(after_release="slide"),
+    "MCAdvantage": torchrl.mc_advantage(slides=True),
     "RetrieveLogProb.forward": retrieve_log_prob,
 }

@@ -37,6 +37,8 @@ class BatchTensors:
     trajectory_ids: list[str]
     group_ids: list[str]
     """One per trajectory, like trajectory_ids; for messages."""
+    prompt_ids: list[str]
+    """One per trajectory: what it has in common with other groups of its prompt."""
     current_version: int
     """The learner's policy version at the start of the step."""
     reference_logprobs_NT: Tensor | None = None
@@ -132,6 +134,8 @@ class Prepared:
     values_NT: Tensor | None
     """Old ones, in the rewards' units, as the returns are."""
     returns_NT: Tensor | None
+    returns_by_prompt: Mapping[str, list[float]]
+    """What the advantage saw, for `streaming`; empty without."""
     return_moments: RunningMoments | None
     """Up to this batch; what the critic's head gives while the step is learned is normalised by them. None: it gives values as they are."""
     value_weights_NT: Tensor | None

@@ -53,6 +53,11 @@ def refuse_contradictions(parts: Parts) -> None:
             f"kl.reward.credit={penalty.credit!r} with advantage={parts.advantage.plugin.name!r}, which sums rewards over time, "
             "and the KL per token among them; leave kl.reward.credit out"
         )
+    if config.streaming is not None and parts.advantage.asks != ("rewards_G",):
+        raise ConfigError(
+            f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: earlier steps leave rewards alone, and this advantage "
+            "does not work on one group's rewards; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
+        )
     for variant in (*parts.filters, *parts.reward_shaping):
         of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
         if of_a_group and others:
@@ -70,6 +75,13 @@ def refuse_contradictions(parts: Parts) -> None:
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
     """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards."""
     named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
+    if streaming := parts.config.streaming:
+        if streaming.group_size <= trajectories_per_group:
+            raise ConfigError(
+                f"algorithm.streaming.group_size={streaming.group_size} with buffer.trajectories_per_group={trajectories_per_group}: "
+                "a ticket fills its group alone, and no earlier return joins it; give a larger size, or leave `streaming` out"
+            )
+        trajectories_per_group = streaming.group_size
     try:
         tried = _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
     except ValueError as error:

@@ -28,6 +28,7 @@ from learner.algorithms.objective.preparation import mini_batch, prepare
 from learner.algorithms.objective.proximal import approximate_proximal
 from learner.algorithms.objective.recording import of_the_batch, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
+from learner.algorithms.objective.streaming import EarlierReturns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +40,14 @@ class LossResult:
 
 
 class Objective:
-    """The loss of a run. Its only state are the adaptive KL coefficients and the running moments of returns."""
+    """The loss of a run. Its only state are adaptive KL coefficients, running moments of returns, and earlier returns by prompt."""
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
         self._kl_controllers = controllers(parts.config.kl)
         value = parts.config.value
+        streaming = parts.config.streaming
+        self._earlier = streaming and EarlierReturns(config=streaming)
         self._return_moments = RunningMoments() if value is not None and value.normalise_returns else None
 
     @classmethod
@@ -110,14 +113,17 @@ class Objective:
             needs=self.needs,
             kl_coefficients=self.kl_coefficients,
             return_moments=self._return_moments,
+            earlier=self._earlier,
         )
 
     def adopt_returns(self, prepared: Prepared) -> tuple[float, float]:
-        """Takes the batch's returns into the running moments, before the step is learned. Its old values were computed before.
+        """Takes the batch's returns into the objective's state, before the step is learned. Its old values were computed before.
 
         Returns the factor and the shift after it by which the critic's head gives the same values as before: (1, 0) without
         `value.normalise_returns`.
         """
+        if self._earlier is not None:
+            self._earlier = self._earlier.with_step(prepared.returns_by_prompt)
         before, after = self._return_moments, prepared.return_moments
         if before is None or after is None:
             return 1.0, 0.0
@@ -206,7 +212,11 @@ class Objective:
 
     def state_dict(self) -> dict[str, Any]:
         moments = self._return_moments
-        return {"kl_coefficients": self.kl_coefficients, "return_moments": moments and asdict(moments)}
+        return {
+            "kl_coefficients": self.kl_coefficients,
+            "return_moments": moments and asdict(moments),
+            "earlier_returns": self._earlier and dict(self._earlier.by_prompt),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kl_controllers = {
@@ -215,6 +225,8 @@ class Objective:
         }
         if self._return_moments is not None:
             self._return_moments = RunningMoments(**state["return_moments"])
+        if self._earlier is not None:
+            self._earlier = replace(self._earlier, by_prompt=state["earlier_returns"])
 
     def formula(self) -> dict[str, Any]:
         """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""

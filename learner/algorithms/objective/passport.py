@@ -18,6 +18,7 @@ def formula(parts: Parts) -> dict[str, Any]:
     config = parts.config
     passport: dict[str, Any] = {
         "advantage": parts.advantage.describe(),
+        "streaming": config.streaming and config.streaming.model_dump(mode="json"),
         "policy_loss": parts.policy_loss.describe(),
         "aggregation": parts.aggregation.describe(),
         "reward_shaping": [part.describe() for part in parts.reward_shaping],

@@ -24,6 +24,7 @@ from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.controllers import RunningMoments
 from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.streaming import EarlierReturns
 from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
 from learner.algorithms.registry.variants import Variant
 
@@ -35,6 +36,7 @@ def prepare(
     needs: frozenset[str],
     kl_coefficients: Mapping[str, float],
     return_moments: RunningMoments | None,
+    earlier: EarlierReturns | None,
 ) -> Prepared:
     """See `Objective.prepare`."""
     batch.validate()
@@ -51,7 +53,7 @@ def prepare(
         supply["token_rewards_NT"] = supply["token_rewards_NT"] - penalty_NT
         supply["rewards_N"] = shaped_N - penalty_NT.sum(1)
 
-    advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply)
+    advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply, earlier)
     if penalty is not None and penalty_NT is not None and penalty.credit != "trajectory":
         advantages_NT = advantages_NT - (to_go(penalty_NT) if penalty.credit == "to_go" else penalty_NT)
     # Whether a group's rewards differ is asked of its rewards alone: with a KL taken off they always would.
@@ -84,6 +86,7 @@ def prepare(
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
         returns_NT=None if returns_NT is None else returns_NT.to(dtype),
+        returns_by_prompt={} if earlier is None else _by_prompt(batch, supply["rewards_N"]),
         return_moments=return_moments,
         sampled_mask_NT=mask_NT,
         rewards_N=batch.rewards_N,
@@ -192,10 +195,12 @@ def _kl(supply: dict[str, Any], penalty: KlRewardConfig) -> Tensor:
     return estimate_NT.to(supply["token_rewards_NT"].dtype)
 
 
-def _advantages(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def _advantages(
+    batch: BatchTensors, advantage: Variant, supply: dict[str, Any], earlier: EarlierReturns | None
+) -> tuple[Tensor, Tensor | None]:
     """Advantages per token, and the returns that came with them."""
     if "rewards_G" in advantage.asks:
-        result = _per_group(batch, advantage, supply)
+        result = _per_group(batch, advantage, supply, earlier)
     else:
         try:
             result = advantage.with_given(supply)
@@ -219,17 +224,35 @@ def _why_not_finite(batch: BatchTensors, advantage: Variant, advantages_NT: Tens
     return f"{batch.name(row)}: advantages are not finite; {advantage.plugin.name!r} cannot take these rewards"
 
 
-def _per_group(batch: BatchTensors, advantage: Variant, supply: dict[str, Any]) -> Tensor:
+def _per_group(
+    batch: BatchTensors, advantage: Variant, supply: dict[str, Any], earlier: EarlierReturns | None
+) -> Tensor:
     rewards_N = supply["rewards_N"]
     result_N = torch.empty_like(rewards_N)
-    for rows in sorted_group_rows(rewards_N, group_index_N=batch.group_index_N):
+    index_N = batch.group_index_N if earlier is None else _prompt_index(batch)
+    for rows in sorted_group_rows(rewards_N, group_index_N=index_N):
+        own_G = rewards_N[rows]
+        group_G = own_G if earlier is None else earlier.joined(own_G, prompt_id=batch.prompt_ids[int(rows[0])])
         try:
-            result_N[rows] = advantage.with_given(supply | {"rewards_G": rewards_N[rows]}).to(result_N.dtype)
+            advantages_G = advantage.with_given(supply | {"rewards_G": group_G})
+            result_N[rows] = advantages_G[: len(rows)].to(result_N.dtype)
         except ValueError as error:
             members = ", ".join(batch.trajectory_ids[row] for row in rows.tolist())
             group = batch.group_ids[int(rows[0])]
             raise DataError(f"group {group} (trajectory {members}): rewards: {error}") from error
     return result_N
+
+
+def _prompt_index(batch: BatchTensors) -> Tensor:
+    places = {prompt_id: place for place, prompt_id in enumerate(dict.fromkeys(batch.prompt_ids))}
+    return torch.tensor([places[prompt_id] for prompt_id in batch.prompt_ids], device=batch.group_index_N.device)
+
+
+def _by_prompt(batch: BatchTensors, rewards_N: Tensor) -> dict[str, list[float]]:
+    returns: dict[str, list[float]] = {}
+    for prompt_id, value in zip(batch.prompt_ids, rewards_N.tolist(), strict=True):
+        returns.setdefault(prompt_id, []).append(value)
+    return returns
 
 
 def _filtered(batch: BatchTensors, parts: Parts, supply: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -128,7 +128,10 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
         model_path,
         dtype=dtype,
         checkpoint={"asynchronous": asynchronous},
-        algorithm={"kl": {"loss": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 100}}}},
+        algorithm={
+            "kl": {"loss": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 100}}},
+            "streaming": {"group_size": 5},
+        },
         optimizer={"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2},
     )
 

@@ -19,7 +19,7 @@ class Case:
     def rows(self, order: list[int]) -> "Case":
         index = torch.tensor(order)
         tensors = {n: getattr(self.batch, n)[index] for n in _names(self.batch) if getattr(self.batch, n) is not None}
-        ids = {n: [getattr(self.batch, n)[i] for i in order] for n in ("trajectory_ids", "group_ids")}
+        ids = {n: [getattr(self.batch, n)[i] for i in order] for n in ("trajectory_ids", "group_ids", "prompt_ids")}
         return Case(
             replace(self.batch, **tensors, **ids), self.policy[index], self.entropies[index], self.values[index]
         )
@@ -95,6 +95,7 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         completion_lengths_N=lengths,
         trajectory_ids=[f"t{i}" for i in range(num)],
         group_ids=[f"g{i // group_size}" for i in range(num)],
+        prompt_ids=[f"p{i // group_size}" for i in range(num)],
         current_version=2,
         reference_logprobs_NT=rollout + spread * noise(num, width),
         proximal_logprobs_NT=rollout + spread * noise(num, width),

@@ -425,6 +425,7 @@ def of_one_token() -> BatchTensors:
         completion_lengths_N=torch.ones(2, dtype=torch.int64),
         trajectory_ids=["a", "b"],
         group_ids=["g", "g"],
+        prompt_ids=["p", "p"],
         current_version=0,
     )
 
