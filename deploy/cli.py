@@ -58,6 +58,56 @@ def train(run: RunFile, overrides: Overrides = None, address: Address = None, de
 
 
 @app.command()
+def learn(
+    recorded: Annotated[
+        str, typer.Argument(metavar="RUN_OR_ARROW", help="A run directory, a folder of .arrow files, or one file.")
+    ],
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    debug: Debug = False,
+) -> None:
+    """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
+    with _reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy import preflight
+        from deploy.config import loading as configuration
+        from deploy.reports import curves, run_info
+
+        config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
+        preflight.check_learning(config, address=address)
+        from deploy import learning
+
+        summary = learning.learn(config, address=address)
+        directory = RunDirectory(config.run_dir)
+        curves.draw(directory)
+        run_info.print_summary(directory, summary)
+
+
+@app.command(name="import")
+def import_rows(
+    rows: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROWS", help="A prompt file whose rows also have completion and reward, and group if you like."
+        ),
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="Where the trajectories go.")],
+    model: Annotated[
+        str, typer.Option(help="Whose tokenizer and chat template: a Hugging Face folder, or a hub name.")
+    ],
+    debug: Debug = False,
+) -> None:
+    """Make trajectories, for `learn`, of prompts with completions and rewards (.jsonl, .json, .parquet, .arrow)."""
+    with _reporting(debug=debug):
+        from cluster.contracts.config import ModelConfig
+        from deploy import recorded
+
+        num_groups, num_rows = recorded.import_rows(rows, out, model=ModelConfig(path=model))
+        typer.echo(f"{num_rows} trajectories in {num_groups} groups: {out}")
+
+
+@app.command()
 def check(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Validate everything, show derived sizes, placement and memory; start nothing."""
     with _reporting(debug=debug):

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -14,6 +16,7 @@ from cluster.contracts.plugins import prompt_source
 from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator, Plan
 from cluster.controller import train as run_loop
+from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, open_log
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
@@ -35,15 +38,21 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
 
     Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later.
     """
+    if config.recorded is not None:
+        raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
+    return as_a_run(config, partial(_train, config, address=address))
+
+
+def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) -> Summary:
+    """Does `work(run_dir, log, interrupted=...)` as the owner of the run directory. Raises as `train`."""
     run_dir = RunDirectory(config.run_dir)
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     try:
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
-            _verify_models(config.model.path, config.reference.path)
+            _verify_models(config.model.path, config.reference.path, *config.reference.by_source.values())
             interrupted = asyncio.Event()
-            work = _train(config, run_dir, log, interrupted=interrupted, address=address)
-            asyncio.run(until_interrupted(work, interrupted=interrupted))
+            asyncio.run(until_interrupted(work(run_dir, log, interrupted=interrupted), interrupted=interrupted))
         return summarize(run_dir)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
@@ -88,11 +97,7 @@ async def _train(
 ) -> None:
     office = ticket_office(config)
     evaluator = make_evaluator(config)
-    ledger = Ledger(run_dir)
-    if ledger.version:
-        log.event("resumed", recorded_steps=ledger.version)
-    if ledger.num_torn_lines:
-        log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
+    ledger = open_ledger(run_dir, log)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
         async with (
             saved_when_stopped(
@@ -113,6 +118,16 @@ async def _train(
         await _save_the_end(made, evaluator, log)
 
 
+def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
+    """Says where the run stood, and what a crash tore."""
+    ledger = Ledger(run_dir)
+    if ledger.version:
+        log.event("resumed", recorded_steps=ledger.version)
+    if ledger.num_torn_lines:
+        log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
+    return ledger
+
+
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
     """For a run that was stopped between its last step and its last save, or whose last save failed. Raises CheckpointError."""
     learner = made.learner
@@ -121,7 +136,12 @@ async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricL
     held_out = await evaluator.run(made.production, version=learner.version) if evaluator else {}
     if held_out:
         log.step(learner.version, held_out)
-    await learner.save(held_out.get("eval/reward"))
+    await save_the_end(learner, metric=held_out.get("eval/reward"))
+
+
+async def save_the_end(learner: LearnerGroup, *, metric: float | None) -> None:
+    """Raises CheckpointError when the last step is not saved after it."""
+    await learner.save(metric)
     if learner.saved_version != learner.version:
         raise CheckpointError(
             f"the weights of the last step, {learner.version}, were not saved; events.jsonl says why. "

@@ -72,7 +72,7 @@ async def _replay(
     with tempfile.TemporaryDirectory() as empty:
         async with (
             connected(address),
-            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=empty) as learner,
+            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=empty) as (learner, _),
         ):
             await learner.restore()
             if out is not None:

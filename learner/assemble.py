@@ -75,9 +75,15 @@ def _tensors(batch: pa.RecordBatch, completions: "_Lists", *, current_version: i
     group_ids: list[str] = batch["group_id"].to_pylist()
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
     names, components_NK = _components(batch)
+    loss_mask_NT, rollout_logprobs_NT = (
+        _Lists.of(batch, "loss_mask").padded(np.bool_),
+        _optional(batch, "rollout_logprobs"),
+    )
+    is_sampler_known = rollout_logprobs_NT is not None
     tensors = BatchTensors(
-        loss_mask_NT=_Lists.of(batch, "loss_mask").padded(np.bool_),
-        rollout_logprobs_NT=_Lists.of(batch, "rollout_logprobs").padded(np.float32),
+        loss_mask_NT=loss_mask_NT,
+        rollout_logprobs_NT=rollout_logprobs_NT if is_sampler_known else torch.zeros(loss_mask_NT.shape),
+        is_sampler_known=is_sampler_known,
         policy_versions_NT=_Lists.of(batch, "policy_versions").padded(np.int64),
         # float64: advantages lose nothing before they meet a loss.
         rewards_N=torch.from_numpy(batch["reward"].to_numpy(zero_copy_only=False).astype(np.float64)),

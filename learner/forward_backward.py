@@ -66,7 +66,7 @@ class Passes:
 
         `mini_batches` are those of the first epoch: in the same passes the first update has a ratio of exactly 1.
         """
-        needs = self._objective.needs
+        needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
         if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
             tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, mini_batches))
         if not needs & {"proximal_logprobs", "values"}:
@@ -88,9 +88,12 @@ class Passes:
             "entropies": wants_entropies,
             "values": "values" in needs,
         }
-        return dataclasses.replace(
+        looked = dataclasses.replace(
             tensors, **{f"{name}_NT": self._ranks.sum(found[name]) for name, is_wanted in wanted.items() if is_wanted}
         )
+        if tensors.is_sampler_known or looked.proximal_logprobs_NT is None:
+            return looked
+        return dataclasses.replace(looked, rollout_logprobs_NT=looked.proximal_logprobs_NT)
 
     def _base_logprobs(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> Tensor:
         """The reference's, by the policy without its adapters: no second copy of the model."""

@@ -91,6 +91,25 @@ class ChatFormatter:
             )
         return EncodedPrompt(text=text, token_ids=token_ids)
 
+    def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
+        """A given completion as the model would have sampled it: its tokens, then the one that ends the turn or the sequence.
+
+        Raises DataError naming the prompt when the completion is empty, or the two do not fit the context.
+        """
+        token_ids = list(self._tokenizer(completion, add_special_tokens=False).input_ids)
+        if not token_ids:
+            raise _refused(prompt, "has an empty completion; leave the row out")
+        end = self._end_of_turn(prompt, completion)
+        token_ids += [] if end is None else [end]
+        num_tokens = len(self.encode(prompt).token_ids) + len(token_ids)
+        if num_tokens > self.max_context:
+            raise _refused(
+                prompt,
+                f"has {num_tokens} tokens with its completion, and the context takes {self.max_context}; shorten or drop it, "
+                "or raise model.max_context",
+            )
+        return token_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """A completion's text for rewards and people. Special tokens (eos, end of turn) are left out; a stop string stays."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -98,6 +117,16 @@ class ChatFormatter:
     def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as text, special ones as they are written."""
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
+
+    def _end_of_turn(self, prompt: Prompt, completion: str) -> int | None:
+        """The first token that ends a completion after this one in the template; the tokenizer's eos where the template writes none."""
+        if self.has_template and prompt.messages is not None:
+            dialogue = [*prompt.messages, {"role": "assistant", "content": completion}]
+            rendered: str = self._tokenizer.apply_chat_template(dialogue, tokenize=False)
+            tail = self._tokenizer(rendered.rpartition(completion)[2], add_special_tokens=False).input_ids
+            if ends := [token_id for token_id in tail if token_id in self.stop_token_ids]:
+                return ends[0]
+        return self._tokenizer.eos_token_id
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None and (prompt.messages is None or not self.has_template):

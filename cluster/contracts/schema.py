@@ -33,8 +33,8 @@ SCHEMA = pa.schema(
         pa.field("completion_token_ids", _TOKENS, nullable=False),
         # False where a tool or the environment wrote the token: no loss there.
         pa.field("loss_mask", pa.list_(pa.field("item", pa.bool_(), nullable=False)), nullable=False),
-        # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false.
-        pa.field("rollout_logprobs", _FLOATS, nullable=False),
+        # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false. Null where no one knows: imported text.
+        pa.field("rollout_logprobs", _FLOATS),
         pa.field("policy_versions", _TOKENS, nullable=False),
         pa.field("reference_logprobs", _FLOATS),
         pa.field("reward", pa.float64()),
@@ -60,8 +60,8 @@ SCHEMA = pa.schema(
 RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "started_at", "finished_at")
 """Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
 
-_PER_TOKEN = ("loss_mask", "rollout_logprobs", "policy_versions")
-_PER_TOKEN_NULLABLE = ("reference_logprobs", "token_rewards")
+_PER_TOKEN = ("loss_mask", "policy_versions")
+_PER_TOKEN_NULLABLE = ("rollout_logprobs", "reference_logprobs", "token_rewards")
 
 
 def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:

@@ -81,9 +81,14 @@ class TicketOffice:
                 self._ahead[index] = self._thread.submit(self.prompt, index)
 
     def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(len(self._source)))
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return order
+        return epoch_order(len(self._source), seed=self._seed, epoch=epoch)
+
+
+def epoch_order(size: int, *, seed: int, epoch: int) -> list[int]:
+    """A permutation of [0, size), the same wherever it is made."""
+    order = list(range(size))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
 
 def evaluation_tickets(

@@ -17,7 +17,7 @@ from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.tickets import TicketOffice
 from cluster.supervision.placement import PlacementPlan, plan
-from cluster.supervision.supervisor import Supervisor, heartbeats
+from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import available, seats
@@ -75,22 +75,21 @@ async def cluster(
 @contextlib.asynccontextmanager
 async def learner_alone(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log, *, checkpoints: str
-) -> AsyncIterator[LearnerGroup]:
-    """Only what replay needs: the learner on its initial weights, and the recorder to feed it."""
+) -> AsyncIterator[tuple[LearnerGroup, SupervisedActor | None]]:
+    """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
+    mathematics needs one, which starts at its first call."""
     placement = placement_of(config)
     async with seats(placement, start_s=config.supervision.start_s) as taken, contextlib.AsyncExitStack() as at_the_end:
+        specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
         recorder, learner = learning(
-            config,
-            seats=taken,
-            specs=ActorSpecs(config, placement, run_dir),
-            ledger=ledger,
-            supervisor=Supervisor(config.supervision, log),
-            checkpoints=checkpoints,
+            config, seats=taken, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=checkpoints
         )
-        at_the_end.push_async_callback(recorder.stop)
-        at_the_end.push_async_callback(learner.stop)
+        spec = specs.reference_scorer()
+        reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None
+        for each in (recorder, learner, *([reference] if reference else [])):
+            at_the_end.push_async_callback(each.stop)
         await together(recorder.ready(), learner.start())
-        yield learner
+        yield learner, reference
 
 
 def placement_of(config: RunConfig) -> PlacementPlan:
@@ -107,10 +106,17 @@ async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirec
         log.step(stats.policy_version, step_metrics(summaries, stats))
     sent = await made.weights.publish()
     log.event("published", policy_version=sent.policy_version, digest=sent.digest)
+    await note_passport(run_dir, config, learner, weights_digest=sent.digest)
+
+
+async def note_passport(
+    run_dir: RunDirectory, config: RunConfig, learner: LearnerGroup, *, weights_digest: str
+) -> None:
+    """Writes it, unless an earlier part of the run did. `weights_digest` is of the weights that the run starts from."""
     if not await asyncio.to_thread(run_dir.exists, PASSPORT):
         formula, described = await learner.formula()
         await asyncio.to_thread(
-            write_passport, run_dir, config, formula=formula, learner=described, weights_digest=sent.digest
+            write_passport, run_dir, config, formula=formula, learner=described, weights_digest=weights_digest
         )
 
 

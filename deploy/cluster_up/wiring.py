@@ -175,6 +175,8 @@ def judging_deadline_s(config: RunConfig) -> float:
 def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None]:
     """The metric of a checkpoint without an evaluation: the mean reward of its step.
 
-    A run that evaluates gives such a checkpoint none: an evaluation and a step's reward cannot be compared.
+    A run that evaluates gives such a checkpoint none: an evaluation and a step's reward cannot be compared. Nor does one that learns
+    from recorded trajectories: their rewards are another policy's.
     """
-    return mean_reward if config.evaluation.prompts is None else lambda summaries: None
+    is_its_own = config.evaluation.prompts is None and config.recorded is None
+    return mean_reward if is_its_own else lambda summaries: None

@@ -77,4 +77,18 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     )
 
 
-__all__ = ["Report", "check"]
+def check_learning(config: RunConfig, *, address: str | None = None) -> None:
+    """As `check`, for a run that learns from recorded trajectories: nothing of prompts and judges."""
+    is_local = address is None and "RAY_ADDRESS" not in os.environ
+    problems = Problems()
+    problems.attempt(settings.check_run_dir, config)
+    problems.attempt(settings.check_sinks, config)
+    problems.attempt(settings.check_mathematics, config)
+    problems.attempt(model.check_reference, config)
+    if problems.attempt(model.load_formatter, config) is not None:
+        problems.attempt(model.check_adapters, config)
+    problems.attempt(model.check_attention, config, is_local=is_local)
+    problems.raise_all()
+
+
+__all__ = ["Report", "check", "check_learning"]

@@ -101,8 +101,8 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
         oldest, newest = extremes["min"].as_py(), extremes["max"].as_py()
         if oldest is None:
             continue
-        behind = record.step - 1 - oldest
-        if behind > config.buffer.max_off_policy_steps or newest > record.step - 1:
+        is_late = config.recorded is None and record.step - 1 - oldest > config.buffer.max_off_policy_steps
+        if is_late or newest > record.step - 1:
             problems.append(
                 f"step {record.step}, group {group['group_id'][0]}: tokens of versions {oldest} to {newest} break "
                 f"buffer.max_off_policy_steps={config.buffer.max_off_policy_steps}"

@@ -24,6 +24,8 @@ class BatchTensors:
     """bool; true for tokens that the policy sampled and that train. The only thing that says which tokens count."""
     rollout_logprobs_NT: Tensor
     """Natural log, under the weights that sampled (μ)."""
+    is_sampler_known: bool = True
+    """False for text that no policy of a run sampled: the policy at the start of the step stands for μ then."""
     policy_versions_NT: Tensor
     """int64; the policy version that sampled each token."""
     rewards_N: Tensor

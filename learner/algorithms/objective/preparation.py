@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import KlRewardConfig
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms import kl
 from learner.algorithms.advantages.returns import cumulative_returns
 from learner.algorithms.batch_rules.filters import Selection
@@ -134,6 +134,8 @@ def _least(lags_M: Tensor) -> int:
 
 
 def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts) -> None:
+    if not batch.is_sampler_known:
+        _refuse_unknown_sampler(parts)
     of_the_batch = {"reference_logprobs", "proximal_logprobs", "values"} & needs
     if parts.asks("entropies_NT"):
         of_the_batch |= {"entropies"}
@@ -141,6 +143,25 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
         if getattr(batch, f"{name}_NT") is None:
             raise DataError(
                 f"the batch of policy version {batch.current_version} has no {name}, which this algorithm needs"
+            )
+
+
+def _refuse_unknown_sampler(parts: Parts) -> None:
+    """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
+    config, sampled = parts.config, ("rollout_logprobs_BT", "rollout_logprobs_NT")
+    has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
+        "rollout",
+        "approximate",
+    )
+    for is_used, setting, way_out in (
+        (has_ratio, f"algorithm.proximal={config.proximal!r}", "set it to 'recompute'"),
+        (bool(parts.corrections), "algorithm.corrections", "leave it out"),
+        (config.kl.rollout is not None, "algorithm.kl.rollout", "leave it out"),
+        (parts.asks(*sampled), f"algorithm.policy_loss={config.policy_loss.name!r}", "choose another one"),
+    ):
+        if is_used:
+            raise ConfigError(
+                f"{setting} compares with the policy that sampled, and these trajectories have no rollout_logprobs; {way_out}"
             )
 
 

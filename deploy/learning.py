@@ -1,0 +1,88 @@
+"""`treadwheel learn`: a run that learns from recorded trajectories. No engine starts; learner, record, metrics and checkpoints are a run's.
+
+The data come from another policy. Their log-probs are its own, and their tokens count as sampled by version 0, so that the staleness of
+a step is its number; nothing bounds it. Weights against the gap (`corrections`) and `proximal: recompute` are how to learn from them.
+"""
+
+import asyncio
+import time
+from functools import partial
+
+import pyarrow as pa
+import ray
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.schema import summarize
+from cluster.contracts.types import Group
+from cluster.learner_group import LearnerGroup
+from cluster.metrics import MetricLog, step_metrics
+from cluster.record.run_directory import CHECKPOINTS, RunDirectory
+from cluster.supervision.supervisor import SupervisedActor
+from deploy.cluster_up.connection import connected
+from deploy.cluster_up.start_up import learner_alone, note_passport
+from deploy.cluster_up.stopping import saved_when_stopped
+from deploy.launch import as_a_run, open_ledger, save_the_end
+from deploy.recorded import RecordedGroups
+from deploy.replay import weights_digest
+from deploy.reports.summary import Summary
+
+
+def learn(config: RunConfig, *, address: str | None = None) -> Summary:
+    """Learns `config.num_steps` steps from `config.recorded`, from wherever the run directory stands. Raises as `launch.train`."""
+    return as_a_run(config, partial(_learn, config, address=address))
+
+
+async def _learn(
+    config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
+) -> None:
+    assert config.recorded is not None, "the caller names them"
+    if RunDirectory(config.recorded).path() == run_dir.path():
+        raise ConfigError(
+            f"recorded={config.recorded!r} is the run_dir too; name another run_dir for what is learned from it"
+        )
+    from learner.algorithms.objective import Objective
+
+    dropped_by = Objective.from_config(config.algorithm).dropped_by
+    data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=dropped_by)
+    log.event("recorded", num_groups=len(data), message=f"learns from {len(data)} groups of {config.recorded}")
+    ledger = open_ledger(run_dir, log)
+    checkpoints = run_dir.path(CHECKPOINTS)
+    async with (
+        connected(address),
+        learner_alone(config, run_dir, ledger, log, checkpoints=checkpoints) as (learner, reference),
+        saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+    ):
+        for stats, summaries in await learner.restore():
+            log.step(stats.policy_version, step_metrics(summaries, stats))
+        digest = await _published(config, learner, log)
+        await note_passport(run_dir, config, learner, weights_digest=digest)
+        while learner.version < config.num_steps:
+            began = time.monotonic()
+            first = ledger.next_index
+            indices = range(first, first + config.buffer.groups_per_step)
+            groups = [(index, await _group(data.group(index), reference, config)) for index in indices]
+            stats = await learner.update(groups)
+            metrics = step_metrics([group.summary for _, group in groups], stats)
+            log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
+            if learner.is_save_due():
+                await learner.save(None)
+        if learner.saved_version != learner.version:
+            await save_the_end(learner, metric=None)
+        await _published(config, learner, log)
+
+
+async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -> str:
+    """The digest of the current weights, as a replay will compare it."""
+    digest = await weights_digest(config.weights, learner)
+    log.event("published", policy_version=learner.version, digest=digest)
+    return digest
+
+
+async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, config: RunConfig) -> Group:
+    """With log-probs of this run's reference, where the objective needs them."""
+    summary, object_ref = summarize(batch), ray.put(batch)
+    if reference is not None:
+        deadline_s = config.reference.timeout_s
+        summary, object_ref = await reference.call_for_batch("score", object_ref, deadline_s=deadline_s)
+    return Group(object_ref=object_ref, summary=summary)

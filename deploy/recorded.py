@@ -1,0 +1,148 @@
+"""Trajectories that exist already, as groups to learn from: read from Arrow, or imported from rows of prompts and completions."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from actors.chat.formatter import ChatFormatter
+from actors.prompts.file import FilePrompts
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError, DataError, StorageError
+from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
+from cluster.contracts.types import FinishReason, GroupSummary, Prompt, RewardStatus
+from cluster.record.run_directory import RUN_YAML
+from cluster.record.storage import Storage
+from cluster.rollouts.tickets import epoch_order
+
+
+class RecordedGroups:
+    """Groups by index, as tickets are: every epoch is a permutation of the data, seeded by run seed and epoch."""
+
+    def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int) -> None:
+        self._groups = groups
+        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(groups), seed=seed, epoch=epoch))
+
+    @classmethod
+    def open(cls, place: str, *, seed: int, dropped_by: Callable[[GroupSummary], str | None]) -> "RecordedGroups":
+        """`place` is a run directory, a folder of .arrow files, or one file. Trajectories of one file and one `group_id` are a group.
+
+        Groups without a known reward, and those for which `dropped_by` names a filter, are left out. Raises ConfigError where nothing
+        is left, DataError naming file, row and field for what breaks the schema.
+        """
+        found = list(_read(place))
+        groups = [group for group in found if (summary := summarize(group)).known_rewards and not dropped_by(summary)]
+        if not groups:
+            raise ConfigError(
+                f"recorded={place!r} has {len(found)} groups, and none to learn from: name a run directory, a folder of .arrow files "
+                "or one file, with rewards that the algorithm's filters keep"
+            )
+        return cls(groups, seed=seed)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def group(self, index: int) -> pa.RecordBatch:
+        """The group that the run consumes in place `index`, named after it.
+
+        Its tokens count as sampled by version 0, the oldest that there is: what sampled them is no version of this run. Log-probs of
+        the reference are left out: they were another run's.
+        """
+        epoch, place = divmod(index, len(self._groups))
+        group = self._groups[self._order(epoch)[place]]
+        num_rows = group.num_rows
+        return with_columns(
+            group,
+            group_id=[f"{index:08d}"] * num_rows,
+            ticket_index=[index] * num_rows,
+            sample_index=list(range(num_rows)),
+            policy_versions=[[0] * len(tokens) for tokens in group["completion_token_ids"]],
+            reference_logprobs=[None] * num_rows,
+        )
+
+
+def import_rows(path: str, out: str, *, model: ModelConfig) -> tuple[int, int]:
+    """Writes the rows of a prompt file that also have `completion` and `reward` as trajectories; (groups, trajectories).
+
+    Rows with the same `group` are a group; without that column, rows with the same prompt. Nothing is known of the policy that wrote
+    the completions: `rollout_logprobs` is null. Raises DataError naming file and row for one that cannot be learned from.
+    """
+    formatter = ChatFormatter.load(model)
+    prompts = FilePrompts(path=path)
+    groups: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+    for index in range(len(prompts)):
+        prompt = prompts[index]
+        asked = prompt.messages if prompt.text is None else prompt.text
+        number, rows = groups.setdefault(json.dumps(prompt.columns.get("group", asked)), (len(groups), []))
+        try:
+            rows.append(_row(prompt, formatter, group=number, sample=len(rows)))
+        except DataError as error:
+            raise DataError(f"{path}, row {index}: {error}") from error
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        for _, rows in groups.values():
+            writer.write_batch(to_batch(rows))
+    folder, _, name = out.rpartition("/")
+    Storage(folder or ".").write_file(name, sink.getvalue())
+    return len(groups), len(prompts)
+
+
+def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -> dict[str, Any]:
+    completion, reward = prompt.columns.get("completion"), prompt.columns.get("reward")
+    if not isinstance(completion, str):
+        raise DataError(f"completion is {str(completion)[:80]!r}; it must be a text")
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise DataError(f"reward is {str(reward)[:80]!r}; it must be a number")
+    encoded, token_ids = formatter.encode(prompt), formatter.encode_completion(prompt, completion)
+    now = int(time.time() * 1e6)
+    return {
+        "run_id": "import",
+        "group_id": f"{group:08d}",
+        "ticket_index": group,
+        "sample_index": sample,
+        "prompt_id": prompt.prompt_id,
+        "prompt_token_ids": encoded.token_ids,
+        "completion_token_ids": token_ids,
+        "loss_mask": [True] * len(token_ids),
+        "policy_versions": [0] * len(token_ids),
+        "reward": float(reward),
+        "reward_status": str(RewardStatus.OK),
+        "reward_components": [],
+        "finish_reason": str(FinishReason.STOP),
+        "prompt_text": encoded.text,
+        "completion_text": completion,
+        "info": json.dumps(
+            {key: value for key, value in prompt.columns.items() if key not in ("completion", "reward")}
+        ),
+        "worker": "import",
+        "started_at": now,
+        "finished_at": now,
+        "seed": 0,
+    }
+
+
+def _read(place: str) -> Iterator[pa.RecordBatch]:
+    folder, _, name = place.rpartition("/")
+    if place.endswith(".arrow"):
+        files, names = Storage(folder or "."), [name]
+    else:
+        files = Storage(place)
+        within = "trajectories/" if files.exists(RUN_YAML) else ""
+        names = [within + each for each in files.names(within) if each.endswith(".arrow")]
+    for each in names:
+        try:
+            with pa.ipc.open_file(files.read_file(each)) as reader:
+                table = pa.Table.from_batches([validate(reader.get_batch(i)) for i in range(reader.num_record_batches)])
+        except StorageError as error:
+            raise ConfigError(f"recorded={place!r}: {error}") from error
+        except (DataError, pa.ArrowInvalid) as error:
+            raise DataError(f"{files.path(each)}: {error}") from error
+        places: dict[str, list[int]] = {}
+        for row, group_id in enumerate(table["group_id"].to_pylist()):
+            places.setdefault(group_id, []).append(row)
+        for rows in places.values():
+            # `cast`: nullability of an older file's columns may differ.
+            yield table.take(rows).cast(SCHEMA).combine_chunks().to_batches()[0]

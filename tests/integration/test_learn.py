@@ -1,0 +1,86 @@
+"""Learning from recorded trajectories is a run: it resumes exactly, verifies and replays, also from text that no policy sampled."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import QUICKSTART, Background, treadwheel
+from tests.integration.faults import Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+SMALL = (
+    "num_steps=8",
+    "deterministic=true",
+    "buffer.groups_per_step=8",
+    "buffer.trajectories_per_group=2",
+    "checkpoint.every_steps=3",
+    "algorithm={policy_loss: reinforce, advantage: dr_grpo, kl: {loss: {coefficient: 0.01}}}",
+    "optimizer.learning_rate=1e-4",
+    "metrics.sinks=[console, jsonl]",
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Sums with their answers, and with wrong ones."""
+    folder = tmp_path_factory.mktemp("data")
+    with (folder / "rows.jsonl").open("w") as file:
+        for a in range(10, 50):
+            question = f"State the final answer to the following arithmetic problem: {a} + {a + 7} ="
+            for completion, reward in ((str(2 * a + 7), 1.0), (str(a), 0.0)):
+                row = {"messages": [{"role": "user", "content": question}], "completion": completion, "reward": reward}
+                file.write(json.dumps(row) + "\n")
+    done = treadwheel("import", folder / "rows.jsonl", folder / "data.arrow", "--model", "deploy/quickstart/model")
+    assert done.returncode == 0 and "80 trajectories in 40 groups" in done.stdout, done.stderr
+    return folder / "data.arrow"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory) -> Run:
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
+    done = treadwheel("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return run
+
+
+def digest(run: Run) -> str:
+    return [event["digest"] for event in run.events("published") if event["policy_version"] == 8][-1]
+
+
+def test_it_prefers_what_was_rewarded_and_leaves_a_checkpoint(undisturbed):
+    lines = [json.loads(line) for line in (undisturbed.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy_version"] for line in lines] == list(range(1, 9))
+    margins = [
+        line["learner/policy_logprob_positive_mean"] - line["learner/policy_logprob_negative_mean"] for line in lines
+    ]
+    assert margins[-1] > margins[0]
+    assert all("learner/kl_reference_k1_mean" in line for line in lines), "the run's reference scored them"
+    assert (undisturbed.path / "checkpoints" / "step-000008" / "model" / "model.safetensors").exists()
+
+
+def test_it_verifies_and_replays(undisturbed):
+    assert undisturbed.problems() == ()
+    done = treadwheel("replay", undisturbed.path)
+    assert done.returncode == 0 and "8 steps replayed" in done.stdout, done.stdout + done.stderr
+
+
+def test_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
+    run = Run(tmp_path / "run")
+    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL)
+    with Background(*command) as driver:
+        driver.wait_until(lambda: run.num_recorded() >= 5)
+    done = treadwheel(*command)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert run.groups() == undisturbed.groups()
+    assert digest(run) == digest(undisturbed)
+
+
+def test_it_learns_from_another_runs_record(undisturbed, tmp_path):
+    run = Run(tmp_path / "run")
+    done = treadwheel("learn", undisturbed.path, QUICKSTART, f"run_dir={run.path}", *SMALL, "num_steps=1")
+    assert done.returncode == 0 and "learns from 64 groups" in done.stdout, done.stderr + done.stdout
+    same = treadwheel("learn", undisturbed.path, QUICKSTART, f"run_dir={undisturbed.path}", *SMALL)
+    assert same.returncode == 2 and "belongs to another configuration" in same.stderr
+    train = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'other'}", f"recorded={undisturbed.path}")
+    assert train.returncode == 2 and "start it with `treadwheel learn`" in train.stderr

@@ -1,0 +1,55 @@
+"""Trajectories that no policy of a run sampled: what the learner takes in place of the log-probs that no one knows."""
+
+from pathlib import Path
+
+import pytest
+from torch.testing import assert_close
+
+from cluster.contracts.errors import ConfigError
+from learner.learner import Learner
+from learner.model.reference import ReferenceModel
+from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_config, make_group
+
+RECOMPUTE = {"policy_loss": "ppo_clip", "proximal": "recompute"}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def imported(index: int = 0):
+    return make_group(index, rollout_logprobs=[None, None, None])
+
+
+@pytest.mark.parametrize("algorithm", [RECOMPUTE, {"policy_loss": "reinforce"}])
+def test_the_policy_at_the_start_of_the_step_stands_for_the_one_that_sampled(model_path, algorithm):
+    config = make_config(model_path, algorithm=algorithm)
+    reference = ReferenceModel(config.model, reference=config.reference, learner=config.learner, temperature=1.0)
+    group = imported()
+    tokens = (group[name].to_pylist() for name in ("prompt_token_ids", "completion_token_ids"))
+    own = make_group(0, rollout_logprobs=reference.logprobs(*tokens))
+    weights = []
+    for each in (group, own):
+        learner = Learner(config)
+        metrics = learner.update(each).metrics
+        assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        weights.append(dict(learner.policy.named_parameters()))
+    for name, tensor in weights[0].items():
+        assert_close(tensor, weights[1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "named"),
+    [
+        ({"policy_loss": "ppo_clip"}, "algorithm.proximal='rollout'"),
+        ({"policy_loss": "ppo_clip", "proximal": "approximate"}, "algorithm.proximal='approximate'"),
+        (RECOMPUTE | {"corrections": ["tis"]}, "algorithm.corrections"),
+        ({"policy_loss": "dppo"}, "compares with the policy that sampled"),
+    ],
+)
+def test_what_compares_with_the_policy_that_sampled_is_refused(model_path, algorithm, named):
+    learner = Learner(make_config(model_path, algorithm=algorithm))
+    with pytest.raises(ConfigError, match=named):
+        learner.update(imported())
