@@ -5,6 +5,7 @@ The model is handed in, one that computes log-probs exactly as the learner's doe
 
 import os
 import time
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -14,10 +15,20 @@ from cluster.contracts.types import Progress
 
 
 class ReferenceScorer:
-    """One frozen model."""
+    """One frozen model, or several for groups of different sources."""
 
-    def __init__(self, *, model: LogprobModel, name: str = "reference_scorer") -> None:
+    def __init__(
+        self,
+        *,
+        model: LogprobModel,
+        by_source: Mapping[str, LogprobModel] | None = None,
+        source_column: str = "source",
+        name: str = "reference_scorer",
+    ) -> None:
+        """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others."""
         self._model = model
+        self._by_source = by_source or {}
+        self._source_column = source_column
         self._name = name
         self._phase = "idle"
         self._num_scored = 0
@@ -32,7 +43,7 @@ class ReferenceScorer:
         schema.validate(batch)
         self._enter("scoring")
         try:
-            logprobs = self._model.logprobs(
+            logprobs = self._model_of(batch).logprobs(
                 batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
             )
             scored = schema.with_columns(batch, reference_logprobs=logprobs)
@@ -40,6 +51,11 @@ class ReferenceScorer:
             self._enter("idle")
         self._num_scored += batch.num_rows
         return scored
+
+    def _model_of(self, batch: pa.RecordBatch) -> LogprobModel:
+        if not self._by_source:
+            return self._model
+        return self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), self._model)
 
     def progress(self) -> Progress:
         return Progress(

@@ -216,6 +216,11 @@ class ReferenceConfig(Section):
     path: Mathematics[str | None] = None
     """Model that the KL pulls towards, or that teaches (`preset: on_policy_distillation`); None is the model the run starts from. It must
     have the policy's vocabulary."""
+    by_source: Mathematics[dict[str, str]] = Field(default={})
+    """Other models for some prompts, `{math: path, code: path}`: for those whose `source_column` says so. `path` is for all others. Each
+    is loaded beside it, from its hub's default branch, and may bring no code."""
+    source_column: Mathematics[str] = "source"
+    """The prompt's column that `by_source` goes by."""
     revision: Mathematics[str | None] = None
     """Hub revision of `path`; None is the default branch."""
     trust_remote_code: Mathematics[bool] = False
@@ -356,6 +361,8 @@ class RunConfig(Section):
     prompts: Mathematics[Plugin]
     """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters. Texts of a file go through the model's chat
     template where it has one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
+    recorded: Mathematics[str | None] = None
+    """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it."""
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
@@ -402,6 +409,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.selection={self.algorithm.selection.name!r} has nothing to choose from with rollout.extra_trajectories=0; "
                 "set that to 1 or more, or leave the selection out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_a_teacher_that_is_not_the_student(self) -> "RunConfig":
+        if self.algorithm.advantage.name == "none" and not (self.reference.path or self.reference.by_source):
+            raise ValueError(
+                "algorithm.advantage='none' learns from the reference, which is the model that the run starts from: name a teacher "
+                "in reference.path, or use an advantage of the reward such as 'grpo'"
             )
         return self
 

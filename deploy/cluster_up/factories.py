@@ -30,12 +30,19 @@ def reward_service(*, config: RunConfig, num_threads: int) -> Any:
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
-    from learner.model.reference import ReferenceModel
+    from learner.model.reference import ReferenceModel, reference_models
 
-    model = ReferenceModel(
-        config.model, reference=config.reference, learner=config.learner, temperature=config.sampling.temperature
+    temperature = config.sampling.temperature
+    loaded = {
+        source: ReferenceModel(model, reference=config.reference, learner=config.learner, temperature=temperature)
+        for source, model in reference_models(config.model, config.reference).items()
+    }
+    return ReferenceScorer(
+        model=loaded[None],
+        by_source={source: model for source, model in loaded.items() if source is not None},
+        source_column=config.reference.source_column,
+        name="reference",
     )
-    return ReferenceScorer(model=model, name="reference")
 
 
 def learner_rank(

@@ -21,5 +21,5 @@ def demand_of(config: RunConfig, *, needs: Collection[str]) -> Demand:
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
     """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
-    is_base = config.learner.lora is not None and config.reference.path is None
+    is_base = config.learner.lora is not None and not (config.reference.path or config.reference.by_source)
     return "reference_logprobs" in needs and not is_base

@@ -67,7 +67,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     on_gpus = config.rollout.gpus_per_worker > 0
     worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
-    reference = weights if needs_reference(config, needs=needs) else None
+    reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     total = rank.total_bytes * config.learner.num_ranks + worker * config.rollout.num_workers + (reference or 0)
     free = psutil.virtual_memory().available if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0

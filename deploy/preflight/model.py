@@ -29,7 +29,12 @@ def load_formatter(config: RunConfig) -> "ChatFormatter":
 
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
+    from learner.model.reference import reference_models
+
     _check_second(config, config.reference, section="reference")
+    for source, model in reference_models(config.model, config.reference).items():
+        if source is not None:
+            _check_loads(model, config, field=f"reference.by_source.{source}")
 
 
 def check_critic(config: RunConfig) -> None:
@@ -48,15 +53,21 @@ def check_critic(config: RunConfig) -> None:
 
 
 def _check_second(config: RunConfig, place: ReferenceConfig | ValueConfig, *, section: str) -> ModelConfig:
-    from learner.model.policy import elsewhere, read_config
+    from learner.model.policy import elsewhere
 
     if place.path is None:
         return config.model
-    check_folder(place.path, field=f"{section}.path")
     second = elsewhere(config.model, place, section=section)
-    read_config(second, field=f"{section}.path")
-    _check_vocabulary(second, policy=config.model, field=f"{section}.path")
+    _check_loads(second, config, field=f"{section}.path")
     return second
+
+
+def _check_loads(second: ModelConfig, config: RunConfig, *, field: str) -> None:
+    from learner.model.policy import read_config
+
+    check_folder(second.path, field=field)
+    read_config(second, field=field)
+    _check_vocabulary(second, policy=config.model, field=field)
 
 
 def check_folder(path: str, *, field: str) -> None:

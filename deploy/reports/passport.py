@@ -36,10 +36,13 @@ def write_passport(
     run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
     settings = _mathematical(run, run)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
-    if config.reference.path is not None:
-        from learner.model.reference import reference_config
+    if config.reference.path is not None or config.reference.by_source:
+        from learner.model.reference import reference_models
 
-        settings["reference"]["fingerprint"] = fingerprint(reference_config(config.model, config.reference))
+        found = reference_models(config.model, config.reference)
+        settings["reference"]["fingerprints"] = {
+            source or "path": fingerprint(model) for source, model in found.items()
+        }
     value = config.algorithm.value
     if value is not None and value.path is not None:
         from learner.model.critic import critic_config

@@ -10,9 +10,13 @@ from learner.model.packing import tokens_per_pass
 from learner.model.policy import elsewhere, load, prove, score, token_row
 
 
-def reference_config(model: ModelConfig, reference: ReferenceConfig) -> ModelConfig:
-    """The model that a reference is. Raises ConfigError as `elsewhere` does."""
-    return elsewhere(model, reference, section="reference")
+def reference_models(model: ModelConfig, reference: ReferenceConfig) -> dict[str | None, ModelConfig]:
+    """The models that a reference is, by source; None is for all other sources. Raises ConfigError as `elsewhere` does."""
+    plain = {"revision": None, "trust_remote_code": False}
+    by_source = {
+        source: model.model_copy(update=plain | {"path": path}) for source, path in reference.by_source.items()
+    }
+    return {None: elsewhere(model, reference, section="reference"), **by_source}
 
 
 class ReferenceModel:
@@ -21,8 +25,7 @@ class ReferenceModel:
     def __init__(
         self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, temperature: float
     ) -> None:
-        """Loads `reference.path`, or else `model`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
-        model = reference_config(model, reference)
+        """Loads `model`, one of `reference_models`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
         device = torch.device("cuda" if reference.gpus else "cpu")
         self._policy = prove(

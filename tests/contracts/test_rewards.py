@@ -18,7 +18,7 @@ EXAMPLES = {
     "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
     "regex": ({"pattern": "<answer>(.*?)</answer>", "column": "answer"}, {"answer": "42"}, "<answer>42</answer>", "42"),
 }
-all_rewards = pytest.mark.parametrize("name", names(REWARDS))
+all_rewards = pytest.mark.parametrize("name", [name for name in names(REWARDS) if name != "none"])
 
 
 def judged(name, completion, columns=None):
@@ -61,3 +61,8 @@ def test_it_works_away_from_the_main_thread(name):
     thread.start()
     thread.join()
     assert rewards[0].value == 1.0
+
+
+def test_no_reward_is_zero_whatever_is_said():
+    judge = find_judge(Plugin(name="none"))
+    assert [judge_now(judge, prompt="?", completion=said, columns={}).value for said in ("", "42")] == [0.0, 0.0]

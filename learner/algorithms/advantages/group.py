@@ -134,3 +134,15 @@ def _singleton(rewards_G: Tensor, *, singleton: str, name: str = "this advantage
     raise ValueError(
         f"{name} needs at least 2 trajectories in a group, got {rewards_G.numel()}; or set singleton: zero or raw"
     )
+
+
+def none(rewards_G: Tensor) -> Tensor:
+    """The reward teaches nothing: something else does.
+
+    Formula: 0
+    Source: on-policy distillation, where the per-token KL to a teacher is the whole advantage (GKD, arXiv:2306.13649, with λ = 1 and the
+        reverse KL; Thinking Machines, "On-Policy Distillation", 2025)
+    Degenerate: refused where nothing else teaches: no `kl.loss`, and no `kl.reward` whose credit is `token` or `to_go`
+    Peers: tinker-cookbook `on_policy_distillation` (advantage −β·(log π − log π_teacher) per token)
+    """
+    return torch.zeros_like(at_least_float32(rewards_G))

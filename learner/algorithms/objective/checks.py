@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.homes import OF_A_GROUP
@@ -40,6 +41,8 @@ def refuse_contradictions(parts: Parts) -> None:
                     "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
                     "advantage of the reward"
                 )
+    if config.advantage.name == "none":
+        _require_another_teacher(config)
     if config.proximal == "rollout":
         for variant in parts.corrections:
             if "proximal_logprobs_BT" in variant.asks or "proximal_logprobs_NT" in variant.asks:
@@ -72,8 +75,24 @@ def refuse_contradictions(parts: Parts) -> None:
             )
 
 
+def _require_another_teacher(config: AlgorithmConfig) -> None:
+    penalty = config.kl.reward
+    if config.reward_shaping or (penalty is not None and penalty.credit == "trajectory"):
+        field = "reward_shaping" if config.reward_shaping else "kl.reward.credit='trajectory'"
+        raise ConfigError(
+            f"{field} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
+        )
+    if penalty is None and config.kl.loss is None:
+        raise ConfigError(
+            "advantage='none' and nothing else to learn from; add a teacher (kl.reward: {coefficient: 1, credit: token}, with "
+            "reference.path), or use an advantage of the reward such as 'grpo'"
+        )
+
+
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
     """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards."""
+    if parts.config.advantage.name == "none":
+        return
     named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
     if streaming := parts.config.streaming:
         if streaming.group_size <= trajectories_per_group:

@@ -125,6 +125,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "policy_loss": {"name": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0},
         "aggregation": "token_mean",
     },
+    "on_policy_distillation": {
+        "advantage": "none",
+        "policy_loss": "importance_sampling",
+        "aggregation": "token_mean",
+        "kl": {"reward": {"coefficient": 1.0, "estimator": "k1", "credit": "token"}},
+    },
     "torchtune_ppo": {
         "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
         "advantage_shaping": [{"name": "whiten", "center": False}],

@@ -2,6 +2,7 @@ import pytest
 
 from actors.reference_scorer import ReferenceScorer
 from cluster.contracts.errors import DataError
+from cluster.contracts.schema import with_columns
 from tests.unit.actors.batches import batch_of
 
 
@@ -42,3 +43,11 @@ def test_progress_returns_to_idle_after_a_failure():
     with pytest.raises(DataError):
         scorer.score(batch_of(["a", "b"]))
     assert scorer.progress().phase == "idle"
+
+
+def test_a_group_is_scored_by_the_model_of_its_source_and_by_the_first_model_without_one():
+    math, other = Halving(), Halving()
+    scorer = ReferenceScorer(model=other, by_source={"math": math}, source_column="kind")
+    for info in ('{"kind": "math"}', '{"kind": "code"}', "{}"):
+        scorer.score(with_columns(batch_of(["a"]), info=[info]))
+    assert (len(math.calls), len(other.calls)) == (1, 2)

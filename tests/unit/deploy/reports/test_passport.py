@@ -46,4 +46,4 @@ def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics
     for seed, folder in enumerate(runs):
         make_tiny_model(tmp_path / "teacher", seed=seed)
         written(folder, f"reference.path={tmp_path / 'teacher'}")
-    assert list(passport_differences(*map(str, runs))) == ["mathematics.reference.fingerprint"]
+    assert list(passport_differences(*map(str, runs))) == ["mathematics.reference.fingerprints.path"]

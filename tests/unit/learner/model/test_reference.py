@@ -8,9 +8,15 @@ from pydantic import ValidationError
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig
 from cluster.contracts.errors import ConfigError
-from learner.model.reference import reference_config
+from learner.model.reference import reference_models
 
 COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
+
+
+def reference_config(model: ModelConfig, reference: ReferenceConfig) -> ModelConfig:
+    return reference_models(model, reference)[None]
+
+
 CODED = ModelConfig(path="org/policy", revision=COMMIT, trust_remote_code=True)
 
 
@@ -40,3 +46,9 @@ def test_what_belongs_to_a_path_is_refused_without_one(own):
 def test_a_head_on_the_policys_hidden_states_has_no_path():
     with pytest.raises(ValidationError, match=r"backbone='shared'.*set backbone to own, or leave path out"):
         ValueConfig(backbone="shared", path="org/model")
+
+
+def test_each_source_has_a_model_without_the_policys_code_and_all_others_the_path():
+    found = reference_models(CODED, ReferenceConfig(by_source={"math": "org/math"}))
+    assert found[None] == CODED
+    assert (found["math"].path, found["math"].revision, found["math"].trust_remote_code) == ("org/math", None, False)
