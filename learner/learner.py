@@ -147,7 +147,7 @@ class Learner:
         laps.lap("time/assemble_s")
         tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), first_epoch)
         prepared = self.objective.prepare(tensors)
-        self._rescale_critic(prepared)
+        self._move_moments(prepared)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
         updates: list[Update] = []
@@ -161,9 +161,9 @@ class Learner:
         self._last_step = self._stats(batch, report, updates=updates, laps=laps)
         return self._last_step
 
-    def _rescale_critic(self, prepared: Prepared) -> None:
-        """The running moments of returns move with the batch, and the critic's values do not."""
-        factor, shift = self.objective.adopt_returns(prepared)
+    def _move_moments(self, prepared: Prepared) -> None:
+        """The running moments of rewards and returns move with the batch; the critic's values do not."""
+        factor, shift = self.objective.adopt(prepared)
         if (factor, shift) != (1.0, 0.0):
             # Adam's moments stay: they are of the normalised loss, before and after.
             rescale_head(self.optimizer.masters(), factor=factor, shift=shift)

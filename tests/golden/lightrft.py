@@ -11,7 +11,7 @@ from learner.algorithms.advantages.returns import cumulative_returns, gae
 from learner.algorithms.batch_rules import filters, shaping
 from learner.algorithms.groups import over_groups
 from learner.algorithms.losses.values import value_clip
-from learner.algorithms.objective.controllers import RunningMoments
+from learner.algorithms.moments import RunningMoments
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl

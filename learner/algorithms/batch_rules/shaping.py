@@ -13,6 +13,7 @@ from torch import Tensor
 from learner.algorithms import masks
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32
+from learner.algorithms.moments import RunningMoments
 
 
 def reward_clip(rewards_G: Tensor, *, low: float, high: float) -> Tensor:
@@ -35,6 +36,19 @@ def reward_scale(rewards_G: Tensor, *, factor: float, offset: float = 0.0) -> Te
     Peers: none
     """
     return factor * (at_least_float32(rewards_G) + offset)
+
+
+def running_norm(rewards_N: Tensor, *, reward_moments: RunningMoments, center: bool = False) -> Tensor:
+    """Rewards on the scale of all rewards so far, which moves slowly: unlike a spread of the group or batch it keeps steps comparable.
+
+    Formula: r / std, or (r − mean) / std (`center`), over all rewards that reached this step of the shaping in the run, the present ones
+        among them
+    Source: PPO implementations, arXiv:2005.12729
+    Degenerate: as long as all rewards are equal the std is 1
+    Peers: LightRFT `reward_running_norm` (`_minus_mean`: center), TRL PPO `use_score_scaling` (`use_score_norm`: center)
+    """
+    rewards_N = at_least_float32(rewards_N)
+    return reward_moments.normalise(rewards_N) if center else rewards_N / reward_moments.std
 
 
 def overlong_penalty(

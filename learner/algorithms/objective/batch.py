@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms.objective.controllers import RunningMoments
+from learner.algorithms.moments import RunningMoments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,9 @@ class Prepared:
     returns_NT: Tensor | None
     returns_by_prompt: Mapping[str, list[float]]
     """What the advantage saw, for `streaming`; empty without."""
-    return_moments: RunningMoments | None
-    """Up to this batch; what the critic's head gives while the step is learned is normalised by them. None: it gives values as they are."""
+    moments: Mapping[str, RunningMoments]
+    """Up to this batch, by what they are of. Under `returns` those by which what the critic's head gives while the step is learned is
+    normalised; without, it gives values as they are."""
     value_weights_NT: Tensor | None
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None

@@ -18,10 +18,11 @@ from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size, refuse_selection
-from learner.algorithms.objective.controllers import RunningMoments, controllers
+from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
 from learner.algorithms.objective.preparation import mini_batch, prepare
@@ -40,7 +41,7 @@ class LossResult:
 
 
 class Objective:
-    """The loss of a run. Its only state are adaptive KL coefficients, running moments of returns, and earlier returns by prompt."""
+    """The loss of a run. Its state: adaptive KL coefficients, running moments of rewards and returns, earlier returns by prompt."""
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
@@ -48,7 +49,9 @@ class Objective:
         value = parts.config.value
         streaming = parts.config.streaming
         self._earlier = streaming and EarlierReturns(config=streaming)
-        self._return_moments = RunningMoments() if value is not None and value.normalise_returns else None
+        steps = [step.field for step in parts.reward_shaping if "reward_moments" in step.asks]
+        returns = ["returns"] if value is not None and value.normalise_returns else []
+        self._moments = {name: RunningMoments() for name in (*steps, *returns)}
 
     @classmethod
     def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
@@ -112,22 +115,22 @@ class Objective:
             parts=self._parts,
             needs=self.needs,
             kl_coefficients=self.kl_coefficients,
-            return_moments=self._return_moments,
+            moments=self._moments,
             earlier=self._earlier,
         )
 
-    def adopt_returns(self, prepared: Prepared) -> tuple[float, float]:
-        """Takes the batch's returns into the objective's state, before the step is learned. Its old values were computed before.
+    def adopt(self, prepared: Prepared) -> tuple[float, float]:
+        """Takes the batch's rewards and returns into the objective's state, before the step is learned. Old values were computed before.
 
         Returns the factor and the shift after it by which the critic's head gives the same values as before: (1, 0) without
         `value.normalise_returns`.
         """
         if self._earlier is not None:
             self._earlier = self._earlier.with_step(prepared.returns_by_prompt)
-        before, after = self._return_moments, prepared.return_moments
+        before, after = self._moments.get("returns"), prepared.moments.get("returns")
+        self._moments = dict(prepared.moments)
         if before is None or after is None:
             return 1.0, 0.0
-        self._return_moments = after
         return before.std / after.std, (before.mean - after.mean) / after.std
 
     @torch.no_grad()
@@ -186,8 +189,8 @@ class Objective:
             )
 
         total = torch.stack([loss.to(policy_BT.dtype) for loss in losses.values()]).sum()
-        if values_BT is not None and rows.return_moments is not None:
-            values_BT = rows.return_moments.restore(values_BT)
+        if values_BT is not None and "returns" in rows.moments:
+            values_BT = rows.moments["returns"].restore(values_BT)
         recorder = Recorder(policy_BT.device)
         record(
             recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
@@ -211,10 +214,9 @@ class Objective:
             }
 
     def state_dict(self) -> dict[str, Any]:
-        moments = self._return_moments
         return {
             "kl_coefficients": self.kl_coefficients,
-            "return_moments": moments and asdict(moments),
+            "moments": {name: asdict(each) for name, each in self._moments.items()},
             "earlier_returns": self._earlier and dict(self._earlier.by_prompt),
         }
 
@@ -223,8 +225,7 @@ class Objective:
             name: replace(controller, coefficient=state["kl_coefficients"][name])
             for name, controller in self._kl_controllers.items()
         }
-        if self._return_moments is not None:
-            self._return_moments = RunningMoments(**state["return_moments"])
+        self._moments = {name: RunningMoments(**state["moments"][name]) for name in self._moments}
         if self._earlier is not None:
             self._earlier = replace(self._earlier, by_prompt=state["earlier_returns"])
 
@@ -267,8 +268,8 @@ def _row_tensors(
     rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
 ) -> dict[str, Tensor | None]:
     old_values_BT, returns_BT = rows.values_NT, rows.returns_NT
-    if rows.return_moments is not None and old_values_BT is not None and returns_BT is not None:
-        old_values_BT, returns_BT = map(rows.return_moments.normalise, (old_values_BT, returns_BT))
+    if "returns" in rows.moments and old_values_BT is not None and returns_BT is not None:
+        old_values_BT, returns_BT = map(rows.moments["returns"].normalise, (old_values_BT, returns_BT))
     return {
         "policy_logprobs_BT": policy_BT,
         "proximal_logprobs_BT": proximal_BT,

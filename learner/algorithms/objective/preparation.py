@@ -20,9 +20,9 @@ from learner.algorithms.batch_rules.filters import Selection
 from learner.algorithms.groups import all_equal, group_rows, sorted_group_rows
 from learner.algorithms.losses.covariance import covariances
 from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
-from learner.algorithms.objective.controllers import RunningMoments
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.streaming import EarlierReturns
 from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
@@ -35,7 +35,7 @@ def prepare(
     parts: Parts,
     needs: frozenset[str],
     kl_coefficients: Mapping[str, float],
-    return_moments: RunningMoments | None,
+    moments: Mapping[str, RunningMoments],
     earlier: EarlierReturns | None,
 ) -> Prepared:
     """See `Objective.prepare`."""
@@ -43,9 +43,10 @@ def prepare(
     _refuse_missing(batch, needs=needs, parts=parts)
     mask_NT = batch.loss_mask_NT
     supply = _supply(batch)
-    if return_moments is not None:
-        supply["values_NT"] = masked(return_moments.restore(supply["values_NT"]), loss_mask_BT=mask_NT)
-    shaped_N = supply["rewards_N"] = _shaped(batch, parts, supply)
+    if "returns" in moments:
+        supply["values_NT"] = masked(moments["returns"].restore(supply["values_NT"]), loss_mask_BT=mask_NT)
+    shaped_N, moments = _shaped(batch, parts, supply, moments)
+    supply["rewards_N"] = shaped_N
     supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
     penalty = parts.config.kl.reward
     penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(supply, penalty)
@@ -56,6 +57,7 @@ def prepare(
     advantages_NT, returns_NT = _advantages(batch, parts.advantage, supply, earlier)
     if penalty is not None and penalty_NT is not None and penalty.credit != "trajectory":
         advantages_NT = advantages_NT - (to_go(penalty_NT) if penalty.credit == "to_go" else penalty_NT)
+    returns_by_prompt = {} if earlier is None else _by_prompt(batch, supply["rewards_N"])
     # Whether a group's rewards differ is asked of its rewards alone: with a KL taken off they always would.
     supply["rewards_N"] = shaped_N
     counted_NT, gradient_NT, is_kept_N = _filtered(batch, parts, supply)
@@ -71,8 +73,8 @@ def prepare(
     if parts.config.value is not None:
         if returns_NT is None:
             returns_NT = cumulative_returns(supply["token_rewards_NT"], loss_mask_NT=mask_NT)
-        if return_moments is not None and bool(is_kept_N.any()):
-            return_moments = return_moments.update(returns_NT[mask_NT & is_kept_N[:, None]])
+        if "returns" in moments and bool(is_kept_N.any()):
+            moments["returns"] = moments["returns"].update(returns_NT[mask_NT & is_kept_N[:, None]])
     zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
     return Prepared(
         loss_mask_NT=mask_NT & is_kept_N[:, None],
@@ -86,8 +88,8 @@ def prepare(
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
         returns_NT=None if returns_NT is None else returns_NT.to(dtype),
-        returns_by_prompt={} if earlier is None else _by_prompt(batch, supply["rewards_N"]),
-        return_moments=return_moments,
+        returns_by_prompt=returns_by_prompt,
+        moments=moments,
         sampled_mask_NT=mask_NT,
         rewards_N=batch.rewards_N,
         shaped_rewards_N=shaped_N,
@@ -183,17 +185,23 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
     }
 
 
-def _shaped(batch: BatchTensors, parts: Parts, supply: dict[str, Any]) -> Tensor:
-    shaped_N = at_least_float32(batch.rewards_N)
+def _shaped(
+    batch: BatchTensors, parts: Parts, supply: dict[str, Any], moments: Mapping[str, RunningMoments]
+) -> tuple[Tensor, dict[str, RunningMoments]]:
+    """Rewards after shaping, and the running moments with those in them that a step of it asks for."""
+    shaped_N, after = at_least_float32(batch.rewards_N), dict(moments)
     for step in parts.reward_shaping:
+        if step.field in after:
+            after[step.field] = after[step.field].update(shaped_N)
         if not step.is_of_a_group:
-            shaped_N = step.with_given(supply | {"rewards_N": shaped_N})
+            given = {"rewards_N": shaped_N, "reward_moments": after.get(step.field)}
+            shaped_N = step.with_given(supply | given)
             continue
         by_group_N = torch.empty_like(shaped_N)
         for rows, group in group_rules.of_batch(replace(batch, rewards_N=shaped_N)):
             by_group_N[rows] = step.with_given(group).to(by_group_N)
         shaped_N = by_group_N
-    return shaped_N
+    return shaped_N, after
 
 
 def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal["last_token", "every_token"]) -> Tensor:

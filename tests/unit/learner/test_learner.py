@@ -129,6 +129,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
         dtype=dtype,
         checkpoint={"asynchronous": asynchronous},
         algorithm={
+            "reward_shaping": ["running_norm"],
             "kl": {"loss": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 100}}},
             "streaming": {"group_size": 5},
         },

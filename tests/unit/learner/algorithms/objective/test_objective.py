@@ -366,7 +366,7 @@ def test_a_perfect_critic_of_normalised_returns_has_advantages_of_zero():
         prepared = made.prepare(batch)
         assert prepared.advantages_NT.abs().max() < 1e-12
         assert_close(prepared.returns_NT, returns)
-        factor, shift = made.adopt_returns(prepared)
+        factor, shift = made.adopt(prepared)
         batch = dataclasses.replace(batch, values_NT=batch.values_NT * factor + shift)
         report, loss = _of_values(made, prepared, whole, batch.values_NT)
         assert loss == pytest.approx(0.0, abs=1e-12) and report["explained_variance"] == pytest.approx(1.0)
@@ -381,7 +381,7 @@ def test_the_value_loss_is_of_normalised_returns_whatever_their_scale():
         made = make(preset="ppo", kl={"reward": None}, value={"normalise_returns": True})
         batch = dataclasses.replace(whole.batch, rewards_N=whole.batch.rewards_N * scale, values_NT=0 * whole.values)
         prepared = made.prepare(batch)
-        factor, shift = made.adopt_returns(prepared)
+        factor, shift = made.adopt(prepared)
         report, loss = _of_values(made, prepared, whole, batch.values_NT * factor + shift)
         assert report["value_mean"] == pytest.approx(0.0, abs=1e-9)
         losses.append(loss)

@@ -1,6 +1,7 @@
 """Shaping of rewards and advantages, by the road that a run takes."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -37,3 +38,29 @@ def test_group_weights_see_a_group_without_variance_also_under_a_kl_in_the_rewar
     plain = advantages(make(advantage="rloo", kl=kl), batch)
     weighted = advantages(make(advantage="rloo", kl=kl, advantage_shaping=["group_weights"]), batch)
     assert_close(weighted, plain * tensor([2.0, 2.0, 1.0, 1.0]))  # two groups, of which one varies
+
+
+def test_running_norm_divides_by_the_spread_of_all_rewards_so_far_and_is_checkpointed():
+    shaping = [{"name": "reward_scale", "factor": 10.0}, "running_norm"]
+    made = make(advantage="raw_reward", reward_shaping=shaping)
+    assert_close(advantages(made, batch_of([0.1, 0.3])), tensor([1.0, 3.0]).double() / 2**0.5)
+    made.adopt(made.prepare(batch_of([0.1, 0.3])))
+    resumed = make(advantage="raw_reward", reward_shaping=shaping)
+    resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    expected = tensor([8.0, 4.0]).double() / tensor([1.0, 3.0, 8.0, 4.0]).double().std()
+    assert_close(advantages(made, batch_of([0.8, 0.4])), expected)
+    assert (advantages(resumed, batch_of([0.8, 0.4])) == advantages(made, batch_of([0.8, 0.4]))).all()
+
+
+def test_running_norm_leaves_rewards_as_they_are_until_they_vary():
+    made = make(advantage="raw_reward", reward_shaping=["running_norm"])
+    assert_close(advantages(made, batch_of([0.7, 0.7])), tensor([0.7, 0.7]).double())
+    centred = make(advantage="raw_reward", reward_shaping=[{"name": "running_norm", "center": True}])
+    assert_close(advantages(centred, batch_of([1.0, 3.0])), tensor([-1.0, 1.0]).double() / 2**0.5)
+
+
+def test_the_order_of_a_steps_trajectories_moves_no_running_moment():
+    whole = case(1, num_groups=20, group_size=3)
+    made = make(advantage="raw_reward", reward_shaping=["running_norm"])
+    shuffled = whole.rows(torch.randperm(60, generator=torch.Generator().manual_seed(0)).tolist())
+    assert made.prepare(whole.batch).moments == made.prepare(shuffled.batch).moments

@@ -23,7 +23,7 @@ def step(objective: Objective, *tickets: tuple[str, list[float]]) -> list[float]
         for index, (prompt, rewards) in enumerate(tickets)
     ]
     prepared = objective.prepare(assemble(groups, current_version=0, vocabulary_size=VOCABULARY).tensors)
-    objective.adopt_returns(prepared)
+    objective.adopt(prepared)
     return [
         round(row[mask][0].item(), 6) for row, mask in zip(prepared.advantages_NT, prepared.loss_mask_NT, strict=True)
     ]

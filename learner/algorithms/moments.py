@@ -1,0 +1,43 @@
+"""Mean and spread of a stream of numbers, as a value: observing more gives the next one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningMoments:
+    """Mean and spread of all rewards or returns so far, to scale them by a slowly moving number.
+
+    Formula: Chan et al.'s parallel update of mean and variance; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
+    Degenerate: the std of equal values, and of a single one, is 1: they are not scaled
+    """
+
+    mean: float = 0.0
+    var: float = 0.0
+    """With ddof 0."""
+    count: int = 0
+
+    @property
+    def std(self) -> float:
+        # Below this the variance is what rounding leaves of equal values.
+        if self.var <= (1e-7 * self.mean) ** 2:
+            return 1.0
+        return (self.var * self.count / (self.count - 1)) ** 0.5
+
+    def update(self, values: Tensor) -> "RunningMoments":
+        """With these values in them, in whatever order they came."""
+        ordered_M = values.flatten().double().sort().values
+        var, mean = (moment.item() for moment in torch.var_mean(ordered_M, correction=0))
+        num, total = len(ordered_M), self.count + len(ordered_M)
+        delta = mean - self.mean
+        squares = var * num + self.var * self.count + delta**2 * self.count * num / total
+        return RunningMoments(mean=self.mean + delta * num / total, var=squares / total, count=total)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+    def restore(self, normalised: Tensor) -> Tensor:
+        """What `normalise` was given."""
+        return normalised * self.std + self.mean
