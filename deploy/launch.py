@@ -30,6 +30,7 @@ from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+from deploy.preflight.report import biased_sampling
 from deploy.reports.summary import Summary, summarize
 
 
@@ -98,6 +99,8 @@ async def _train(
     office = ticket_office(config)
     evaluator = make_evaluator(config)
     ledger = open_ledger(run_dir, log)
+    if note := biased_sampling(config.sampling):
+        log.event("biased_sampling", settings=config.sampling.biased(), message=note)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
         async with (
             saved_when_stopped(

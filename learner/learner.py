@@ -89,7 +89,7 @@ class Learner:
             config.model,
             learner=config.learner,
             value=value,
-            temperature=config.sampling.temperature,
+            sampling=config.sampling,
             seed=config.seed,
             ranks=self._ranks,
             compute_dtype=self._compute_dtype,

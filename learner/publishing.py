@@ -3,7 +3,6 @@
 Shapes: C probe tokens after the first.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -28,13 +27,12 @@ def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torc
     """Log-probs of the tokens after the first, at temperature 1, under the present weights; all ranks must call it."""
     policy = networks.policy
     row = token_row(token_ids[:1], token_ids[1:])
-    at_run_temperature, policy.head = policy.head, dataclasses.replace(policy.head, temperature=1.0)
     try:
-        (logprobs_C,) = score(
-            lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=len(token_ids), device=device
-        )
+        with policy.full_softmax(temperature=1.0):
+            (logprobs_C,) = score(
+                lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=len(token_ids), device=device
+            )
     finally:
-        policy.head = at_run_temperature
         if isinstance(networks, FSDPModule):
             # The root stays gathered after a forward pass without a backward one; shards are what is exported and trained.
             networks.reshard()

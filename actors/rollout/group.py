@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from actors.chat.formatter import EncodedPrompt
+from actors.rollout.sampling import own_sampling
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.types import Completion, Ticket, sample_seed
 
@@ -14,10 +15,14 @@ class GroupInProgress:
     """A ticket on its way to becoming a batch."""
 
     def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str) -> None:
-        """`key` tells this group's requests from those of every other group that the worker has had."""
+        """`key` tells this group's requests from those of every other group that the worker has had.
+
+        Raises DataError for a column of the prompt that cannot be its sampling.
+        """
         self.ticket = ticket
         self.key = key
         self._encoded = encoded
+        self._sampling = own_sampling(ticket.prompt, ticket.sampling)
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._request_ids = [f"{key}/{index}" for index in range(num_started)]
         self._completions: dict[str, Completion] = {}
@@ -32,7 +37,7 @@ class GroupInProgress:
             EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=self._encoded.token_ids,
-                sampling=self.ticket.sampling,
+                sampling=self._sampling,
                 seed=sample_seed(self.ticket.seed, index),
             )
             for index, request_id in enumerate(self._request_ids)

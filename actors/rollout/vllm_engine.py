@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.errors import ConfigError, WeightsError, WorkerError
+from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
 from cluster.contracts.protocols import EngineOutput, EngineRequest
-from cluster.contracts.types import FinishReason, sample_seed
+from cluster.contracts.types import FinishReason, SamplingParams
 from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
 
@@ -58,18 +59,19 @@ class VllmEngine:
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
         from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         from cluster.weights import vllm_receiver
 
         self._vllm: Any = vllm
         self._refusals = (ValueError, VLLMClientError)
         """How vLLM says that it does not take a request."""
+        self._structured = StructuredOutputsParams
         self._delta = RequestOutputKind.DELTA
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._weights = weights
         self._stop_token_ids = list(stop_token_ids)
-        self._can_stop_at_strings = bool(sampling.stop)
+        self._has_tokenizer = works_on_text(sampling)
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
         self._waiting: deque[EngineRequest] = deque()
@@ -83,7 +85,7 @@ class VllmEngine:
             _register_architecture(vllm, model)
         settings = {
             "max_context": max_context,
-            "needs_tokenizer": self._can_stop_at_strings,
+            "needs_tokenizer": self._has_tokenizer,
             "receiver": vllm_receiver.BACKEND,
             "adapter": adapter,
         }
@@ -92,17 +94,18 @@ class VllmEngine:
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
+        self._try_out(SamplingParams(**sampling.model_dump()))
 
     def add(self, request: EngineRequest) -> None:
         """Takes a request; it starts at the next step that has a free slot, first come, first served.
 
-        A stop string that begins in kept tokens and ends in new ones is not seen. Raises ConfigError for stop strings that the
-        engine was not started for.
+        A stop string that begins in kept tokens and ends in new ones is not seen. Raises ConfigError for texts that the engine was
+        not started for.
         """
-        if request.sampling.stop and not self._can_stop_at_strings:
+        if works_on_text(request.sampling) and not self._has_tokenizer:
             raise ConfigError(
-                f"request {request.request_id}: stop={request.sampling.stop!r}, but this engine was started without stop strings; "
-                "name them in sampling.stop"
+                f"request {request.request_id}: its sampling works on text (stop={request.sampling.stop!r} or the like), but this engine "
+                "was started without; name it in `sampling`"
             )
         self._waiting.append(request)
 
@@ -208,7 +211,7 @@ class VllmEngine:
 
     def _start(self, request: EngineRequest) -> None:
         kept = request.kept.token_ids if request.kept else []
-        params = self._params(request, num_kept=len(kept))
+        params = self._params(request)
         # vLLM looks at this only where it has a tokenizer. Without this look the embedding fails, and with it the whole engine.
         if (largest := max(request.prompt_token_ids, default=0)) >= self._vocabulary_size:
             raise ValueError(f"token id {largest} is not in the model's vocabulary of {self._vocabulary_size}")
@@ -222,19 +225,20 @@ class VllmEngine:
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
 
-    def _params(self, request: EngineRequest, *, num_kept: int) -> Any:
-        sampling = request.sampling
+    def _try_out(self, sampling: SamplingParams) -> None:
+        """Raises ConfigError for a sampling that vLLM refuses: now, and not for every prompt."""
+        trial = EngineRequest(request_id="trial", prompt_token_ids=[0], sampling=sampling, seed=0)
+        try:
+            self._start(trial)
+        except self._refusals as error:
+            raise ConfigError(f"vLLM refuses what `sampling` says: {headline(error)}") from error
+        self._engine.abort_request([trial.request_id])
+
+    def _params(self, request: EngineRequest) -> Any:
+        wanted = structure(request.sampling)
         return self._vllm.SamplingParams(
-            max_tokens=sampling.max_tokens - num_kept,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop=list(sampling.stop) or None,
-            stop_token_ids=self._stop_token_ids,
-            # A resumed request must not draw again the random numbers that its kept tokens were drawn with.
-            seed=sample_seed(request.seed, num_kept) if num_kept else request.seed,
-            logprobs=0,
-            detokenize=bool(sampling.stop),
+            **vllm_arguments(request, stop_token_ids=self._stop_token_ids),
+            structured_outputs=None if wanted is None else self._structured(**wanted),
             output_kind=self._delta,
         )
 
@@ -288,9 +292,10 @@ def _arguments(
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
         kv_cache_memory_bytes=rollout.kv_cache_bytes or (_DEFAULT_KV_CACHE_BYTES if is_cpu else None),
         gpu_memory_utilization=rollout.gpu_memory_utilization,
-        # After temperature: what the tokens were drawn from.
+        # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
+        # and after a structure's mask, which no learner computes.
         logprobs_mode="processed_logprobs",
-        # Tokens go in and come out; vLLM needs a tokenizer only to find stop strings.
+        # Tokens go in and come out; vLLM needs a tokenizer only for texts: stop strings, bad words, structures.
         skip_tokenizer_init=not needs_tokenizer,
         # The model folder's temperature and the like must not change what a run's own configuration says.
         generation_config="vllm",

@@ -13,6 +13,7 @@ from pydantic import (
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.sampling_config import EvaluationConfig, SamplingConfig
 from cluster.contracts.settings import Layout, Mark, Mathematics, Resources, Section
 
 
@@ -30,21 +31,6 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
     attention: Layout[Literal["auto", "sdpa", "eager", "flash_attention_2"]] = "auto"
     trust_remote_code: bool = False
     """Runs code from the model's repository. Off unless you name it; code from the hub needs a commit as `revision`."""
-
-
-class SamplingConfig(Section, mark=Mark.MATHEMATICS):
-    max_tokens: PositiveInt = 1024
-    """Completion tokens at most."""
-    temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
-    """The learner divides logits by it too, so that log-probs mean the same on both sides. vLLM refuses more than 2, and would sample at
-    0.01 for less."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Samples from the most likely tokens that have this probability together; 1 means all tokens."""
-    top_k: NonNegativeInt = 0
-    """Samples from so many most likely tokens; 0 means all. Truncated sampling (top_k, top_p) biases ratios: the learner's log-probs
-    are of the full softmax."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a completion."""
 
 
 class RewardConfig(Section):
@@ -254,31 +240,6 @@ class WeightsConfig(Section):
     timeout_s: Resources[PositiveFloat] = 600.0
 
 
-class EvaluationConfig(Section, mark=Mark.RESOURCES):
-    prompts: Plugin | None = None
-    """Held-out prompt source; None does not evaluate."""
-    num_prompts: PositiveInt = 256
-    every_steps: PositiveInt | None = None
-    """None evaluates before the first and after the last step only."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """0 is greedy. Everything else is as `sampling` says."""
-    num_samples: PositiveInt = 1
-    """Completions of each prompt. More than 1 reports pass@k, for k = 1, the powers of 2, and this number."""
-    success_at: float = 1.0
-    """A completion is a success when its reward is this or more: what `eval/accuracy` and pass@k count."""
-    source_column: str | None = None
-    """Prompt column that names a prompt's source; reward and accuracy are reported for each source too."""
-
-    @model_validator(mode="after")
-    def _require_samples_that_differ(self) -> "EvaluationConfig":
-        if self.temperature == 0 and self.num_samples > 1:
-            raise ValueError(
-                f"num_samples={self.num_samples} with temperature=0: the samples of a prompt are all the same; "
-                "use num_samples=1, or raise temperature"
-            )
-        return self
-
-
 class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_steps: PositiveInt | None = 20
     """A learner that dies learns so many steps again, at most. None does not save by steps. The last step is always saved."""
@@ -418,6 +379,18 @@ class RunConfig(Section):
             raise ValueError(
                 "algorithm.advantage='none' learns from the reference, which is the model that the run starts from: name a teacher "
                 "in reference.path, or use an advantage of the reward such as 'grpo'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _forbid_resuming_what_counts_a_completions_own_tokens(self) -> "RunConfig":
+        """A resumed request's first tokens are prompt to the engine."""
+        harmless = ("min_tokens", "repetition_penalty", "logit_bias")
+        counting = [name for name in self.sampling.biased() if name not in harmless]
+        if self.rollout.on_update == "abort_and_resume" and counting:
+            raise ValueError(
+                f"sampling.{counting[0]} with rollout.on_update=abort_and_resume: the engine would apply it to the tokens after the "
+                "interruption alone; use rollout.on_update=continue or finish"
             )
         return self
 

@@ -87,7 +87,7 @@ class LogprobModel(Protocol):
     """A frozen model that scores tokens; the reference scorer hosts one, deploy/ supplies it from learner/."""
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Per completion token, natural log, after the run's temperature."""
+        """Per completion token, natural log, after the run's temperature and truncation."""
         ...
 
 

@@ -56,7 +56,22 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 means all tokens."""
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    bad_words: tuple[str, ...] = ()
+    json_schema: dict[str, Any] | str | None = None
+    """At most one of this, `regex`, `choice` and `grammar`."""
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+    columns: dict[str, str] = field(default_factory=dict[str, str])
+    """Name of a field to the prompt column that holds a prompt's own value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,8 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model.reference import ReferenceModel, reference_models
 
-    temperature = config.sampling.temperature
     loaded = {
-        source: ReferenceModel(model, reference=config.reference, learner=config.learner, temperature=temperature)
+        source: ReferenceModel(model, reference=config.reference, learner=config.learner, sampling=config.sampling)
         for source, model in reference_models(config.model, config.reference).items()
     }
     return ReferenceScorer(

@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.contracts.plugins import Home, Plugin, find, names, parameters
 from deploy.docs import NOTE
+from deploy.docs.sampling import SAMPLING
 from learner.algorithms import kl
 from learner.algorithms.objective.statistics import reported_names
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, OF_THE_ROWS
@@ -75,7 +76,7 @@ _TITLES = {
 
 def page() -> str:
     """The whole of docs/algorithms.md."""
-    parts = [_introduction(), _DECISIONS]
+    parts = [_introduction(), _DECISIONS, SAMPLING]
     parts += [_section(title, HOMES[field], field) for field, title in _TITLES.items()]
     parts += [_kl(), _presets(), _statistics(), _golden()]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

@@ -91,9 +91,9 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+    shown = field.get_default(call_default_factory=True)
+    if shown is PydanticUndefined:
         return "**required**"
-    shown = field.default
     if isinstance(shown, Plugin):
         shown = shown.model_dump()
     if isinstance(shown, tuple):

@@ -44,6 +44,9 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     problems.attempt(model.check_attention, config, is_local=is_local)
 
     source = problems.attempt(prompt_source, config.prompts, field="prompts")
+    own_columns = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
+    if source is not None:
+        problems.attempt(prompts.check_columns, source, own_columns, config, field="prompts")
     looks = None
     if source is not None and formatter is not None and has_room:
         looks = problems.attempt(prompts.check_lengths, source, formatter, config)
@@ -52,6 +55,9 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
         if held_out is not None and formatter is not None and has_room:
             problems.attempt(prompts.check_held_out, held_out, formatter, config)
+        if held_out is not None and (column := config.evaluation.source_column) is not None:
+            named = {"evaluation.source_column": column}
+            problems.attempt(prompts.check_columns, held_out, named, config, field="evaluation.prompts")
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
     samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None

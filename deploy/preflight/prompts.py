@@ -1,19 +1,23 @@
 """The prompts: they open, leave room for a completion, and look to the model as their author meant."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from actors.rollout.sampling import own_sampling
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Prompt
+from cluster.contracts.types import Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
 _SCAN_S = 2.0
 """Longest look at the prompts' lengths: all of a file's, some thousands of a generated source."""
+_NUM_LOOKED_AT = 100
+"""Prompts whose columns are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,24 @@ def check_lengths(source: PromptSource, formatter: "ChatFormatter", config: RunC
 def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> None:
     most = min(config.evaluation.num_prompts, len(source))
     _scan(source, formatter, config, field="evaluation.prompts", most=most)
+
+
+def check_columns(source: PromptSource, columns: Mapping[str, str], config: RunConfig, *, field: str) -> None:
+    """`columns`: setting to the column that it names. Raises ConfigError for one that none of the first prompts has, and for a prompt
+    whose column cannot be its sampling."""
+    firsts = [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))] if columns else []
+    for setting, column in columns.items():
+        if all(prompt.columns.get(column) is None for prompt in firsts):
+            known = ", ".join(dict.fromkeys(name for prompt in firsts for name in prompt.columns)) or "none"
+            raise ConfigError(
+                f"{setting}={column!r}: none of the first {len(firsts)} prompts of {field} has this column; theirs are: {known}"
+            )
+    sampling = SamplingParams(**config.sampling.model_dump())
+    for prompt in firsts:
+        try:
+            own_sampling(prompt, sampling)
+        except DataError as error:
+            raise ConfigError(f"{field}: {error}") from error
 
 
 def _scan(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, *, field: str, most: int) -> int:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.protocols import PromptSource
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Reward, RewardStatus
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
@@ -60,12 +61,18 @@ def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
     yield "algorithm", "advantage", algorithm.advantage.name
     yield "algorithm", "policy loss", algorithm.policy_loss.name
     yield "algorithm", "needs", ", ".join(sorted(needs)) or "nothing more than the rollout's log-probs"
-    if config.sampling.top_k or config.sampling.top_p < 1:
-        yield (
-            "algorithm",
-            "note",
-            "top_k or top_p truncate sampling: the learner's log-probs are of the full softmax, ratios are biased",
-        )
+    if note := biased_sampling(config.sampling):
+        yield "algorithm", "note", note
+
+
+def biased_sampling(sampling: SamplingConfig) -> str | None:
+    """A sentence for people where the learner leaves out some of what shapes the sampled distribution."""
+    if not (names := sampling.biased()):
+        return None
+    return (
+        f"sampling.{', sampling.'.join(names)}: the learner's log-probs are of the distribution without, so ratios are biased; "
+        "mismatch/mean_abs_nats measures by how much"
+    )
 
 
 def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import AutoModel, PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
-from cluster.contracts.config import LearnerConfig, ModelConfig
+from cluster.contracts.config import LearnerConfig, ModelConfig, SamplingConfig
 from learner.distributed import Ranks, shard
 from learner.model.critic import Critic, Networks, critic_config, refuse_another_architecture
 from learner.model.loading import load_shards, materialise, read_score, skeleton
@@ -21,7 +21,7 @@ def build(
     *,
     learner: LearnerConfig,
     value: ValueConfig | None,
-    temperature: float,
+    sampling: SamplingConfig,
     seed: int,
     ranks: Ranks,
     compute_dtype: torch.dtype,
@@ -32,7 +32,7 @@ def build(
     """
     is_sharded = ranks.mesh is not None
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
-    policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=learner.head_chunk_tokens)
+    policy = unproven(causal_lm, sampling=sampling, head_chunk_tokens=learner.head_chunk_tokens)
     own = critic_config(model, value)
     critic = None
     if value is not None:

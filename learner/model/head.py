@@ -4,10 +4,15 @@ Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positi
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
 is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type.
 
+Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
+below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
+weights that have moved, or another rounding, may put it below the floor, and its log-prob must stay finite.
+
 Shapes: C completion positions, H hidden size, V vocabulary.
 """
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +23,8 @@ MAX_TILE_VOCABULARY = 16_384
 """Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
 MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward."""
+_NEVER_SAMPLED = -1e15
+"""A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +37,18 @@ class Head:
     """Logits are multiplied by it first (Cohere's logit_scale, Granite's 1/logits_scaling)."""
     soft_cap: float | None = None
     """cap·tanh(logits/cap), as Gemma 2 and others do; None leaves it out."""
+    top_k: int = 0
+    """Only so many most likely tokens are kept, and those as likely as the last of them; 0 keeps all."""
+    top_p: float = 1.0
+    """Of those, the most likely tokens that reach this probability together; 1 keeps all."""
+    min_p: float = 0.0
+    """Only tokens at least this times as likely as the likeliest are kept; 0 keeps all."""
     chunk_tokens: int = 1024
     """Positions of one tile."""
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def selected_logprobs(
@@ -45,14 +62,15 @@ def selected_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-prob of `targets_C` under softmax(head(hidden)), shape [C], and the softmax's entropy, shape [C], or None.
 
-    Both in float32 (float64 for float64 hidden states) and differentiable in hidden states, weight and bias. No positions give
-    tensors of length 0. Values do not depend on `chunk_tokens`.
+    The softmax is over the tokens that the head keeps, and the target. Both are in float32 (float64 for float64 hidden states) and
+    differentiable in hidden states, weight and bias. No positions give tensors of length 0. Values do not depend on `chunk_tokens`.
     """
     if not head.temperature > 0:
         raise ValueError(f"temperature={head.temperature} must be positive")
     if _can_fuse(hidden_CH, head=head, bias_V=bias_V, entropies=entropies):
         return _fused(hidden_CH, weight_VH, targets_C, head=head), None
-    logprobs_C, entropies_C = _SelectedLogprobs.apply(hidden_CH, weight_VH, bias_V, targets_C, head, entropies)
+    floor_C = _floors(hidden_CH, weight_VH, bias_V, head=head) if head.truncates else None
+    logprobs_C, entropies_C = _SelectedLogprobs.apply(hidden_CH, weight_VH, bias_V, targets_C, floor_C, head, entropies)
     return logprobs_C, entropies_C if entropies else None
 
 
@@ -64,6 +82,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         targets_C: Tensor,
+        floor_C: Tensor | None,
         head: Head,
         entropies: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -77,6 +96,8 @@ class _SelectedLogprobs(torch.autograd.Function):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
             rows, columns = _targets_inside(targets_C[chunk], tile)
             target_C[chunk][rows] = logits[rows, columns]
+            if floor_C is not None:
+                _drop_below(floor_C[chunk], logits, kept=(rows, columns))
             larger = torch.maximum(maximum_C[chunk], logits.amax(1))
             shrink = (maximum_C[chunk] - larger).exp_()
             probabilities = (logits - larger[:, None]).exp_()
@@ -87,13 +108,13 @@ class _SelectedLogprobs(torch.autograd.Function):
             kept = logits if keeps else None
         normalizer_C = maximum_C + total_C.log()
         entropies_C = normalizer_C - weighted_C / total_C if entropies else normalizer_C.new_zeros(0)
-        ctx.save_for_backward(hidden_CH, weight_VH, bias_V, targets_C, normalizer_C, entropies_C, kept)
+        ctx.save_for_backward(hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept)
         ctx.head, ctx.entropies = head, entropies
         return target_C - normalizer_C, entropies_C
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_CH, weight_VH, bias_V, targets_C, normalizer_C, entropies_C, kept = ctx.saved_tensors
+        hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept = ctx.saved_tensors
         head: Head = ctx.head
         gradient_C, entropy_gradient_C = gradients
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -108,6 +129,8 @@ class _SelectedLogprobs(torch.autograd.Function):
             logits = kept
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
+                if floor_C is not None:
+                    _drop_below(floor_C[chunk], logits, kept=_targets_inside(targets_C[chunk], tile))
             logprobs = logits - normalizer_C[chunk, None]
             gradient = logprobs.exp()
             if ctx.entropies:
@@ -141,6 +164,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -156,6 +180,43 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
     if head.soft_cap is not None:
         return logits.mul_(head.scale / head.soft_cap).tanh_().mul_(head.soft_cap / head.temperature)
     return logits if head.scale == head.temperature else logits.mul_(head.scale / head.temperature)
+
+
+@torch.no_grad()
+def _floors(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:
+    """Logit of each position below which no token is kept, [C]. Whole rows of logits take a quarter of a tile: sorting copies them."""
+    height = max(1, head.chunk_tokens * MAX_TILE_VOCABULARY // (4 * weight_VH.shape[0]))
+    found = [_floor(_logits(rows, weight_VH, bias_V, head=head), head=head) for rows in hidden_CH.split(height)]
+    return torch.cat(found)
+
+
+def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
+    """min_p first, then top_k, then top_p over what these leave, as the engine has it.
+
+    The floor lies half way between the lowest kept logit and the next lower one: a tile of another shape rounds logits otherwise, and
+    no token may cross it for that. Tokens with exactly the lowest kept logit are all kept.
+    """
+    ascending_CV = logits_CV.sort(1).values
+    size = ascending_CV.shape[1]
+    lowest_C = ascending_CV[:, -1] + math.log(head.min_p) if head.min_p > 0 else ascending_CV[:, 0]
+    if 0 < head.top_k < size:
+        lowest_C = torch.maximum(lowest_C, ascending_CV[:, size - head.top_k])
+    is_dropped_CV = ascending_CV < lowest_C[:, None]
+    if head.top_p < 1:
+        probabilities_CV = ascending_CV.masked_fill(is_dropped_CV, -torch.inf).softmax(1)
+        is_dropped_CV |= probabilities_CV.cumsum(1) <= 1 - head.top_p
+    num_dropped_C1 = is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1)
+    kept_C1, below_C1 = (
+        ascending_CV.gather(1, place) for place in (num_dropped_C1, (num_dropped_C1 - 1).clamp_(min=0))
+    )
+    return torch.where(num_dropped_C1 > 0, (kept_C1 + below_C1) / 2, -torch.inf)[:, 0]
+
+
+def _drop_below(floor_C: Tensor, logits: Tensor, *, kept: tuple[Tensor, Tensor]) -> None:
+    """In place. `kept` are rows and columns of a tile that stay in any case."""
+    values = logits[kept]
+    logits.masked_fill_(logits < floor_C[:, None], _NEVER_SAMPLED)
+    logits[kept] = values
 
 
 def _tiles(num_positions: int, size: int, *, head: Head, whole: bool) -> list[tuple[slice, slice]]:
@@ -208,7 +269,7 @@ def _can_fuse(hidden_CH: Tensor, *, head: Head, bias_V: Tensor | None, entropies
     """
     if not _is_on_gpu(hidden_CH) or hidden_CH.dtype not in (torch.bfloat16, torch.float16) or hidden_CH.shape[0] == 0:
         return False
-    if entropies or bias_V is not None or head.scale != head.temperature:
+    if entropies or bias_V is not None or head.truncates or head.scale != head.temperature:
         return False
     if head.soft_cap is not None and head.temperature != 1.0:
         return False

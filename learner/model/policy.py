@@ -1,12 +1,15 @@
 """The policy as the learner sees it: a transformers causal model whose logits never exist.
 
-`PolicyModel(micro_batch)` gives log-probs of the sampled tokens at the run's temperature. When it is loaded, a handful of tokens
-proves that its head and its packing compute what the model's own forward computes; what cannot be proven is not used.
+`PolicyModel(micro_batch)` gives log-probs of the sampled tokens at the run's temperature, truncated as its sampling is. When it is loaded,
+a handful of tokens proves that its head and its packing compute what the model's own forward computes; what cannot be proven is not
+used.
 
 Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
-from cluster.contracts.config import ModelConfig, ReferenceConfig
+from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import PACKED
@@ -61,6 +64,16 @@ class PolicyModel(nn.Module):
             hidden_CH, output.weight, batch.targets_C, head=self.head, bias_V=output.bias, entropies=entropies
         )
         return TokenOutputs(logprobs_C=logprobs_C, entropies_C=entropies_C, hidden_CH=hidden_CH)
+
+    @contextmanager
+    def full_softmax(self, *, temperature: float) -> Iterator[None]:
+        """Inside it, log-probs are of all tokens at `temperature`, whatever the run samples from."""
+        own = self.head
+        self.head = dataclasses.replace(own, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+        try:
+            yield
+        finally:
+            self.head = own
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
         """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
@@ -200,18 +213,25 @@ def without_dropout(module: nn.Module) -> None:
 
 
 def prove(
-    causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, temperature: float, head_chunk_tokens: int
+    causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, sampling: SamplingConfig, head_chunk_tokens: int
 ) -> PolicyModel:
     """The policy in the fastest layout that is proven; see `choose_layout`."""
-    policy = unproven(causal_lm, temperature=temperature, head_chunk_tokens=head_chunk_tokens)
+    policy = unproven(causal_lm, sampling=sampling, head_chunk_tokens=head_chunk_tokens)
     dtype = next(causal_lm.parameters()).dtype
     choose_layout(policy, forward=policy, own_logits=policy.own_logits, model=model, packing=packing, dtype=dtype)
     return policy
 
 
-def unproven(causal_lm: PreTrainedModel, *, temperature: float, head_chunk_tokens: int) -> PolicyModel:
+def unproven(causal_lm: PreTrainedModel, *, sampling: SamplingConfig, head_chunk_tokens: int) -> PolicyModel:
     """The policy, padded; its head is read off the configuration."""
-    head = Head(temperature=temperature, chunk_tokens=head_chunk_tokens, **_head_parameters(causal_lm.config))
+    head = Head(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        chunk_tokens=head_chunk_tokens,
+        **_head_parameters(causal_lm.config),
+    )
     return PolicyModel(causal_lm, head=head, layout="padded")
 
 
@@ -242,7 +262,10 @@ def choose_layout(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
         policy.layout = layout
-        first, second = (score(forward, r, layout=layout, max_tokens=10**6, device=device) for r in (rows, neighbours))
+        with policy.full_softmax(temperature=policy.head.temperature):
+            first, second = (
+                score(forward, r, layout=layout, max_tokens=10**6, device=device) for r in (rows, neighbours)
+            )
         error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
         leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0
         if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):

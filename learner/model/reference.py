@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig
+from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import elsewhere, load, prove, score, token_row
 
@@ -23,7 +23,7 @@ class ReferenceModel:
     """Loaded once, never trained."""
 
     def __init__(
-        self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, temperature: float
+        self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, sampling: SamplingConfig
     ) -> None:
         """Loads `model`, one of `reference_models`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
@@ -32,7 +32,7 @@ class ReferenceModel:
             load(model, dtype=getattr(torch, model.dtype), device=device),
             model=model,
             packing=learner.packing,
-            temperature=temperature,
+            sampling=sampling,
             head_chunk_tokens=learner.head_chunk_tokens,
         ).eval()
         self._policy.requires_grad_(False)
@@ -40,7 +40,7 @@ class ReferenceModel:
         self._device = device
 
     def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Per completion token, natural log, at the run's temperature; in the order given."""
+        """Per completion token, natural log, at the run's temperature and truncation; in the order given."""
         rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
         layout = self._policy.layout
         scored = score(self._policy, rows, layout=layout, max_tokens=self._max_tokens, device=self._device)

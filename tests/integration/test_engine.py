@@ -1,9 +1,14 @@
 """vLLM in this process does what the Engine protocol says: sampling, log-probs, stops, aborts, resumed requests."""
 
-import pytest
+import re
 
+import pytest
+import torch
+
+from cluster.contracts.config import ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import FinishReason, SamplingParams
+from learner.model.policy import load, prove, score, token_row
 from tests.integration.engines import PROBE, Reference, completion, largest_error, request, run, start_engine
 from tests.models import make_tiny_model, make_tokenizer
 
@@ -34,6 +39,98 @@ def test_sampled_logprobs_are_those_of_the_full_softmax_after_temperature(engine
         # Greedy tokens have the log-probs of temperature 1.
         expected = reference.logprobs([*PROMPT, *one.token_ids], temperature=temperature or 1.0)[len(PROMPT) - 1 :]
         assert largest_error(one.rollout_logprobs, expected) < 1e-4
+
+
+TRUNCATED = [
+    {"top_k": 5},
+    {"top_p": 0.3},
+    {"min_p": 0.6},
+    {"temperature": 0.7, "min_p": 0.1, "top_k": 30, "top_p": 0.8},
+]
+
+
+@pytest.mark.parametrize("sampling", TRUNCATED)
+def test_the_learner_computes_the_log_probs_of_the_distribution_that_was_truncated(engine, path, reference, sampling):
+    found = [*run(engine, *(request(f"r{i}", PROMPT, seed=i, **sampling) for i in range(8))).values()]
+    model = ModelConfig(path=str(path), dtype="float32")
+    weights = load(model, dtype=torch.float32)
+    policy = prove(weights, model=model, packing="auto", sampling=SamplingConfig(**sampling), head_chunk_tokens=16)
+    rows = [token_row(PROMPT, one.token_ids) for one in found]
+    for one, expected_C in zip(found, score(policy, rows, layout=policy.layout, max_tokens=10**6), strict=True):
+        assert largest_error(one.rollout_logprobs, expected_C.tolist()) < 1e-4
+        full = reference.logprobs([*PROMPT, *one.token_ids], temperature=sampling.get("temperature", 1.0))
+        gained = [a - b for a, b in zip(one.rollout_logprobs, full[len(PROMPT) - 1 :], strict=True)]
+        assert min(gained) > 0.05  # the kept tokens have the probability of the dropped ones too
+
+
+EOS = make_tokenizer().eos_token_id
+
+
+def biased(logits_V, sampled):
+    logits_V[20] += 4.0
+
+
+def held_back(logits_V, sampled):
+    logits_V[EOS] = -torch.inf if len(sampled) < 6 else logits_V[EOS]
+
+
+def penalised(logits_V, sampled):
+    for token in set(sampled):
+        logits_V[token] -= 1.5 + 0.5 * sampled.count(token)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shape"),
+    [
+        ({"logit_bias": {20: 4.0}}, biased),
+        ({"min_tokens": 6}, held_back),
+        ({"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {20: 4.0}}, (biased, penalised)),
+    ],
+)
+def test_what_else_shapes_the_distribution_is_in_the_engines_log_probs(engine, reference, sampling, shape):
+    """They are importance weights' denominators: what was drawn from, not what a model says."""
+    for one in run(engine, *(request(f"r{i}", PROMPT, seed=i, **sampling) for i in range(4))).values():
+        with torch.no_grad():
+            logits_LV = reference.model(torch.tensor([[*PROMPT, *one.token_ids]])).logits[0, len(PROMPT) - 1 :]
+        for place, token in enumerate(one.token_ids):
+            for each in shape if isinstance(shape, tuple) else (shape,):
+                each(logits_LV[place], one.token_ids[:place])
+            assert one.rollout_logprobs[place] == pytest.approx(logits_LV[place].log_softmax(0)[token].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "pattern"),
+    [
+        ({"regex": "[0-9]{2}x"}, "[0-9]{2}x"),
+        ({"choice": ("12", "7+")}, r"12|7\+"),
+        ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+        ({"json_schema": {"enum": [1, 2]}}, "[12]"),
+        ({"json_schema": '{"enum": [1, 2]}'}, "[12]"),
+    ],
+)
+def test_a_structure_is_kept_and_its_completions_end(engine, sampling, pattern):
+    tokenizer = make_tokenizer()
+    for one in run(engine, *(request(f"r{i}", PROMPT, seed=i, **sampling) for i in range(4))).values():
+        text = tokenizer.decode(one.token_ids, skip_special_tokens=True)
+        assert re.fullmatch(pattern, text), text
+        assert one.finish_reason is FinishReason.STOP and max(one.rollout_logprobs) <= 0.0
+
+
+def test_bad_words_never_come_and_ends_of_sequence_are_gone_past(engine):
+    tokenizer = make_tokenizer()
+    seven = tokenizer("7").input_ids[0]
+    found = run(engine, *(request(f"r{i}", PROMPT, seed=i, max_tokens=200, bad_words=("7",)) for i in range(4)))
+    assert all(seven not in one.token_ids for one in found.values())
+    found = run(engine, *(request(f"r{i}", PROMPT, seed=i, max_tokens=200, ignore_eos=True) for i in range(4)))
+    assert any(EOS in one.token_ids[:-1] for one in found.values())
+    assert all(one.finish_reason is FinishReason.LENGTH for one in found.values())
+
+
+@pytest.mark.parametrize("bad", [{"regex": "[0-9"}, {"json_schema": '{"enum": '}, {"logit_bias": {10**6: 1.0}}])
+def test_a_sampling_that_vllm_refuses_ends_the_start_and_not_every_prompt(engine, bad):
+    with pytest.raises(ConfigError, match="vLLM refuses what `sampling` says: "):
+        engine._try_out(SamplingParams(max_tokens=4, **bad))
+    assert engine.step() == []
 
 
 def test_equal_requests_give_equal_tokens_bit_for_bit(engine):
@@ -71,12 +168,14 @@ def test_an_aborted_request_says_no_more(engine):
 
 
 def test_a_request_that_vllm_does_not_take_is_an_output_with_the_reason_and_the_others_go_on(engine):
-    for bad in (request("unknown", [*PROMPT, 10**6]), request("long", PROMPT * 1000), request("empty", [])):
+    bad_prompts = (request("unknown", [*PROMPT, 10**6]), request("long", PROMPT * 1000), request("empty", []))
+    bad_sampling = (request("form", PROMPT, regex="[0-9"), request("types", PROMPT, choice=(3, 4)))
+    for bad in (*bad_prompts, *bad_sampling):
         engine.add(bad)
     engine.add(request("good", PROMPT, max_tokens=4))
     outputs = [output for _ in range(4) for output in engine.step()]
     refusals = {output.request_id: output.refusal for output in outputs if output.refusal}
-    assert refusals.keys() == {"unknown", "long", "empty"}
+    assert refusals.keys() == {"unknown", "long", "empty", "form", "types"}
     assert refusals["unknown"].startswith("token id 1000000 is not in the model's vocabulary of ")
     assert "longer than the maximum model length" in refusals["long"]
     assert [output.request_id for output in outputs if not output.refusal] == ["good"] * 4
@@ -114,6 +213,6 @@ def test_an_idle_engine_steps_to_nothing(engine):
 
 def test_stop_strings_need_an_engine_that_was_told_of_them(path):
     engine = start_engine(path)
-    with pytest.raises(ConfigError, match=r"name them in sampling\.stop"):
+    with pytest.raises(ConfigError, match="this engine was started without; name it in `sampling`"):
         engine.add(request("r", PROMPT, stop=("7",)))
     assert SamplingParams(max_tokens=1).stop == ()

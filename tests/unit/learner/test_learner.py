@@ -33,8 +33,7 @@ def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
 
 
 def _reference(config: RunConfig) -> ReferenceModel:
-    temperature = config.sampling.temperature
-    return ReferenceModel(config.model, reference=config.reference, learner=config.learner, temperature=temperature)
+    return ReferenceModel(config.model, reference=config.reference, learner=config.learner, sampling=config.sampling)
 
 
 def _weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -72,8 +71,9 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
             assert_close(other_weights[name], tensor, rtol=1e-3, atol=2e-5)
 
 
-def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path):
-    config = make_config(model_path, sampling={"temperature": 0.7})
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 20, "top_p": 0.8, "min_p": 0.01}])
+def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path, sampling: dict[str, Any]):
+    config = make_config(model_path, sampling=sampling)
     learner, group = Learner(config), make_group(0)
     scored = _reference(config).logprobs(
         group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist()
@@ -86,7 +86,9 @@ def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: str):
-    learner = Learner(make_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype))
+    # The canary is of the full softmax at temperature 1, whatever the run samples from.
+    sampling = {"temperature": 0.7, "top_k": 3}
+    learner = Learner(make_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype, sampling=sampling))
     learner.update(*_groups(learner))
     *buckets, last = learner.publish()
     manifest = WeightManifest.model_validate(last)

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from cluster.contracts.config import EvaluationConfig, RunConfig, SamplingConfig
+from cluster.contracts.config import RunConfig
 
 
 def configured(**sections) -> RunConfig:
@@ -44,17 +44,3 @@ def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):
         configured(deterministic=True, **both)
-
-
-def test_samples_that_are_all_the_same_are_refused():
-    with pytest.raises(
-        ValidationError, match="num_samples=4 with temperature=0: the samples of a prompt are all the same"
-    ):
-        EvaluationConfig(num_samples=4)
-    assert EvaluationConfig(num_samples=4, temperature=0.6).num_samples == 4
-
-
-@pytest.mark.parametrize("temperature", [0.001, 2.5])
-def test_a_temperature_that_vllm_would_refuse_or_replace_is_refused_before_it_starts(temperature):
-    with pytest.raises(ValidationError, match="temperature"):
-        SamplingConfig(temperature=temperature)

@@ -231,3 +231,24 @@ def test_an_attention_that_cannot_run_here_is_refused(tmp_path, model, overrides
 def test_a_variable_that_the_judge_is_promised_must_be_there(tmp_path, model, monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
     assert "reward.env names MY_KEY, not set here" in refusal(run(tmp_path, model, "reward.env=[MY_KEY]"))
+
+
+def test_a_column_that_no_prompt_has_is_named_with_those_that_are_there(tmp_path, model):
+    message = refusal(run(tmp_path, model, "sampling.columns={regex: format}"))
+    assert message == (
+        "sampling.columns.regex='format': none of the first 2 prompts of prompts has this column; theirs are: answer"
+    )
+
+
+def test_a_prompt_whose_column_cannot_be_its_sampling_is_named(tmp_path, model):
+    rows = ({"prompt": "1+1=", "answer": "2", "limit": 4}, {"prompt": "2+2=", "answer": "4", "limit": "many"})
+    message = refusal(run(tmp_path, model, "sampling.columns={max_tokens: limit}", rows=rows))
+    assert "column 'limit' is 'many'; its max_tokens must be a whole number from 1 to sampling.max_tokens=8" in message
+
+
+def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distribution(tmp_path, model):
+    report = check(run(tmp_path, model, "sampling.min_tokens=2", "sampling.top_p=0.9"))
+    (note,) = [value for section, name, value in report.rows if (section, name) == ("algorithm", "note")]
+    assert note.startswith(
+        "sampling.min_tokens: the learner's log-probs are of the distribution without, so ratios are"
+    )

@@ -30,6 +30,9 @@ HEADS = [
     Head(chunk_tokens=3, temperature=0.7),
     Head(chunk_tokens=2, soft_cap=2.0, temperature=1.5),
     Head(chunk_tokens=100, scale=0.25, soft_cap=1.0),
+    Head(chunk_tokens=3, temperature=0.7, top_k=4),
+    Head(chunk_tokens=2, soft_cap=2.0, temperature=1.5, top_p=0.6),
+    Head(chunk_tokens=3, min_p=0.2, top_k=6, top_p=0.8),
 ]
 
 
@@ -40,6 +43,19 @@ def _inputs(*, dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[T
     return hidden_CH, weight_VH, targets_C, torch.randn(11, dtype=dtype) if bias else None
 
 
+def _engine_keeps(logits_CV: Tensor, head: Head) -> Tensor:
+    """min_p, top_k and top_p one after the other, each on what the last one leaves, token by token."""
+    probabilities_CV = logits_CV.softmax(1)
+    kept_CV = probabilities_CV >= head.min_p * probabilities_CV.amax(1, keepdim=True)
+    if head.top_k:
+        left_CV = logits_CV.masked_fill(~kept_CV, -torch.inf)
+        kept_CV &= left_CV >= left_CV.topk(head.top_k, 1).values[:, -1:]
+    probabilities_CV = logits_CV.masked_fill(~kept_CV, -torch.inf).softmax(1)
+    order_CV = probabilities_CV.argsort(1, descending=True)
+    above_CV = probabilities_CV.gather(1, order_CV).cumsum(1) - probabilities_CV.gather(1, order_CV)
+    return kept_CV & (above_CV < head.top_p).scatter(1, order_CV, above_CV < head.top_p)
+
+
 def _dense(
     hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, bias_V: Tensor | None, head: Head
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +64,9 @@ def _dense(
     logits_CV = logits_CV * head.scale
     if head.soft_cap is not None:
         logits_CV = head.soft_cap * torch.tanh(logits_CV / head.soft_cap)
-    logprobs_CV = (logits_CV / head.temperature).log_softmax(1)
+    logits_CV = logits_CV / head.temperature
+    kept_CV = _engine_keeps(logits_CV, head).scatter(1, targets_C[:, None], True)
+    logprobs_CV = logits_CV.masked_fill(~kept_CV, -1e9).log_softmax(1)
     return logprobs_CV.gather(1, targets_C[:, None])[:, 0], -(logprobs_CV.exp() * logprobs_CV).sum(1)
 
 
@@ -113,6 +131,52 @@ def test_extreme_logits_stay_finite(layout: str):
     assert hidden_CH.grad is not None and hidden_CH.grad.isfinite().all()
 
 
+FOUR = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+"""Logits of tokens with these probabilities."""
+
+
+def _of_four(head: Head, target: int) -> tuple[float, float]:
+    logprobs_C, entropies_C = selected_logprobs(FOUR, torch.eye(4), torch.tensor([target]), head=head, entropies=True)
+    assert entropies_C is not None
+    return math.exp(logprobs_C.item()), entropies_C.item()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        Head(top_k=2),
+        Head(top_p=0.6),  # 0.4 alone does not reach it
+        Head(min_p=0.7),  # 0.3 is 0.75 times 0.4
+        Head(min_p=0.3, top_k=3, top_p=0.7),  # of 4/9, 3/9 and 2/9 the first two reach 0.7
+    ],
+)
+def test_a_truncated_softmax_is_over_the_tokens_that_are_sampled(layout: str, head: Head):
+    probability, entropy = _of_four(head, 1)
+    assert probability == pytest.approx(3 / 7)
+    assert entropy == pytest.approx(-(4 / 7 * math.log(4 / 7) + 3 / 7 * math.log(3 / 7)))
+
+
+def test_a_sampled_token_below_the_floor_counts_as_kept(layout: str):
+    """The weights moved since: of 0.4 and 0.3 alone its probability would be 0, and its log-prob minus infinity."""
+    assert _of_four(Head(top_k=2), 3)[0] == pytest.approx(1 / 8)
+
+
+def test_a_dropped_token_has_no_gradient(layout: str):
+    logits_CV = FOUR.clone().requires_grad_()
+    logprobs_C, _ = selected_logprobs(logits_CV, torch.eye(4), torch.tensor([0]), head=Head(top_k=2))
+    logprobs_C.sum().backward()
+    assert_close(logits_CV.grad, torch.tensor([[3 / 7, -3 / 7, 0.0, 0.0]]))
+
+
+def test_tokens_as_likely_as_the_last_kept_one_are_all_kept(layout: str):
+    logprobs_C, _ = selected_logprobs(torch.zeros(1, 3), torch.zeros(11, 3), torch.tensor([5]), head=Head(top_k=2))
+    assert logprobs_C.item() == pytest.approx(-math.log(11))
+
+
+def test_more_than_all_tokens_truncate_nothing(layout: str):
+    assert _of_four(Head(top_k=9), 3)[0] == pytest.approx(0.1)
+
+
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A stand-in for cut-cross-entropy on CPU tensors that are taken for a GPU's; the options of each of its calls."""
@@ -151,12 +215,13 @@ def test_the_fused_kernel_is_taken_where_it_is_exact_and_asked_for_exact_gradien
         (Head(temperature=0.7), {}),
         (Head(scale=0.25), {}),
         (Head(soft_cap=2.0, temperature=0.5, scale=0.5), {}),
+        (Head(top_p=0.9), {}),
         (Head(), {"entropies": True}),
         (Head(), {"dtype": torch.float32}),
         (Head(), {"bias": True}),
         (Head(), {"num_positions": 0}),
     ],
-    ids=["temperature", "scale", "cap-and-temperature", "entropies", "float32", "bias", "no-positions"],
+    ids=["temperature", "scale", "cap-and-temperature", "truncated", "entropies", "float32", "bias", "no-positions"],
 )
 def test_the_fused_kernel_is_left_where_it_is_not(fused: list[Any], head: Head, options: dict[str, Any]):
     dtype, bias = options.get("dtype", torch.bfloat16), options.get("bias", False)

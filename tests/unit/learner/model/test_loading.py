@@ -45,7 +45,7 @@ def _built(config: RunConfig, ranks: Ranks) -> tuple[Networks, str]:
         config.model,
         learner=config.learner,
         value=config.algorithm.value,
-        temperature=config.sampling.temperature,
+        sampling=config.sampling,
         seed=config.seed,
         ranks=ranks,
         compute_dtype=torch.float32,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
 from learner.model.attention import PACKED
 from learner.model.packing import Layout, TokenRow, lay_out, plan
@@ -47,7 +47,9 @@ def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, arc
     monkeypatch.setattr(attention, "MAX_MASK_CELLS", 4096)
     model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
     causal_lm = load(model, dtype=torch.float64)
-    policy = prove(causal_lm, model=model, packing="auto", temperature=0.8, head_chunk_tokens=16)
+    policy = prove(
+        causal_lm, model=model, packing="auto", sampling=SamplingConfig(temperature=0.8), head_chunk_tokens=16
+    )
     assert policy.layout == "shared"
     rows = _rows(max_length=90)
     rows[3] = TokenRow(
@@ -66,7 +68,7 @@ def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, arc
 def test_a_sequence_does_not_see_its_neighbours(tmp_path: Path):
     model = ModelConfig(path=str(make_tiny_model(tmp_path)), dtype="float32")
     policy = prove(
-        load(model, dtype=torch.float32), model=model, packing="packed", temperature=1.0, head_chunk_tokens=16
+        load(model, dtype=torch.float32), model=model, packing="packed", sampling=SamplingConfig(), head_chunk_tokens=16
     )
     first, second = token_row([5, 6, 7], [8, 9]), token_row([50, 60, 70], [80, 90])
     alone = policy(lay_out([first], [0], layout="shared", width=2)).logprobs_C

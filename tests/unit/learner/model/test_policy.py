@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model.packing import lay_out
 from learner.model.policy import load, prove, token_row
 from tests.models import make_tiny_model
@@ -59,7 +59,9 @@ def test_log_probs_and_gradients_are_those_of_the_models_own_logits(name: str):
     torch.manual_seed(0)
     causal_lm = HEADS[name]().eval()
     model = ModelConfig(path="made here", dtype="float32")
-    policy = prove(causal_lm, model=model, packing="auto", temperature=0.8, head_chunk_tokens=16)
+    policy = prove(
+        causal_lm, model=model, packing="auto", sampling=SamplingConfig(temperature=0.8), head_chunk_tokens=16
+    )
     row = token_row([5, 6, 7], [8, 9, 10, 11])
     logprobs_C = policy(lay_out([row], [0], layout=policy.layout, width=4)).logprobs_C
     ids = torch.tensor([5, 6, 7, 8, 9, 10, 11])

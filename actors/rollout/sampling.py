@@ -1,0 +1,77 @@
+"""What a prompt is sampled with, and how vLLM is asked for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.sampling_config import STRUCTURES, SamplingConfig
+from cluster.contracts.types import Prompt, SamplingParams, sample_seed
+
+_FREE: dict[str, Any] = {"json_schema": None, "regex": None, "choice": (), "grammar": None}
+
+
+def own_sampling(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
+    """The run's sampling with the prompt's own values. A structure of the prompt stands in place of the run's, whatever its kind.
+
+    Raises DataError naming column and value.
+    """
+    columns = sampling.columns
+    own = {name: prompt.columns[column] for name, column in columns.items() if prompt.columns.get(column) is not None}
+    if not own:
+        return replace(sampling, columns={})
+    limit = own.get("max_tokens", 1)
+    if type(limit) is not int or not 1 <= limit <= sampling.max_tokens:
+        raise DataError(
+            f"prompt {prompt.prompt_id!r}: column {columns['max_tokens']!r} is {limit!r}; its max_tokens must be a whole number from 1 to "
+            f"sampling.max_tokens={sampling.max_tokens}"
+        )
+    forced = [name for name in STRUCTURES if name in own]
+    if len(forced) > 1:
+        raise DataError(
+            f"prompt {prompt.prompt_id!r} has {' and '.join(forced)}, and the engine takes one of them; leave the others empty"
+        )
+    return replace(sampling, **(_FREE if forced else {}) | own, columns={})
+
+
+def works_on_text(sampling: SamplingConfig | SamplingParams) -> bool:
+    """Whether the engine needs the tokenizer for it."""
+    is_forced = structure(sampling) is not None or any(name in sampling.columns for name in STRUCTURES)
+    return is_forced or bool(sampling.stop or sampling.bad_words)
+
+
+def structure(sampling: SamplingConfig | SamplingParams) -> dict[str, Any] | None:
+    """vLLM's StructuredOutputsParams; None leaves completions free."""
+    if sampling.json_schema is not None:
+        return {"json": sampling.json_schema}
+    if sampling.regex is not None:
+        return {"regex": sampling.regex}
+    if sampling.grammar is not None:
+        return {"grammar": sampling.grammar}
+    return {"choice": list(sampling.choice)} if sampling.choice else None
+
+
+def vllm_arguments(request: EngineRequest, *, stop_token_ids: Sequence[int]) -> Mapping[str, Any]:
+    """vLLM's SamplingParams for what is left of a request, but for its structure."""
+    sampling, num_kept = request.sampling, len(request.kept.token_ids) if request.kept else 0
+    return {
+        "max_tokens": sampling.max_tokens - num_kept,
+        "min_tokens": max(sampling.min_tokens - num_kept, 0),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": sampling.logit_bias or None,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": [] if sampling.ignore_eos else list(stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "bad_words": list(sampling.bad_words) or None,
+        # A resumed request must not draw again the random numbers that its kept tokens were drawn with.
+        "seed": sample_seed(request.seed, num_kept) if num_kept else request.seed,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+    }
