@@ -190,7 +190,9 @@ class Learner:
         gradient_norm = self.optimizer.gradient_norm()
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
-        stops_step = not begins_step and moved_too_far(statistics, stop_at_kl=self._config.learner.stop_at_kl)
+        # While the critic warms up, a policy that is far from π_old is not these updates' doing.
+        may_stop = self._trains_policy and not begins_step
+        stops_step = may_stop and moved_too_far(statistics, stop_at_kl=self._config.learner.stop_at_kl)
         # Where filters took everything there is no gradient, and weight decay alone is no update.
         if part.num_active_tokens > 0 and not stops_step:
             is_finite = self._guard.admits(

@@ -122,6 +122,15 @@ def test_the_value_clip_acts_from_the_second_update_on(model_path: Path):
     assert metrics["updates/value_clip_fraction/1"] == 0.0 and metrics["updates/value_clip_fraction/8"] > 0.0
 
 
+def test_a_critic_that_warms_up_makes_every_update(model_path: Path):
+    algorithm = {"advantage": "gae", "value": {"warmup_steps": 1}}
+    learner = _learner(model_path, algorithm=algorithm, epochs=3, stop_at_kl=1e-3)
+    # The rollouts are far from the policy.
+    metrics = [learner.update(*_groups(0)).metrics for _ in range(2)]
+    assert [report["learner/updates"] for report in metrics] == [3.0, 1.0]
+    assert [report["learner/stopped_at_kl"] for report in metrics] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("preset", ["gspo", "decoupled_ppo"])
 def test_presets_with_a_policy_that_begins_the_step_clip(model_path: Path, preset: str):
     from learner.algorithms.registry.presets import expand
