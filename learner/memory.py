@@ -6,16 +6,16 @@ An estimate, meant to be right within about a third: weights, gradients and mome
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.model.packing import tokens_per_pass
-from learner.model.policy import CRITIC_PATH, ModelKind, read_config
+from learner.model.policy import CRITIC_PATH, read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,12 @@ def check_rank(
     check_fits(estimated, free_bytes=free_bytes(device), model=model)
 
 
-def count_parameters(
-    config: PretrainedConfig, *, trust_remote_code: bool, kind: ModelKind = AutoModelForCausalLM
-) -> int:
-    """By building the model without memory."""
+def _without_memory(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The causal model of a configuration, to count its parameters."""
     with torch.device("meta"):
-        model = cast(PreTrainedModel, kind.from_config(config, trust_remote_code=trust_remote_code))
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     model.tie_weights()
-    return sum(p.numel() for p in model.parameters())
+    return model
 
 
 def estimate(
@@ -83,11 +81,11 @@ def estimate(
     `critic` is what a critic's own backbone starts from.
     """
     text = config.get_text_config()
-    num_parameters = count_parameters(config, trust_remote_code=model.trust_remote_code)
+    num_parameters = _count(_without_memory(config, trust_remote_code=model.trust_remote_code))
     num_trained, values_per_token = num_parameters, _values_per_token(text, learner=learner)
     if critic is not None:
         own = read_config(critic, field=CRITIC_PATH)
-        num_trained += count_parameters(own, trust_remote_code=critic.trust_remote_code, kind=AutoModel)
+        num_trained += _count(_without_memory(own, trust_remote_code=critic.trust_remote_code).base_model)
         values_per_token += _values_per_token(own.get_text_config(), learner=learner)
     per_rank = num_trained // learner.num_ranks
     item = 2 if model.dtype == "bfloat16" else 4
@@ -153,6 +151,10 @@ def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> floa
     if learner.activation_checkpointing:
         return text.num_hidden_layers * hidden + layer
     return text.num_hidden_layers * layer
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _lines(path: str) -> list[str]:

@@ -49,10 +49,11 @@ def dapo(head, tmp_path_factory) -> Trained:
 
 @pytest.fixture(scope="module")
 def ppo(head, tmp_path_factory) -> Trained:
-    """As a driver that connects."""
+    """As a driver that connects, with eight updates a step, the critic alone in the first."""
     run_dir = tmp_path_factory.mktemp("driver") / "ppo"
-    algorithm = ("algorithm={preset: ppo}", "algorithm.value.learning_rate=1e-3")
-    overrides = (f"run_dir={run_dir}", *algorithm, *SETTINGS)
+    algorithm = ("algorithm={preset: ppo}", "algorithm.value.learning_rate=1e-3", "algorithm.value.warmup_steps=1")
+    updates = ("learner.epochs=2", "learner.mini_batches=4", "optimizer.learning_rate=2e-4")
+    overrides = (f"run_dir={run_dir}", *algorithm, *updates, *SETTINGS)
     result = treadwheel("train", QUICKSTART, *overrides, "--address", head.address, env=head.env)
     assert result.returncode == 0, result.stdout + result.stderr
     return Trained(run_dir=run_dir, output=result.stdout)
@@ -83,8 +84,14 @@ def test_dapo_trains_on_groups_that_differ_alone(dapo):
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_ppo_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
+def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
     assert ppo.gain() >= 0.08
+    warming, *later = ppo.steps
+    assert {step["learner/updates"] for step in ppo.steps} == {8.0}
+    # The policy that sampled is still the one that learns: its ratios are the engine's rounding.
+    assert warming["learner/clip_fraction"] == 0.0 and warming["learner/learning_rate"] == 0.0
+    assert all(step["learner/clip_fraction"] > 0.0 and step["updates/clip_fraction/8"] > 0.0 for step in later)
+    assert max(step["learner/value_clip_fraction"] for step in ppo.steps) > 0.0
     # Values begin at 0 and come to where returns are.
     biases = [abs(step["learner/value_error_mean"]) for step in ppo.steps]
     assert min(biases) < biases[0] / 4
