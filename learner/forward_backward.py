@@ -20,7 +20,7 @@ from learner.assemble import Batch
 from learner.distributed import Ranks, reduce_once
 from learner.model.critic import Networks
 from learner.model.lora import without_adapters
-from learner.model.packing import MicroBatch, lay_out, plan, tokens_per_pass
+from learner.model.packing import MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
 from learner.progress import Phases
 
 
@@ -50,15 +50,17 @@ class Passes:
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
         """These rows of the batch, laid out."""
         chosen = [batch.rows[row] for row in rows]
+        return MiniBatch(rows=rows, micro_batches=self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1]))
+
+    def _laid_out(self, rows: Sequence[TokenRow], *, width: int) -> list[MicroBatch]:
+        """This rank's share of the rows; every rank has equally many micro-batches."""
         layout = self._networks.policy.layout
         max_tokens = tokens_per_pass(self._config.max_tokens_per_micro_batch, device=self._ranks.device)
-        rows_of_ranks = plan(chosen, max_tokens=max_tokens, layout=layout, num_ranks=self._ranks.size)
-        width = batch.tensors.loss_mask_NT.shape[1]
-        micro_batches = [
-            lay_out(chosen, places, layout=layout, width=width, device=self._ranks.device)
+        rows_of_ranks = plan(rows, max_tokens=max_tokens, layout=layout, num_ranks=self._ranks.size)
+        return [
+            lay_out(rows, places, layout=layout, width=width, device=self._ranks.device)
             for places in rows_of_ranks[self._ranks.rank]
         ]
-        return MiniBatch(rows=rows, micro_batches=micro_batches)
 
     @torch.no_grad()
     def with_first_look(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> BatchTensors:
@@ -136,9 +138,26 @@ class Passes:
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
             self._phases.move()
+        return torch.stack(losses), self._of_all_ranks(statistics)
+
+    def imitate(self, rows: Sequence[TokenRow]) -> Statistics:
+        """Adds the gradient of the demonstrations' loss to that of the trajectories; the statistics of all ranks."""
+        statistics: list[Statistics] = []
+        num_tokens = sum(int(row.loss_mask.sum()) for row in rows)
+        micro_batches = self._laid_out(rows, width=max(len(row.completion) for row in rows))
+        for index in reduce_once(self._networks, len(micro_batches)):
+            outputs, values_C = self._networks(micro_batches[index])
+            result = self._objective.imitation_loss(outputs.logprobs_C, num_tokens=num_tokens)
+            # A critic takes part in the pass, and so in its backward: FSDP waits for all of a pass.
+            (result.loss * self._ranks.size + (0 if values_C is None else 0 * values_C.sum())).backward()
+            statistics.append(result.statistics)
+            self._phases.move()
+        return self._of_all_ranks(statistics)
+
+    def _of_all_ranks(self, statistics: Sequence[Statistics]) -> Statistics:
         merged = Statistics.merge(statistics)
         parts = self._ranks.stack(merged.to_tensor().to(self._ranks.device))
-        return torch.stack(losses), Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
+        return Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
 
 
 def _passes_over(mini_batches: Sequence[MiniBatch]) -> Iterator[tuple[list[int], MicroBatch]]:

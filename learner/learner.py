@@ -21,6 +21,7 @@ import torch
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
+from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Progress, StepStats
 from cluster.weights.manifest import Canary, WeightManifest, packing
 from cluster.weights.model_files import fingerprint
@@ -37,7 +38,8 @@ from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.critic import critic_config, rescale_head
 from learner.model.lora import adapter_of
-from learner.model.policy import output_layer
+from learner.model.packing import TokenRow
+from learner.model.policy import output_layer, token_row
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
 from learner.publishing import exported, exported_adapter, probe_logprobs, spread_token_ids
@@ -55,13 +57,16 @@ class Learner:
         rendezvous: str = "",
         run_dir: str = "",
         probe_token_ids: Sequence[int] = (),
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
 
         `rendezvous` is host:port, where several ranks meet; `run_dir` a local folder for what went wrong, empty for none;
-        `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary.
+        `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary; `demonstrations` what
+        `algorithm.sft` imitates.
         """
-        self._config, self._rank = config, rank
+        assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
+        self._config, self._rank, self._demonstrations = config, rank, demonstrations
         self._phases = Phases("loading")
         self.version = 0
         """Policy version: completed optimizer steps."""
@@ -187,6 +192,9 @@ class Learner:
         part = self.objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self.optimizer.zero()
         losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=self._trains_policy)
+        demonstrated = self._demonstrated(len(before))
+        if demonstrated:
+            statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
         gradient_norm = self.optimizer.gradient_norm()
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
@@ -194,7 +202,7 @@ class Learner:
         may_stop = self._trains_policy and not begins_step
         stops_step = may_stop and moved_too_far(statistics, stop_at_kl=self._config.learner.stop_at_kl)
         # Where filters took everything there is no gradient, and weight decay alone is no update.
-        if part.num_active_tokens > 0 and not stops_step:
+        if (part.num_active_tokens > 0 or demonstrated) and not stops_step:
             is_finite = self._guard.admits(
                 batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(self.version, len(before) + 1)
             )
@@ -210,6 +218,16 @@ class Learner:
             num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
             num_passes=len(mini_batch.micro_batches),
         )
+
+    def _demonstrated(self, place: int) -> list[TokenRow]:
+        """What the update in this place of the step imitates."""
+        if self._demonstrations is None or not self._trains_policy:
+            return []
+        updates_per_step = self._config.learner.epochs * self._config.learner.mini_batches
+        return [
+            token_row(prompt, completion)
+            for prompt, completion in self._demonstrations.of_update(self.version * updates_per_step + place)
+        ]
 
     def _report(self, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
         """The statistics of the step, which the objective observes."""

@@ -170,6 +170,18 @@ class StreamingConfig(Section, mark=Mark.MATHEMATICS):
     share one."""
 
 
+class SftConfig(Section, mark=Mark.MATHEMATICS):
+    """Demonstrations beside the trajectories: each update's loss gets coefficient · the mean of −log π over their tokens."""
+
+    prompts: Plugin
+    """A prompt source, as `prompts`; a column of it holds the completion."""
+    column: str = "completion"
+    """The prompt's column with the demonstrated completion, to which the end of the turn is added."""
+    coefficient: PositiveFloat = 1.0
+    batch_size: PositiveInt = 16
+    """Demonstrations in one optimizer update: others in each, in an order of every epoch that the run's seed decides."""
+
+
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The resolved mathematics of a run; the passport writes it down."""
 
@@ -202,5 +214,7 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The log-probs of π_old: the rollout's own; the learner's at the start of the step; or log μ + (1 − 1/lag)(log π − log μ) by
     version lag. `recompute` costs a forward pass where a step makes several updates, or where a part needs it before the first; under
     one update the present policy is the one that begins the step, and the ratio is 1."""
+    sft: SftConfig | None = None
+    """None learns from trajectories alone."""
     value: ValueConfig | None = None
     """None trains no critic."""

@@ -375,7 +375,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _require_a_teacher_that_is_not_the_student(self) -> "RunConfig":
-        if self.algorithm.advantage.name == "none" and not (self.reference.path or self.reference.by_source):
+        has_teacher = self.reference.path or self.reference.by_source or self.algorithm.sft
+        if self.algorithm.advantage.name == "none" and not has_teacher:
             raise ValueError(
                 "algorithm.advantage='none' learns from the reference, which is the model that the run starts from: name a teacher "
                 "in reference.path, or use an advantage of the reward such as 'grpo'"

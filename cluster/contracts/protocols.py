@@ -83,6 +83,14 @@ class Engine(Protocol):
         ...
 
 
+class Demonstrations(Protocol):
+    """Completions to imitate; deploy/ supplies the learner with some from actors/."""
+
+    def of_update(self, number: int) -> list[tuple[list[int], list[int]]]:
+        """Prompt and completion token ids of the run's update `number`, from 0: the same on every rank, and after a resume."""
+        ...
+
+
 class LogprobModel(Protocol):
     """A frozen model that scores tokens; the reference scorer hosts one, deploy/ supplies it from learner/."""
 

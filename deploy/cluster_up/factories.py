@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.protocols import Demonstrations
 
 
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
@@ -55,7 +56,22 @@ def learner_rank(
 ) -> Any:
     from learner.learner import Learner
 
-    return Learner(config, rank=rank, rendezvous=rendezvous, run_dir=run_dir, probe_token_ids=probe_token_ids)
+    return Learner(
+        config,
+        rank=rank,
+        rendezvous=rendezvous,
+        run_dir=run_dir,
+        probe_token_ids=probe_token_ids,
+        demonstrations=demonstrations(config),
+    )
+
+
+def demonstrations(config: RunConfig) -> Demonstrations | None:
+    """None without `algorithm.sft`."""
+    from actors.chat.demonstrations import SourceDemonstrations
+
+    sft = config.algorithm.sft
+    return None if sft is None else SourceDemonstrations(sft, model=config.model, seed=config.seed)
 
 
 def recorder(*, run_dir: str, keep_steps: int | None, keep_checkpoints: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import PROMPTS, REWARDS, Home, Plugin, find, parameters
 
-_HOMES = {"reward.judge": REWARDS, "prompts": PROMPTS}
+_HOMES = {"reward.judge": REWARDS, "prompts": PROMPTS, "algorithm.sft.prompts": PROMPTS}
 """By the setting that names a variant, for those outside the algorithm section that a resumed run may not change."""
 
 

@@ -41,6 +41,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     if formatter is not None:
         has_room = problems.attempt(model.check_room, config, formatter) is not None
         problems.attempt(model.check_adapters, config)
+        problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
 
     source = problems.attempt(prompt_source, config.prompts, field="prompts")
@@ -93,6 +94,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     problems.attempt(model.check_reference, config)
     if problems.attempt(model.load_formatter, config) is not None:
         problems.attempt(model.check_adapters, config)
+        problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
     problems.raise_all()
 

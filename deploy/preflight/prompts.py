@@ -67,6 +67,17 @@ def check_columns(source: PromptSource, columns: Mapping[str, str], config: RunC
             raise ConfigError(f"{field}: {error}") from error
 
 
+def check_demonstrations(config: RunConfig) -> None:
+    """Raises ConfigError for demonstrations of which those of the first update cannot be learned from."""
+    from deploy.cluster_up.factories import demonstrations
+
+    try:
+        if found := demonstrations(config):
+            found.of_update(0)
+    except DataError as error:
+        raise ConfigError(f"algorithm.sft: {error}") from error
+
+
 def _scan(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, *, field: str, most: int) -> int:
     """Number of prompts looked at, of the first `most`."""
     deadline = time.monotonic() + _SCAN_S

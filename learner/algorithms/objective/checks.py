@@ -82,10 +82,10 @@ def _require_another_teacher(config: AlgorithmConfig) -> None:
         raise ConfigError(
             f"{field} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
         )
-    if penalty is None and config.kl.loss is None:
+    if penalty is None and config.kl.loss is None and config.sft is None:
         raise ConfigError(
             "advantage='none' and nothing else to learn from; add a teacher (kl.reward: {coefficient: 1, credit: token}, with "
-            "reference.path), or use an advantage of the reward such as 'grpo'"
+            "reference.path), demonstrations (sft), or use an advantage of the reward such as 'grpo'"
         )
 
 

@@ -198,6 +198,21 @@ class Objective:
         )  # fmt: skip
         return LossResult(loss=total, statistics=recorder.statistics())
 
+    def imitation_loss(self, demonstrated_logprobs_C: Tensor, *, num_tokens: int) -> LossResult:
+        """Of some of an update's demonstrations, by log π of their tokens, at the run's temperature as all log-probs are.
+
+        Formula: −coefficient · Σ log π / num_tokens, with the tokens of all the update's demonstrations
+        Source: an auxiliary SFT loss, as PTX of InstructGPT (arXiv:2203.02155) and the demonstrations of DAPG (arXiv:1709.10087)
+        """
+        sft = self.config.sft
+        assert sft is not None, "only algorithm.sft has demonstrations"
+        loss = -sft.coefficient * at_least_float32(demonstrated_logprobs_C).sum() / num_tokens
+        recorder = Recorder(demonstrated_logprobs_C.device)
+        recorder.record("demonstration_logprob", demonstrated_logprobs_C)
+        recorder.total("sft_loss", loss)
+        recorder.total("loss", loss)
+        return LossResult(loss=loss, statistics=recorder.statistics())
+
     @property
     def kl_coefficients(self) -> dict[str, float]:
         """β in force of each term of `kl` that the run has; moves only with the term's `adaptive`."""

@@ -30,6 +30,7 @@ def formula(parts: Parts) -> dict[str, Any]:
         "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]},
         "kl": _kl(parts),
         "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
+        "sft": config.sft and config.sft.model_dump(mode="json"),
         "value": None,
         "statistics": {"std_ddof": 0, "clip_fraction": "tokens whose loss a bound changed"},
     }
@@ -64,6 +65,8 @@ def _text(passport: dict[str, Any], has_critic: bool) -> str:
     line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"
     if has_critic:
         line += f" + {passport['value']['coefficient']}·{passport['value']['aggregation']['name']}[{passport['value']['loss']['name']}]"
+    if passport["sft"]:
+        line += f" − {passport['sft']['coefficient']}·token_mean[log π(demonstrations)]"
     if in_reward:
         before = {"trajectory": "r_t − ", "to_go": "A_t − Σ_{s≥t} ", "token": "A_t − "}[in_reward["credit"]]
         line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}(π_old, π_ref)"

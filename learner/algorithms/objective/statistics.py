@@ -18,6 +18,11 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "kl_rollout_loss": (("per_update",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
     "entropy_loss": (("per_update",), "Minus coefficient times entropy, aggregated."),
     "value_loss": (("per_update",), "Coefficient times value loss, aggregated."),
+    "sft_loss": (
+        ("per_update",),
+        "`algorithm.sft`: minus coefficient times the mean log π of the demonstrations' tokens.",
+    ),
+    "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),
         "Share of tokens whose loss a bound changed; not those out of range that PPO's minimum leaves alone.",
