@@ -102,7 +102,7 @@ def _kl() -> str:
     )
     home = Home(
         package=kl.__name__,
-        offers=frozenset({"policy_logprobs_BT", "proximal_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
+        offers=frozenset({"policy_logprobs_BT", "rollout_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
     )
     entries = [_entry(name, function, home=home) for name, function in kl.ESTIMATORS.items()]
     return "\n\n".join(["## KL estimators", note, *entries])
