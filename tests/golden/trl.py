@@ -153,9 +153,11 @@ def _refuse_cancellation(v: Variant, step: Step) -> None:
     """TRL multiplies a tiny ratio by a huge k3; the gradient is what is left of their difference."""
     if step.reference_BT is None or _kl_estimator(v) == "k3" or step.policy_BT.dtype == torch.float64:
         return
-    gap_BT = log_ratio(step.reference_BT, denominator_BT=step.policy_BT, loss_mask_BT=step.mask)
+    gap_BT = masks.log_ratio(step.reference_BT, denominator_BT=step.policy_BT, loss_mask_BT=step.mask)
     if gap_BT.abs().max() > 15:
-        raise Unsupported("the corrected KL cancels in TRL's float32: at a log-ratio of 19 its gradient is -4.0, the true one -6.99")
+        raise Unsupported(
+            "the corrected KL cancels in TRL's float32: at a log-ratio of 19 its gradient is -4.0, the true one -6.99"
+        )
 
 
 def _kl_estimator(v: Variant) -> str:

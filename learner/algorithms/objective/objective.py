@@ -3,6 +3,8 @@
 Everything that needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`. A micro-batch's loss is
 then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. A step of several updates takes a
 mini-batch out for each: advantages and filters stay those of the step, the aggregation's weights are the mini-batch's own.
+Numbers per token are float64: no ratio of log-probs down to -700 overflows or underflows, and a gradient that float32 cannot hold
+is inf or 0, never NaN.
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
