@@ -150,6 +150,7 @@ class Rows:
             completion_lengths_N=torch.full((num,), width),
             trajectory_ids=[f"t{i}" for i in range(num)],
             group_ids=[f"g{i}" for i in range(num)],
+            prompt_ids=[f"p{i}" for i in range(num)],
             current_version=0,
             reference_logprobs_NT=self.reference,
             proximal_logprobs_NT=self.old,
