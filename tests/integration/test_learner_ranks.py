@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.integration.ranks import Ranks
-from tests.models import make_tiny_model, make_tokenizer
+from tests.models import make_tiny_model, make_tiny_reward_model, make_tokenizer
 
 NUM_STEPS = 5
 
@@ -100,6 +100,8 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
+    if "value" in options.get("algorithm", {}):
+        options["algorithm"]["value"]["path"] = str(make_tiny_reward_model(tmp_path / "critic", hidden_size=32))
     one = learned(ranks, tmp_path / "one", model, num_ranks=1, **options)
     two = learned(ranks, tmp_path / "two", model, num_ranks=2, **options)
     is_half = options.get("dtype") == "bfloat16"
