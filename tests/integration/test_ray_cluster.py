@@ -85,7 +85,7 @@ def test_dapo_trains_on_groups_that_differ_alone(dapo):
 @pytest.mark.engine
 @pytest.mark.slow
 def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
-    assert ppo.gain() >= 0.08
+    assert ppo.gain() >= 0.15
     warming, *later = ppo.steps
     assert {step["learner/updates"] for step in ppo.steps} == {8.0}
     # The policy that sampled is still the one that learns: its ratios are the engine's rounding.
@@ -95,7 +95,8 @@ def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns
     # Values begin at 0 and come to where returns are.
     biases = [abs(step["learner/value_error_mean"]) for step in ppo.steps]
     assert min(biases) < biases[0] / 4
-    assert ppo.steps[-1]["learner/value_max"] > ppo.steps[-1]["learner/value_min"] > 0
+    assert ppo.steps[-1]["learner/value_mean"] > 0.2
+    assert ppo.steps[-1]["learner/value_max"] > ppo.steps[-1]["learner/value_min"]
 
 
 @pytest.mark.engine
