@@ -94,6 +94,15 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
     if parts.config.advantage.name == "none":
         return
     named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
+    if trajectories_per_group == 1:
+        for chosen in parts.filters:
+            if chosen.asks == ("rewards_G",) and not any(
+                chosen.call(reward[None]) for reward in torch.linspace(-1, 1, 21)
+            ):
+                raise ConfigError(
+                    f"{chosen.field}={chosen.plugin.name!r} with buffer.trajectories_per_group=1 drops every group: one reward does not "
+                    "differ from itself; leave the filter out, or use 2 or more"
+                )
     if streaming := parts.config.streaming:
         if streaming.group_size <= trajectories_per_group:
             raise ConfigError(

@@ -10,6 +10,7 @@ from actors.reward_service.service import RewardService
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.schema import summarize, validate
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -195,3 +196,11 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+async def test_the_chosen_rows_of_a_judged_batch_are_a_batch_themselves():
+    async with service(SYNC) as rewards:
+        scored = await rewards.score(batch_of(["good", "raise", "parts"]))
+        taken = rewards.take(scored, [0, 2])
+    assert validate(taken)["reward"].to_pylist() == [1.0, 0.5]
+    assert summarize(taken).num_failed_rewards == 0
