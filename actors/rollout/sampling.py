@@ -6,9 +6,10 @@ from typing import Any
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import EngineRequest
-from cluster.contracts.sampling_config import STRUCTURES, SamplingConfig
+from cluster.contracts.sampling_config import PENALTIES, STRUCTURES, SamplingConfig
 from cluster.contracts.types import Prompt, SamplingParams, sample_seed
 
+_AS_IT_IS = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", *PENALTIES)
 _FREE: dict[str, Any] = {"json_schema": None, "regex": None, "choice": (), "grammar": None}
 
 
@@ -43,32 +44,21 @@ def works_on_text(sampling: SamplingConfig | SamplingParams) -> bool:
 
 def structure(sampling: SamplingConfig | SamplingParams) -> dict[str, Any] | None:
     """vLLM's StructuredOutputsParams; None leaves completions free."""
-    if sampling.json_schema is not None:
-        return {"json": sampling.json_schema}
-    if sampling.regex is not None:
-        return {"regex": sampling.regex}
-    if sampling.grammar is not None:
-        return {"grammar": sampling.grammar}
-    return {"choice": list(sampling.choice)} if sampling.choice else None
+    choice = list(sampling.choice) or None
+    wanted = {"json": sampling.json_schema, "regex": sampling.regex, "choice": choice, "grammar": sampling.grammar}
+    return {kind: value for kind, value in wanted.items() if value is not None} or None
 
 
 def vllm_arguments(request: EngineRequest, *, stop_token_ids: Sequence[int]) -> Mapping[str, Any]:
     """vLLM's SamplingParams for what is left of a request, but for its structure."""
     sampling, num_kept = request.sampling, len(request.kept.token_ids) if request.kept else 0
     return {
+        **{name: getattr(sampling, name) for name in _AS_IT_IS},
         "max_tokens": sampling.max_tokens - num_kept,
         "min_tokens": max(sampling.min_tokens - num_kept, 0),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
         "logit_bias": sampling.logit_bias or None,
         "stop": list(sampling.stop) or None,
         "stop_token_ids": [] if sampling.ignore_eos else list(stop_token_ids),
-        "ignore_eos": sampling.ignore_eos,
         "bad_words": list(sampling.bad_words) or None,
         # A resumed request must not draw again the random numbers that its kept tokens were drawn with.
         "seed": sample_seed(request.seed, num_kept) if num_kept else request.seed,

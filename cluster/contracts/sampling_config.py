@@ -12,15 +12,8 @@ OwnSetting = Literal["max_tokens", "json_schema", "regex", "choice", "grammar"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
 """Settings that force what a completion is."""
-_BIASED = (
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "bad_words",
-    *STRUCTURES,
-)
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_BIASED = ("min_tokens", *PENALTIES, "logit_bias", "bad_words", *STRUCTURES)
 """Settings that shape what the engine draws from, and that the learner does not compute."""
 
 

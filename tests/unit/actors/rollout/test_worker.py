@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import gc
 import threading
 import weakref
@@ -69,6 +70,15 @@ def make_worker():
 
 async def collect(batches: AsyncIterator):
     return [batch async for batch in batches]
+
+
+async def test_a_prompt_whose_column_cannot_be_its_sampling_costs_its_own_group(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(4))
+    limited = dataclasses.replace(ticket(1), sampling=SamplingParams(max_tokens=3, columns={"max_tokens": "answer"}))
+    refused, batch = await collect(worker.generate([limited, ticket(2)]))
+    assert refused.reason.startswith("prompt 'p1': column 'answer' is '2'; its max_tokens must be a whole number")
+    assert batch["group_id"][0].as_py() == "00000002"
 
 
 async def test_a_ticket_becomes_a_batch(make_worker):
