@@ -9,7 +9,7 @@ from learner.algorithms.advantages.returns import gae
 from learner.algorithms.kl import k1
 from learner.algorithms.losses.values import value_clip
 from learner.algorithms.objective.token_rewards import place_rewards
-from tests.golden import logprobs, peer_parts, sequences
+from tests.golden import logprobs, peer_parts, sequences, updates
 from tests.golden.cases import Variant
 from tests.golden.through_objective import Step, aggregated
 
@@ -144,4 +144,5 @@ ADAPTERS = {
     "logits_to_logprobs": logits_to_logprobs,
     "get_batch_log_probs": batch_log_probs,
     "truncate_sequence_for_logprobs": truncate_for_logprobs,
+    "PPOFullFinetuneRecipeSingleDevice.train": updates.torchtune,
 }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner.algorithms import kl, masks
 from learner.algorithms.losses import values
-from tests.golden import peer_parts, verl_advantages, verl_policy, verl_rollout
+from tests.golden import peer_parts, updates, verl_advantages, verl_policy, verl_rollout
 from tests.golden.cases import Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.through_objective import aggregated
@@ -92,4 +92,5 @@ ADAPTERS = {
     "compute_rollout_correction_and_rejection_mask": verl_rollout.rollout_correction,
     "compute_rollout_rejection_mask": verl_rollout.rejection,
     "compute_offpolicy_metrics": verl_rollout.off_policy_metrics,
+    "TrainingWorker.train_mini_batch": updates.verl,
 }

@@ -64,13 +64,14 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
 
 
 def undisturbed_run(factory: pytest.TempPathFactory) -> tuple[Path, "Run"]:
-    """(run file, a run of it that nobody hurt): one for all tests that compare with it."""
+    """(run file, a run of it that nobody hurt): one for all tests that compare with it. Its steps make four updates."""
     return _undisturbed(factory.getbasetemp() / "undisturbed")
 
 
 @functools.cache
 def _undisturbed(folder: Path) -> tuple[Path, "Run"]:
-    file = write_run(folder, make_tiny_model(folder / "model"))
+    several = {"learner__epochs": 2, "learner__mini_batches": 2, "algorithm__proximal": "recompute"}
+    file = write_run(folder, make_tiny_model(folder / "model"), **several)
     return file, Run(folder / "run").to_end(file)
 
 

@@ -27,6 +27,7 @@ def troubled(tmp_path_factory) -> Run:
         num_steps=30,
         deterministic=False,
         reward={"judge": "tests.integration.judges:never_for_some", "timeout_s": 0.5},
+        learner={"num_threads": 1, "mini_batches": 4, "split_by": "trajectories"},
         buffer={
             "groups_per_step": GROUPS,
             "trajectories_per_group": 4,

@@ -95,8 +95,15 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
             }
         },
         {"lora": {"rank": 4}, "algorithm": {"kl": {"loss": {"coefficient": 0.1}}}},
+        # The last step has one trajectory, so one update an epoch.
+        {
+            "epochs": 2,
+            "mini_batches": 3,
+            "split_by": "trajectories",
+            "algorithm": {"advantage": "gae", "value": {"loss": {"name": "value_clip"}}, "proximal": "recompute"},
+        },
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "lora"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "lora", "several-updates"],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
