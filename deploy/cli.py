@@ -7,12 +7,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError, TreadwheelError
+
+if TYPE_CHECKING:
+    from deploy.reports.summary import Summary
 
 app = typer.Typer(
     help="Reinforcement-learning post-training of language models on Ray, from a laptop CPU to many GPUs.",
@@ -42,25 +45,20 @@ def main() -> None:
 def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Train, from wherever the run directory stands."""
     with _reporting(debug=debug):
-        from cluster.record.run_directory import RunDirectory
         from deploy import preflight
         from deploy.config import loading as configuration
-        from deploy.reports import curves, run_info
 
         config = configuration.load(run, overrides or [])
         preflight.check(config, address=address)
         from deploy import launch
 
-        summary = launch.train(config, address=address)
-        directory = RunDirectory(config.run_dir)
-        curves.draw(directory)
-        run_info.print_summary(directory, summary)
+        _show(config.run_dir, launch.train(config, address=address))
 
 
 @app.command()
 def learn(
     recorded: Annotated[
-        str, typer.Argument(metavar="RUN_OR_ARROW", help="A run directory, a folder of .arrow files, or one file.")
+        str, typer.Argument(metavar="RUN_OR_ARROW", help="Run directory, .arrow file, or a folder of them.")
     ],
     run: RunFile,
     overrides: Overrides = None,
@@ -69,41 +67,33 @@ def learn(
 ) -> None:
     """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
     with _reporting(debug=debug):
-        from cluster.record.run_directory import RunDirectory
         from deploy import preflight
         from deploy.config import loading as configuration
-        from deploy.reports import curves, run_info
 
         config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
         preflight.check_learning(config, address=address)
         from deploy import learning
 
-        summary = learning.learn(config, address=address)
-        directory = RunDirectory(config.run_dir)
-        curves.draw(directory)
-        run_info.print_summary(directory, summary)
+        _show(config.run_dir, learning.learn(config, address=address))
 
 
 @app.command(name="import")
 def import_rows(
     rows: Annotated[
-        str,
-        typer.Argument(
-            metavar="ROWS", help="A prompt file whose rows also have completion and reward, and group if you like."
-        ),
+        str, typer.Argument(metavar="ROWS", help="A prompt file with columns completion, reward and maybe group.")
     ],
     out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="Where the trajectories go.")],
-    model: Annotated[
-        str, typer.Option(help="Whose tokenizer and chat template: a Hugging Face folder, or a hub name.")
-    ],
+    run: RunFile,
+    overrides: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Make trajectories, for `learn`, of prompts with completions and rewards (.jsonl, .json, .parquet, .arrow)."""
+    """Make trajectories for `learn` of prompts with completions and rewards, by the tokenizer and template of the run's model."""
     with _reporting(debug=debug):
-        from cluster.contracts.config import ModelConfig
         from deploy import recorded
+        from deploy.config import loading as configuration
 
-        num_groups, num_rows = recorded.import_rows(rows, out, model=ModelConfig(path=model))
+        config = configuration.load(run, overrides or [])
+        num_groups, num_rows = recorded.import_rows(rows, out, model=config.model)
         typer.echo(f"{num_rows} trajectories in {num_groups} groups: {out}")
 
 
@@ -242,6 +232,15 @@ def passport_diff(
             typer.echo(f"  {name}: {differences[name][0]!r} | {differences[name][1]!r}")
         if mathematical:
             raise typer.Exit(1)
+
+
+def _show(run_dir: str, summary: "Summary") -> None:
+    from cluster.record.run_directory import RunDirectory
+    from deploy.reports import curves, run_info
+
+    directory = RunDirectory(run_dir)
+    curves.draw(directory)
+    run_info.print_summary(directory, summary)
 
 
 @contextlib.contextmanager

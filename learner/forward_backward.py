@@ -145,8 +145,11 @@ class Passes:
         statistics: list[Statistics] = []
         num_tokens = sum(int(row.loss_mask.sum()) for row in rows)
         micro_batches = self._laid_out(rows, width=max(len(row.completion) for row in rows))
+        policy = self._networks.policy
         for index in reduce_once(self._networks, len(micro_batches)):
-            outputs, values_C = self._networks(micro_batches[index])
+            # Under truncated sampling a demonstrated token may be one that is never sampled.
+            with policy.full_softmax(temperature=policy.head.temperature):
+                outputs, values_C = self._networks(micro_batches[index])
             result = self._objective.imitation_loss(outputs.logprobs_C, num_tokens=num_tokens)
             # A critic takes part in the pass, and so in its backward: FSDP waits for all of a pass.
             (result.loss * self._ranks.size + (0 if values_C is None else 0 * values_C.sum())).backward()

@@ -93,10 +93,17 @@ def main() -> None:
 
 def _learner(task: dict[str, Any]) -> Any:
     from cluster.contracts.config import RunConfig
+    from deploy.cluster_up.factories import demonstrations
     from learner.learner import Learner
 
     config = RunConfig.model_validate(task["config"])
-    return Learner(config, rank=task["rank"], rendezvous=task["rendezvous"], run_dir=task.get("run_dir", ""))
+    return Learner(
+        config,
+        rank=task["rank"],
+        rendezvous=task["rendezvous"],
+        run_dir=task.get("run_dir", ""),
+        demonstrations=demonstrations(config),
+    )
 
 
 def _learn(task: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def data(tmp_path_factory) -> Path:
             for completion, reward in ((str(2 * a + 7), 1.0), (str(a), 0.0)):
                 row = {"messages": [{"role": "user", "content": question}], "completion": completion, "reward": reward}
                 file.write(json.dumps(row) + "\n")
-    done = treadwheel("import", folder / "rows.jsonl", folder / "data.arrow", "--model", "deploy/quickstart/model")
+    done = treadwheel("import", folder / "rows.jsonl", folder / "data.arrow", QUICKSTART)
     assert done.returncode == 0 and "80 trajectories in 40 groups" in done.stdout, done.stderr
     return folder / "data.arrow"
 

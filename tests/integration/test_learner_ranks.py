@@ -102,13 +102,20 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
             "split_by": "trajectories",
             "algorithm": {"advantage": "gae", "value": {"loss": {"name": "value_clip"}}, "proximal": "recompute"},
         },
+        # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
+        {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "lora", "several-updates"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "lora", "several-updates", "sft"],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
     if "value" in options.get("algorithm", {}):
         options["algorithm"]["value"]["path"] = str(make_tiny_reward_model(tmp_path / "critic", hidden_size=32))
+    if sft := options.get("algorithm", {}).get("sft"):
+        (tmp_path / "rows.jsonl").write_text(
+            '{"prompt": "2+2", "completion": "4"}\n{"prompt": "a", "completion": "bcd"}\n'
+        )
+        sft["prompts"] = {"name": "file", "path": str(tmp_path / "rows.jsonl")}
     one = learned(ranks, tmp_path / "one", model, num_ranks=1, **options)
     two = learned(ranks, tmp_path / "two", model, num_ranks=2, **options)
     is_half = options.get("dtype") == "bfloat16"

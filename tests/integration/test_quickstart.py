@@ -103,3 +103,23 @@ def test_its_checkpoint_scores_in_an_evaluation_as_it_did_in_the_run(finished):
     accuracy = float(scores[scores.index("eval/accuracy") + 1])
     # Greedy, the same weights and questions; another process may break a tie of log-probs the other way.
     assert accuracy == pytest.approx(finished.json("summary.json")["eval_last"], abs=0.01)
+
+
+def test_its_model_teaches_an_untrained_one_without_any_reward(finished, tmp_path):
+    """On-policy distillation: the reverse KL to the teacher falls, and the reward, which nothing reads, rises with it."""
+    teacher = max((finished.run_dir / "checkpoints").glob("step-*")) / "model"
+    taught = treadwheel(
+        "train",
+        QUICKSTART,
+        f"run_dir={tmp_path / 'run'}",
+        f"reference.path={teacher}",
+        "algorithm.preset=on_policy_distillation",
+        "num_steps=15",
+        "evaluation.prompts=null",
+    )
+    assert taught.returncode == 0, taught.stdout + taught.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    kls = [step["learner/kl_reference_k1_mean"] for step in steps]
+    rewards = [step["reward/mean"] for step in steps]
+    assert sum(kls[-3:]) < 0.5 * sum(kls[:3])
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 3 * 0.15

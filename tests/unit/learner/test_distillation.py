@@ -50,7 +50,7 @@ def test_the_exact_reverse_kl_to_the_teacher_falls(tmp_path):
         ModelConfig(path=str(paths[1]), dtype="float32"),
         reference=ReferenceConfig(),
         learner=config.learner,
-        temperature=1.0,
+        sampling=config.sampling,
     )
     prompts = torch.arange(10, 26).reshape(4, 4)
     sampling = torch.Generator().manual_seed(0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from torch.testing import assert_close
 
 from cluster.contracts.errors import ConfigError
@@ -26,7 +27,9 @@ def imported(index: int = 0):
 @pytest.mark.parametrize("algorithm", [RECOMPUTE, {"policy_loss": "reinforce"}])
 def test_the_policy_at_the_start_of_the_step_stands_for_the_one_that_sampled(model_path, algorithm):
     config = make_config(model_path, algorithm=algorithm)
-    reference = ReferenceModel(config.model, reference=config.reference, learner=config.learner, temperature=1.0)
+    reference = ReferenceModel(
+        config.model, reference=config.reference, learner=config.learner, sampling=config.sampling
+    )
     group = imported()
     tokens = (group[name].to_pylist() for name in ("prompt_token_ids", "completion_token_ids"))
     own = make_group(0, rollout_logprobs=reference.logprobs(*tokens))
@@ -53,3 +56,12 @@ def test_what_compares_with_the_policy_that_sampled_is_refused(model_path, algor
     learner = Learner(make_config(model_path, algorithm=algorithm))
     with pytest.raises(ConfigError, match=named):
         learner.update(imported())
+
+
+def test_a_critic_warms_up_on_them_while_the_policy_waits(model_path):
+    algorithm = RECOMPUTE | {"advantage": "gae", "value": {"warmup_steps": 3, "learning_rate": 1e-2}}
+    learner = Learner(make_config(model_path, algorithm=algorithm))
+    before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+    losses = [learner.update(imported()).metrics["learner/value_loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+    assert all(torch.equal(p, before[name]) for name, p in learner.policy.named_parameters())
