@@ -152,6 +152,7 @@ def _batch(v: Variant, begins: dict[str, Tensor], *, mask: Tensor, needs: frozen
         completion_lengths_N=mask.sum(1),
         trajectory_ids=[str(row) for row in range(num_rows)],
         group_ids=[str(row // 4) for row in range(num_rows)],
+        prompt_ids=[str(row // 4) for row in range(num_rows)],
         current_version=0,
         reference_logprobs_NT=v["ref_log_probs"],
         proximal_logprobs_NT=begins["policy_logprobs_BT"],
