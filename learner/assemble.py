@@ -7,7 +7,7 @@ Shapes: N trajectories that train, W longest completion, K reward components.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.schema import validate
+from cluster.contracts.schema import info_of, validate
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
 from learner.model.packing import TokenRow
@@ -41,8 +41,13 @@ class Batch:
             writer.write_batch(self.trajectories.take(pa.array(rows, type=pa.int64())))
 
 
-def assemble(groups: Sequence[pa.RecordBatch], *, current_version: int, vocabulary_size: int) -> Batch:
-    """The groups in the order given. Raises DataError naming row and field for anything that cannot be trained on."""
+def assemble(
+    groups: Sequence[pa.RecordBatch], *, current_version: int, vocabulary_size: int, columns: Sequence[str] = ()
+) -> Batch:
+    """The groups in the order given, with these columns of their prompts.
+
+    Raises DataError naming row and field for anything that cannot be trained on.
+    """
     if not groups:
         raise DataError("an update was asked for without a group")
     for group in groups:
@@ -68,6 +73,7 @@ def assemble(groups: Sequence[pa.RecordBatch], *, current_version: int, vocabula
         for p, c, m in zip(prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), strict=True)
     ]
     tensors = _tensors(trajectories, completions, current_version=current_version)
+    tensors = replace(tensors, columns={name: _column(trajectories, name) for name in columns})
     return Batch(rows=rows, tensors=tensors, trajectories=trajectories, num_failed=num_failed, num_aborted=num_aborted)
 
 
@@ -129,6 +135,17 @@ def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | 
         return (), None
     table = np.array([[row.get(name) for name in names] for row in rows], dtype=np.float64)  # None becomes NaN
     return names, torch.from_numpy(table)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> torch.Tensor:
+    """A number of each trajectory's prompt. Raises DataError where a prompt has none."""
+    values = [info_of(batch, row).get(name) for row in range(batch.num_rows)]
+    for row, value in enumerate(values):
+        if not isinstance(value, int | float) or not np.isfinite(value):
+            raise DataError(
+                f"{_name_of(batch, row)}: column {name!r} of its prompt is {value!r}; give every prompt a number there"
+            )
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _check_tokens(batch: pa.RecordBatch, lists: "_Lists", vocabulary_size: int, *, name: str) -> None:

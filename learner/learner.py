@@ -141,7 +141,12 @@ class Learner:
         """
         laps = Laps()
         self._phases.enter("assembling")
-        batch = assemble(groups, current_version=self.version, vocabulary_size=self.vocabulary_size)
+        batch = assemble(
+            groups,
+            current_version=self.version,
+            vocabulary_size=self.vocabulary_size,
+            columns=self.objective.columns,
+        )
         first, *later = split(
             batch.tensors.group_index_N.tolist(),
             config=self._config.learner,

@@ -49,6 +49,18 @@ def gae(
     return masked(advantages_NT, loss_mask_BT=loss_mask_NT), returns_NT
 
 
+def token_rewards(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    """Each token's own reward: credit that the environment, or whoever made the trajectories, gave token by token.
+
+    Formula: A_t = r_t
+    Source: none
+    Degenerate: where no token has a reward of its own, the trajectory's stands where `reward_placement` puts it; rewards to go are
+        `cumulative_returns`
+    Peers: verl and TapeAgents, whose batches may bring advantages with them
+    """
+    return masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
+
+
 def cumulative_returns(
     token_rewards_NT: Tensor,
     *,

@@ -5,11 +5,13 @@ A step on `rewards_G` needs one group alone: the cluster takes it too, before it
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from cluster.contracts.errors import DataError
 from learner.algorithms import masks
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32
@@ -36,6 +38,17 @@ def reward_scale(rewards_G: Tensor, *, factor: float, offset: float = 0.0) -> Te
     Peers: none
     """
     return factor * (at_least_float32(rewards_G) + offset)
+
+
+def reward_over_length(rewards_G: Tensor, *, completion_lengths_G: Tensor, power: float = 1.0) -> Tensor:
+    """Reward per token, before the baseline: of two equal answers the shorter one is better.
+
+    Formula: r / length^power
+    Source: none
+    Degenerate: a power of 0 changes nothing
+    Peers: none
+    """
+    return at_least_float32(rewards_G) / completion_lengths_G.clamp(min=1) ** power
 
 
 def running_norm(rewards_N: Tensor, *, reward_moments: RunningMoments, center: bool = False) -> Tensor:
@@ -122,6 +135,31 @@ def whiten(
         epsilon_mode=epsilon_mode,
         zero_variance=zero_variance,
     )
+
+
+def over_length(advantages_NT: Tensor, *, loss_mask_NT: Tensor, power: float = 1.0) -> Tensor:
+    """Advantages divided by the number of tokens that the policy wrote; a negative power favours long trajectories instead.
+
+    Formula: A / len^power
+    Source: the mean per trajectory of GRPO, arXiv:2402.03300, for a loss that is aggregated otherwise
+    Degenerate: a power of 0 changes nothing
+    Peers: power 1 with aggregation `sequence_sum_mean` is verl's `seq-mean-token-mean`
+    """
+    return at_least_float32(advantages_NT) / loss_mask_NT.sum(1, keepdim=True).clamp(min=1) ** power
+
+
+def column_weights(advantages_NT: Tensor, *, columns: Mapping[str, Tensor], column: str) -> Tensor:
+    """Weighs the policy loss of each trajectory by a number of its prompt, such as a difficulty. KL and entropy terms keep their weight.
+
+    Formula: A·c, c the prompt's `column`
+    Source: none
+    Degenerate: a weight of 0 takes a prompt out of the gradient and leaves it in the denominators; a negative one is refused
+    Peers: none
+    """
+    weights_N = columns[column]
+    if bool((weights_N < 0).any()):
+        raise DataError(f"column {column!r} weighs a prompt by {float(weights_N.min()):g}; give weights of 0 or more")
+    return advantages_NT * weights_N[:, None]
 
 
 def group_weights(

@@ -6,7 +6,7 @@ Shapes: N trajectories of the step, T the longest completion, K reward component
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
@@ -57,6 +57,8 @@ class BatchTensors:
     reward_components_NK: Tensor | None = None
     """NaN where a trajectory lacks a component; None: the reward has no components."""
     reward_component_names: tuple[str, ...] = ()
+    columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Of prompts: [N] numbers by the column's name, those that `Objective.columns` asks for."""
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})

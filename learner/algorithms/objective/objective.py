@@ -91,6 +91,12 @@ class Objective:
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of prompts whose numbers the batch must bring."""
+        asking = [variant for variant in self._parts.all() if "columns" in variant.asks]
+        return tuple(sorted({variant.parameters["column"] for variant in asking}))
+
     def chosen(self, summary: GroupSummary, *, group_size: int) -> list[int]:
         """The trajectories of a judged, over-sampled group that make it, by their places; those whose reward failed are not among them."""
         selection = self._parts.selection

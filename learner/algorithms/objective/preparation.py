@@ -109,6 +109,7 @@ def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step
     taken = prepared.rows(rows)
     index = torch.as_tensor(rows, dtype=torch.long, device=taken.loss_mask_NT.device)
     supply = {name: each[index] if isinstance(each, Tensor) else each for name, each in prepared.supply.items()}
+    supply["columns"] = {name: column[index] for name, column in supply["columns"].items()}
     fixed = _of_an_update(
         parts, supply, taken.advantages_NT, mask_NT=taken.loss_mask_NT, denominator_NT=taken.denominator_mask_NT
     )
@@ -180,6 +181,7 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
         "truncated_N": batch.truncated_N,
         "reward_components_NK": batch.reward_components_NK,
         "reward_component_names": batch.reward_component_names,
+        "columns": {name: column.to(batch.rewards_N.device) for name, column in batch.columns.items()},
         "policy_versions_NT": batch.policy_versions_NT,
         "lags_NT": lags_NT,
     }

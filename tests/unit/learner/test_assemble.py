@@ -59,3 +59,11 @@ def test_a_component_that_a_trajectory_lacks_is_nan_and_the_others_keep_theirs()
     nan = torch.nan
     assert batch.tensors.reward_component_names == ("a", "b")
     assert_close(batch.tensors.reward_components_NK, tensor([[1, 2], [nan, 3], [4, nan]]).double(), equal_nan=True)
+
+
+def test_columns_of_prompts_are_numbers_that_every_prompt_has():
+    group = make_group(0, rewards=(1.0, 0.0), info=('{"difficulty": 2, "answer": "a"}', '{"difficulty": 0.5}'))
+    given = {"current_version": 0, "vocabulary_size": VOCABULARY}
+    assert assemble([group], **given, columns=["difficulty"]).tensors.columns["difficulty"].tolist() == [2.0, 0.5]
+    with pytest.raises(DataError, match=r"row 1 \(group 00000000, sample 1\): column 'answer' of its prompt is None"):
+        assemble([make_group(0, rewards=(1.0, 0.0), info=('{"answer": 1}', "{}"))], **given, columns=["answer"])

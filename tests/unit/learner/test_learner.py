@@ -56,6 +56,18 @@ def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
     assert last is not None and last.policy_version == learner.version == 3
 
 
+def test_a_column_of_the_prompts_weighs_what_they_teach(model_path: Path):
+    weighted = {"policy_loss": "reinforce", "advantage_shaping": [{"name": "column_weights", "column": "difficulty"}]}
+    learner = Learner(make_config(model_path, algorithm=weighted))
+    norms = [
+        learner.update(make_group(0, version=version, info=[f'{{"difficulty": {weight}}}'] * 3)).metrics[
+            "learner/gradient_norm"
+        ]
+        for version, weight in enumerate((0, 2.5))
+    ]
+    assert norms[0] == 0 and norms[1] > 0
+
+
 def test_micro_batches_and_layouts_change_nothing(model_path: Path):
     results = []
     for max_tokens, packing in ((16384, "auto"), (30, "auto"), (30, "padded")):

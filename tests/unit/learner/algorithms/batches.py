@@ -20,9 +20,9 @@ class Case:
         index = torch.tensor(order)
         tensors = {n: getattr(self.batch, n)[index] for n in _names(self.batch) if getattr(self.batch, n) is not None}
         ids = {n: [getattr(self.batch, n)[i] for i in order] for n in ("trajectory_ids", "group_ids", "prompt_ids")}
-        return Case(
-            replace(self.batch, **tensors, **ids), self.policy[index], self.entropies[index], self.values[index]
-        )
+        columns = {n: column[index] for n, column in self.batch.columns.items()}
+        batch = replace(self.batch, **tensors, **ids, columns=columns)
+        return Case(batch, self.policy[index], self.entropies[index], self.values[index])
 
     def padded(self, *, left: int, right: int, garbage: float) -> "Case":
         def pad(x: Tensor) -> Tensor:
@@ -103,6 +103,7 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         values_NT=noise(num, width),
         reward_components_NK=noise(num, 2),
         reward_component_names=("format", "right"),
+        columns={"difficulty": noise(num).abs()},
     )
     return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))
 

@@ -45,6 +45,7 @@ REQUIRED = {
     "reward_scale": {"factor": 2.0},
     "truncation_penalty": {"coefficient": 0.5},
     "advantage_clip": {"low": -0.5, "high": 0.5},
+    "column_weights": {"column": "difficulty"},
 }
 EVERY = [
     *({"policy_loss": name} for name in LOSSES),
@@ -153,7 +154,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
-WITHOUT_BASELINE = ("gdpo", "gae", "cumulative_returns", "raw_reward")
+WITHOUT_BASELINE = ("token_rewards", "gdpo", "gae", "cumulative_returns", "raw_reward")
 
 
 @pytest.mark.parametrize("advantage", [name for name in ADVANTAGES if name not in WITHOUT_BASELINE])

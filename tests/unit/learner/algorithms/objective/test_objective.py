@@ -97,7 +97,7 @@ def test_users_functions_are_named_by_full_path():
         ({"advantage": {"name": "grpo", "singleton": "some"}}, r"advantage.singleton='some' is not valid"),
         (
             {"advantage_shaping": [{"name": "reward_clip", "low": 0, "high": 1}]},
-            r"advantage_shaping\[0\]='reward_clip' is not there; .*has: advantage_clip, group_weights, whiten",
+            r"advantage_shaping\[0\]='reward_clip' is not there; .*has: advantage_clip, column_weights, group_weights, over_length, whiten",
         ),
         ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
         (

@@ -9,6 +9,7 @@ from torch import Tensor, tensor
 from torch.testing import assert_close
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import DataError
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.registry.presets import expand
@@ -64,3 +65,48 @@ def test_the_order_of_a_steps_trajectories_moves_no_running_moment():
     made = make(advantage="raw_reward", reward_shaping=["running_norm"])
     shuffled = whole.rows(torch.randperm(60, generator=torch.Generator().manual_seed(0)).tolist())
     assert made.prepare(whole.batch).moments == made.prepare(shuffled.batch).moments
+
+
+def test_a_column_of_the_prompt_weighs_its_trajectories_and_no_mini_batch_changes_that():
+    made = make(advantage="raw_reward", advantage_shaping=[{"name": "column_weights", "column": "difficulty"}])
+    assert made.columns == ("difficulty",) and make().columns == ()
+    weighted = dataclasses.replace(batch_of([1.0, 2.0, 3.0, 4.0]), columns={"difficulty": tensor([0.5, 0.5, 2.0, 2.0])})
+    assert_close(advantages(made, weighted), tensor([0.5, 1.0, 6.0, 8.0]).double())
+    taken = made.mini_batch(made.prepare(weighted), [3, 0], begins_step=True)
+    assert taken.supply["columns"]["difficulty"].tolist() == [2.0, 0.5]
+
+
+def test_a_negative_weight_is_refused():
+    made = make(advantage_shaping=[{"name": "column_weights", "column": "difficulty"}])
+    batch = dataclasses.replace(batch_of([1.0, 2.0]), columns={"difficulty": tensor([-1.0, -1.0])})
+    with pytest.raises(DataError, match="column 'difficulty' weighs a prompt by -1; give weights of 0 or more"):
+        made.prepare(batch)
+
+
+def test_length_divides_the_advantage_or_the_reward():
+    mask = tensor([[True, True, True, True], [True, False, False, False]])
+    whole = batch_of([8.0, 2.0])
+    per_token = {n: torch.zeros(2, 4, dtype=torch.float64) for n in ("reference", "proximal", "rollout")}
+    batch = dataclasses.replace(
+        whole,
+        loss_mask_NT=mask,
+        policy_versions_NT=torch.zeros(2, 4, dtype=torch.int64),
+        completion_lengths_N=tensor([4, 1]),
+        entropies_NT=None,
+        values_NT=None,
+        **{f"{name}_logprobs_NT": values for name, values in per_token.items()},
+    )
+    over = make(advantage="raw_reward", advantage_shaping=["over_length"])
+    assert advantages(over, batch).tolist() == [2.0, 2.0]
+    root = make(advantage="raw_reward", advantage_shaping=[{"name": "over_length", "power": 0.5}])
+    assert advantages(root, batch).tolist() == [4.0, 2.0]
+    before = make(advantage="mean_centered", reward_shaping=["reward_over_length"])
+    assert advantages(before, batch).tolist() == [0.0, 0.0]
+
+
+def test_rewards_per_token_are_advantages_as_they_are():
+    whole = batch_of([0.0, 0.0])
+    mask = torch.ones_like(whole.loss_mask_NT)
+    given = torch.arange(12.0, dtype=torch.float64).reshape(2, 6)
+    batch = dataclasses.replace(whole, loss_mask_NT=mask, token_rewards_NT=given)
+    assert_close(make(advantage="token_rewards").prepare(batch).advantages_NT, given)
