@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
@@ -175,6 +176,9 @@ class Learner:
         """The running moments of rewards and returns move with the batch; the critic's values do not."""
         factor, shift = self.objective.adopt(prepared)
         if (factor, shift) != (1.0, 0.0):
+            if isinstance(self.networks, FSDPModule):
+                # The first look leaves the root gathered, head included: what changes are the shards.
+                self.networks.reshard()
             # Adam's moments stay: they are of the normalised loss, before and after.
             rescale_head(self.optimizer.masters(), factor=factor, shift=shift)
             self.optimizer.copy_masters()
@@ -359,7 +363,7 @@ class Learner:
         attention = str(self.policy.causal_lm.config._attn_implementation)
         chosen = {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
         critic = self.networks.critic
-        return chosen if critic is None else chosen | {"value_head": critic.head_start}
+        return chosen if critic is None else chosen | {"value_head": f"from {critic.head_start}"}
 
     def formula(self) -> dict[str, Any]:
         """The resolved mathematics, for the passport."""

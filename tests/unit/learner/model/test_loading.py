@@ -199,6 +199,23 @@ def test_a_model_without_safetensors_is_loaded_whole_and_sent(alone: Ranks, tmp_
     assert_equal(networks, expected)
 
 
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_a_sharded_critic_warms_up_on_normalised_returns_as_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
+):
+    value = {"backbone": backbone, "warmup_steps": 1, "normalise_returns": True, "learning_rate": 1e-2}
+    config = make_config(make_tiny_model(tmp_path / "model"), algorithm={"advantage": "gae", "value": value})
+    expected = Learner(config)
+    monkeypatch.setattr(Ranks, "join", lambda **_: _meet(tmp_path))
+    sharded = Learner(config)
+    for learner in (expected, sharded):
+        for _ in range(2):
+            learner.update(*(make_group(i) for i in range(3)))
+    for name, parameter in sharded.networks.named_parameters():
+        assert_close(whole(parameter.detach()), expected.networks.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
+    sharded.close()
+
+
 def test_a_closed_learner_leaves_no_thread_of_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Ranks, "join", lambda **_: _meet(tmp_path))
     gc.collect()  # what earlier tests met in
