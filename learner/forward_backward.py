@@ -125,7 +125,7 @@ class Passes:
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()
-                losses.append(torch.zeros((), device=self._ranks.device))
+                losses.append(torch.zeros((), dtype=torch.float64, device=self._ranks.device))
                 continue
             result = self._objective.loss(
                 prepared.rows(list(micro_batch.rows)),

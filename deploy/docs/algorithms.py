@@ -58,8 +58,8 @@ its bounds being tighter than that rounding |
 | the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
 | KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | `kl.reward.credit`: off the \
 advantage, `to_go` or `token` by token |
-| bfloat16 | computed in float32 | |
-| extreme ratios | kept in log space until a bound applies | an unbounded formula overflows to inf, not NaN |"""
+| numbers per token | computed in float64 from the model's float32 | |
+| extreme ratios | exact down to log-probs of -700; a gradient beyond float32 is inf, and the step is skipped | clips and clamps |"""
 
 _TITLES = {
     "advantage": "Advantages",
@@ -102,7 +102,7 @@ def _kl() -> str:
     )
     home = Home(
         package=kl.__name__,
-        offers=frozenset({"policy_logprobs_BT", "proximal_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
+        offers=frozenset({"policy_logprobs_BT", "rollout_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
     )
     entries = [_entry(name, function, home=home) for name, function in kl.ESTIMATORS.items()]
     return "\n\n".join(["## KL estimators", note, *entries])

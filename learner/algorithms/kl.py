@@ -6,6 +6,7 @@ KL(π ‖ other) when tokens were sampled from π. `log_ratio_clamp` bounds the 
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from learner.algorithms.masks import expm1_minus, log_ratio
@@ -62,26 +63,26 @@ def unbiased(
     policy_logprobs_BT: Tensor,
     *,
     other_logprobs_BT: Tensor,
-    proximal_logprobs_BT: Tensor,
+    rollout_logprobs_BT: Tensor,
     loss_mask_BT: Tensor,
     log_ratio_clamp: float | None = None,
-    ratio_gradient: bool = False,
 ) -> Tensor:
-    """k3 weighted by the ratio, for samples that come from π_old rather than π.
+    """k3 weighted by the ratio to the policy that sampled: right value and right gradient, whoever sampled.
 
-    Formula: sg(ρ)·k3; with `ratio_gradient` ρ·k3
+    Formula: ρ·k3 with ρ = π/μ, whose gradient is ρ·(log π − log π_ref)·∇log π
     Source: DeepSeek-V3.2, arXiv:2512.02556
-    Degenerate: equals k3 at ρ = 1
-    Peers: TRL `use_bias_correction_kl` (ratio_gradient)
+    Degenerate: equals k3 at ρ = 1 in value, not in gradient; overflows where π_ref/μ or π/μ does
+    Peers: TRL `use_bias_correction_kl`, which weighs by π/π_old
     """
-    estimate_BT = k3(
-        policy_logprobs_BT,
-        other_logprobs_BT=other_logprobs_BT,
-        loss_mask_BT=loss_mask_BT,
-        log_ratio_clamp=log_ratio_clamp,
-    )
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT).exp()
-    return (ratio_BT if ratio_gradient else ratio_BT.detach()) * estimate_BT
+    gap_BT = log_ratio(other_logprobs_BT, denominator_BT=policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    sampled_BT = log_ratio(other_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    held_BT = gap_BT if log_ratio_clamp is None else gap_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
+    # Where k3 overflows the ratio underflows; multiplied out, ρ·exp(d) is π_ref/μ, which does neither and has no gradient.
+    is_far_BT = (gap_BT.abs() > 1) & (gap_BT == held_BT)
+    far_BT = sampled_BT.exp() - ratio_BT.exp() * (1 + gap_BT)
+    near_BT = ratio_BT.exp() * expm1_minus(torch.where(is_far_BT, 0.0, held_BT))
+    return torch.where(is_far_BT, far_BT, near_BT)
 
 
 def drift(
@@ -101,7 +102,7 @@ def drift(
 
 
 ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased, "drift": drift}
-"""The names of `kl.estimator`; `unbiased` also takes the proximal log-probs."""
+"""By the name that config uses; `unbiased` also takes the rollout log-probs."""
 
 
 def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:

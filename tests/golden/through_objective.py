@@ -69,28 +69,29 @@ class Step:
             gradient_BT, denominator_BT = gradient_BT & found.gradient_NT, denominator_BT & found.denominator_NT
         return Selection(gradient_BT, denominator_BT)
 
-    def loss(self, algorithm: Plugins, *, weights_BT: Tensor | None = None, kl_ratio_gradient: bool = False) -> Tensor:
+    def loss(self, algorithm: Plugins, *, weights_BT: Tensor | None = None) -> Tensor:
         """Of the policy, and of the KL to the reference where `algorithm` has one. `weights_BT` come on top of its corrections."""
-        is_said = weights_BT is None and not kl_ratio_gradient and "cov" not in algorithm["policy_loss"]["name"]
+        penalty = algorithm.get("kl", {}).get("loss")
+        # Where the trainer's π_old is not the policy that sampled, TRL's correction of the KL is not ours.
+        is_ours = penalty is None or penalty["estimator"] != "unbiased" or self.rollout_BT is None
+        is_said = weights_BT is None and is_ours and "cov" not in algorithm["policy_loss"]["name"]
         if is_said and self._can_be_carried():
             return self._by_objective(algorithm)
         selection = self.chosen(algorithm.get("filters", ()))
         losses_BT = masked(self.tokens(algorithm["policy_loss"]).losses_BT, loss_mask_BT=selection.gradient_NT)
         losses_BT = losses_BT * self.correction(algorithm.get("corrections", ()))
         losses_BT = losses_BT if weights_BT is None else losses_BT * weights_BT
-        if self.reference_BT is not None and "kl" in algorithm:
-            estimate_BT = self.kl(
-                log_ratio_clamp=algorithm["kl"]["loss"].get("log_ratio_clamp"), ratio_gradient=kl_ratio_gradient
-            )
-            losses_BT = losses_BT + algorithm["kl"]["loss"]["coefficient"] * estimate_BT
+        if self.reference_BT is not None and penalty is not None:
+            settings = {name: value for name, value in penalty.items() if name != "coefficient"}
+            losses_BT = losses_BT + penalty["coefficient"] * self.kl(**settings)
         return aggregated(losses_BT, algorithm["aggregation"], selection.denominator_NT)
 
-    def kl(self, *, log_ratio_clamp: float | None = None, ratio_gradient: bool = False) -> Tensor:
-        """k3 to the reference; with `ratio_gradient` times the ratio, through which gradients flow too."""
+    def kl(self, *, estimator: str = "k3", log_ratio_clamp: float | None = None) -> Tensor:
+        """To the reference."""
         given = {"other_logprobs_BT": self.reference_BT, "loss_mask_BT": self.mask, "log_ratio_clamp": log_ratio_clamp}
-        if ratio_gradient:
-            return kl.unbiased(self.policy_BT, **given, proximal_logprobs_BT=self.old_BT, ratio_gradient=True)
-        return kl.k3(self.policy_BT, **given)
+        if estimator == "unbiased":
+            return kl.unbiased(self.policy_BT, **given, rollout_logprobs_BT=self.old_BT)
+        return kl.ESTIMATORS[estimator](self.policy_BT, **given)
 
     def _supply(self) -> dict[str, Tensor | None]:
         return {

@@ -70,11 +70,11 @@ def loss_of(
     if kind == "vespo":
         step, algorithm, on_top_BT = _for_vespo(step, algorithm, weights_BT)
     scale = 1 / num_tokens if kind in ("dapo", "cispo", "vespo") else 1.0
-    is_biased = v.option("beta") and v.option("use_bias_correction_kl", True)
     v.without_effect("use_bias_correction_kl")
-    if is_biased and v.option("importance_sampling_level") == "sequence":
+    if _kl_estimator(v) == "unbiased" and v.option("beta") and v.option("importance_sampling_level") == "sequence":
         raise Unsupported("parameter use_bias_correction_kl with one ratio per sequence")
-    loss = scale * step.loss(algorithm, weights_BT=on_top_BT, kl_ratio_gradient=bool(is_biased))
+    _refuse_cancellation(v, step)
+    loss = scale * step.loss(algorithm, weights_BT=on_top_BT)
     metrics = _metrics(v, step, policy_loss, advantages=advantages)
     metrics["metric.entropy"] = masks.masked_mean(entropy_BT, loss_mask_BT=mask)
     if v.option("_entropy_bonus_enabled", bool(v.option("entropy_coef", 0.0))):
@@ -139,7 +139,7 @@ def _algorithm(v: Variant, policy_loss: dict[str, Any], mask: Tensor) -> dict[st
         "aggregation": aggregation,
     }
     if v.option("beta"):
-        algorithm["kl"] = {"loss": {"coefficient": v.option("beta"), "estimator": "k3"}}
+        algorithm["kl"] = {"loss": {"coefficient": v.option("beta"), "estimator": _kl_estimator(v)}}
     if (share := v.option("top_entropy_quantile", 1.0)) < 1:
         if share <= 0:
             raise Unsupported(f"parameter top_entropy_quantile={share}: TRL keeps the highest token, we keep none")
@@ -149,10 +149,25 @@ def _algorithm(v: Variant, policy_loss: dict[str, Any], mask: Tensor) -> dict[st
     return algorithm
 
 
+def _refuse_cancellation(v: Variant, step: Step) -> None:
+    """TRL multiplies a tiny ratio by a huge k3; the gradient is what is left of their difference."""
+    if step.reference_BT is None or _kl_estimator(v) == "k3" or step.policy_BT.dtype == torch.float64:
+        return
+    gap_BT = masks.log_ratio(step.reference_BT, denominator_BT=step.policy_BT, loss_mask_BT=step.mask)
+    if gap_BT.abs().max() > 15:
+        raise Unsupported(
+            "the corrected KL cancels in TRL's float32: at a log-ratio of 19 its gradient is -4.0, the true one -6.99"
+        )
+
+
+def _kl_estimator(v: Variant) -> str:
+    return "unbiased" if v.option("use_bias_correction_kl", True) else "k3"
+
+
 def _metrics(v: Variant, step: Step, policy_loss: dict[str, Any], *, advantages: Tensor) -> dict[str, Any]:
     kind, mask, metrics = v.option("loss_type"), step.mask, {}
     if step.reference_BT is not None:
-        estimate = step.kl(ratio_gradient=v.option("use_bias_correction_kl", True))
+        estimate = step.kl(estimator=_kl_estimator(v))
         metrics["metric.kl"] = masks.masked_mean(estimate, loss_mask_BT=mask)
     if kind == "cispo":
         counted = step.tokens(policy_loss).clipped_high_BT & (step.advantages_BT > 0)

@@ -3,6 +3,8 @@
 Everything that needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`. A micro-batch's loss is
 then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. A step of several updates takes a
 mini-batch out for each: advantages and filters stay those of the step, the aggregation's weights are the mini-batch's own.
+Numbers per token are float64: no ratio of log-probs down to -700 overflows or underflows, and a gradient that float32 cannot hold
+is inf or 0, never NaN.
 Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
 """
 
@@ -164,7 +166,7 @@ class Objective:
         config = self.config
         rows = prepared.columns(policy_logprobs_BT.shape[1])
         mask_BT, weights_BT = rows.loss_mask_NT, rows.weights_NT
-        policy_BT = masked(policy_logprobs_BT, loss_mask_BT=rows.sampled_mask_NT)
+        policy_BT = masked(policy_logprobs_BT.double(), loss_mask_BT=rows.sampled_mask_NT)
         proximal_BT = self._proximal(rows, policy_BT)
         supply = _row_tensors(
             rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
@@ -174,15 +176,16 @@ class Objective:
         corrections_BT = self._corrections(rows, supply)
         losses: dict[str, Tensor] = {
             "policy_loss": aggregate(
-                masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT) * corrections_BT,
+                masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
+                * corrections_BT,
                 weights_BT=rows.policy_weights_NT,
             )
         }
         if config.kl.loss is not None:
-            estimate_BT = _kl(config.kl.loss, policy_BT, rows.reference_logprobs_NT, proximal_BT, mask_BT)
+            estimate_BT = _kl(config.kl.loss, policy_BT, rows.reference_logprobs_NT, rows)
             losses["kl_loss"] = rows.kl_coefficients["loss"] * aggregate(estimate_BT, weights_BT=weights_BT)
         if config.kl.rollout is not None:
-            estimate_BT = _kl(config.kl.rollout, policy_BT, rows.rollout_logprobs_NT, proximal_BT, mask_BT)
+            estimate_BT = _kl(config.kl.rollout, policy_BT, rows.rollout_logprobs_NT, rows)
             losses["kl_rollout_loss"] = rows.kl_coefficients["rollout"] * aggregate(estimate_BT, weights_BT=weights_BT)
         if config.entropy_coefficient and entropies_BT is not None:
             bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
@@ -271,17 +274,11 @@ class Objective:
         return weights_BT
 
 
-def _kl(
-    term: KlLossConfig | KlRolloutConfig,
-    policy_BT: Tensor,
-    other_BT: Tensor | None,
-    proximal_BT: Tensor,
-    mask_BT: Tensor,
-) -> Tensor:
+def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tensor | None, rows: Prepared) -> Tensor:
     assert other_BT is not None, "prepare() refuses a batch without them"
-    given = {"other_logprobs_BT": other_BT, "loss_mask_BT": mask_BT, "log_ratio_clamp": term.log_ratio_clamp}
+    given = {"other_logprobs_BT": other_BT, "loss_mask_BT": rows.loss_mask_NT, "log_ratio_clamp": term.log_ratio_clamp}
     if term.estimator == "unbiased":
-        return kl.unbiased(policy_BT, proximal_logprobs_BT=proximal_BT, **given)
+        return kl.unbiased(policy_BT, rollout_logprobs_BT=rows.rollout_logprobs_NT, **given)
     return kl.ESTIMATORS[term.estimator](policy_BT, **given)
 
 

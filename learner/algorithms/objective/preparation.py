@@ -65,8 +65,7 @@ def prepare(
         advantages_NT = step.with_given(
             supply | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT & is_kept_N[:, None]}
         )
-    dtype = at_least_float32(batch.rollout_logprobs_NT).dtype
-    advantages_NT = masked(advantages_NT.to(dtype), loss_mask_BT=mask_NT)
+    advantages_NT = masked(advantages_NT.double(), loss_mask_BT=mask_NT)
     if not bool(torch.isfinite(advantages_NT).all()):
         raise DataError(_why_not_finite(batch, parts.advantage, advantages_NT))
 
@@ -83,11 +82,11 @@ def prepare(
         advantages_NT=advantages_NT,
         rollout_logprobs_NT=supply["rollout_logprobs_NT"],
         lags_NT=supply["lags_NT"],
-        correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, dtype),
+        correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, advantages_NT.dtype),
         proximal_logprobs_NT=supply["proximal_logprobs_NT"],
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
-        returns_NT=None if returns_NT is None else returns_NT.to(dtype),
+        returns_NT=None if returns_NT is None else returns_NT.double(),
         returns_by_prompt=returns_by_prompt,
         moments=moments,
         sampled_mask_NT=mask_NT,
@@ -172,7 +171,10 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
     """Per-token tensors, 0 outside the mask: cleaned once, here."""
     names = ("rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "values_NT", "entropies_NT")
     per_token = {name: getattr(batch, name) for name in names}
-    cleaned = {name: None if x is None else masked(x, loss_mask_BT=batch.loss_mask_NT) for name, x in per_token.items()}
+    cleaned = {
+        name: None if x is None else masked(x.double(), loss_mask_BT=batch.loss_mask_NT)
+        for name, x in per_token.items()
+    }
     lags_NT = torch.where(batch.loss_mask_NT, batch.current_version - batch.policy_versions_NT, 0)
     return cleaned | {
         "loss_mask_NT": batch.loss_mask_NT,
@@ -217,13 +219,12 @@ def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal[
 def _kl(supply: dict[str, Any], penalty: KlRewardConfig) -> Tensor:
     """To the reference, per token; of π_old where it is known, else of the rollout policy."""
     proximal_NT = supply["proximal_logprobs_NT"]
-    estimate_NT = kl.ESTIMATORS[penalty.estimator](
+    return kl.ESTIMATORS[penalty.estimator](
         supply["rollout_logprobs_NT"] if proximal_NT is None else proximal_NT,
         other_logprobs_BT=supply["reference_logprobs_NT"],
         loss_mask_BT=supply["loss_mask_NT"],
         log_ratio_clamp=penalty.log_ratio_clamp,
     )
-    return estimate_NT.to(supply["token_rewards_NT"].dtype)
 
 
 def _advantages(

@@ -20,10 +20,10 @@ def test_kl_estimators_of_a_ratio_of_two():
     assert_close(kl.drift(policy, **given), row(2 - math.log(2) - 1, 0.0))
 
 
-def test_unbiased_kl_weighs_k3_by_the_ratio():
+def test_unbiased_kl_weighs_k3_by_the_ratio_to_the_policy_that_sampled():
     given = {
         "other_logprobs_BT": row(-2.0, -2.0),
-        "proximal_logprobs_BT": row(-1.0 - math.log(3), -1.0),
+        "rollout_logprobs_BT": row(-1.0 - math.log(3), -1.0),
         "loss_mask_BT": BOTH,
     }
     k3 = math.exp(-1) + 1 - 1

