@@ -118,10 +118,11 @@ class Passes:
         """
         losses: list[Tensor] = []
         statistics: list[Statistics] = []
-        entropies = "entropies" in self._objective.needs
         for index in reduce_once(self._networks, len(micro_batches)):
             micro_batch = micro_batches[index]
-            outputs, values_C = self._networks(micro_batch, entropies=entropies, trains_policy=trains_policy)
+            outputs, values_C = self._networks(
+                micro_batch, entropies=prepared.wants_entropies, trains_policy=trains_policy
+            )
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()

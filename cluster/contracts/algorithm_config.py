@@ -182,6 +182,16 @@ class SftConfig(Section, mark=Mark.MATHEMATICS):
     """Demonstrations in one optimizer update: others in each, in an order of every epoch that the run's seed decides."""
 
 
+class MonitorConfig(Section, mark=Mark.LAYOUT):
+    """Measures of the policy that no loss of the run asks for. The KL to the rollout policy costs nothing, and is always there."""
+
+    entropy: PositiveInt | None = 10
+    """Steps between two measures of the entropy, by policy version; None never measures. On a CPU one adds up to a third to the
+    vocabulary head's time; a fused head is not used in such a step. A loss with entropies has them at every step."""
+    reference_kl: bool = False
+    """True has the reference model score every trajectory, as a KL to it does, for the KL's metrics alone."""
+
+
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The resolved mathematics of a run; the passport writes it down."""
 
@@ -216,5 +226,6 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     one update the present policy is the one that begins the step, and the ratio is 1."""
     sft: SftConfig | None = None
     """None learns from trajectories alone."""
+    monitor: MonitorConfig = MonitorConfig()
     value: ValueConfig | None = None
     """None trains no critic."""

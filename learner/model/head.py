@@ -109,14 +109,16 @@ class _SelectedLogprobs(torch.autograd.Function):
         normalizer_C = maximum_C + total_C.log()
         entropies_C = normalizer_C - weighted_C / total_C if entropies else normalizer_C.new_zeros(0)
         ctx.save_for_backward(hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept)
-        ctx.head, ctx.entropies = head, entropies
+        ctx.head = head
+        ctx.set_materialize_grads(False)  # entropies that no loss uses cost nothing here
         return target_C - normalizer_C, entropies_C
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept = ctx.saved_tensors
         head: Head = ctx.head
         gradient_C, entropy_gradient_C = gradients
+        gradient_C = torch.zeros_like(normalizer_C) if gradient_C is None else gradient_C
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         kind = normalizer_C.dtype
         hidden_gradient_CH = torch.zeros_like(hidden_CH, dtype=kind) if needs_hidden else None
@@ -133,7 +135,7 @@ class _SelectedLogprobs(torch.autograd.Function):
                     _drop_below(floor_C[chunk], logits, kept=_targets_inside(targets_C[chunk], tile))
             logprobs = logits - normalizer_C[chunk, None]
             gradient = logprobs.exp()
-            if ctx.entropies:
+            if entropy_gradient_C is not None:
                 pull = logprobs.add_(entropies_C[chunk, None]).mul_(entropy_gradient_C[chunk, None])
                 gradient.mul_(pull.add_(gradient_C[chunk, None]).neg_())
             else:

@@ -158,6 +158,8 @@ class Prepared:
     """bool; true for one trajectory of each group, so that groups can be counted over any split."""
     completion_lengths_N: Tensor
     truncated_N: Tensor
+    wants_entropies: bool
+    """The loss needs the entropies of the present policy, or the step is one that measures them."""
     kl_coefficients: Mapping[str, float]
     """β of this step, of each term of `kl`: adaptive controllers change them between steps."""
     supply: dict[str, Any]

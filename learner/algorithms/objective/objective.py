@@ -84,6 +84,7 @@ class Objective:
         needed = {
             "reference_logprobs": config.kl.loss is not None
             or config.kl.reward is not None
+            or config.monitor.reference_kl
             or parts.asks("reference_logprobs_NT", "reference_logprobs_BT"),
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")

@@ -57,7 +57,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "correction_weight": (("mean", "min", "max"), "Product of the configured corrections."),
     "correction_dropped": (("share",), "Share of tokens that a correction dropped."),
     "filtered_tokens": (("share",), "Share of tokens without policy gradient by a filter."),
-    "entropy": (("mean", "min", "max"), "Entropy of the policy per token, in nats."),
+    "entropy": (
+        ("mean", "min", "max"),
+        "Entropy of the policy per token, in nats; only every `algorithm.monitor.entropy` steps.",
+    ),
     "policy_logprob": (("mean",), "log π of the sampled tokens."),
     "policy_logprob_positive": (("mean",), "The same, over tokens with A > 0."),
     "policy_logprob_negative": (("mean",), "The same, over tokens with A < 0."),

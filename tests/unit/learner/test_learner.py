@@ -175,6 +175,26 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
         assert torch.equal(_weights(resumed)[name], tensor)
 
 
+def test_the_entropy_is_measured_every_so_many_steps_and_changes_nothing(model_path: Path):
+    found, weights = {}, {}
+    for every in (2, None):
+        learner = Learner(make_config(model_path, algorithm={"monitor": {"entropy": every}}))
+        reports = [learner.update(*_groups(learner)).metrics for _ in range(3)]
+        found[every] = ["learner/entropy_mean" in report for report in reports]
+        weights[every] = _weights(learner)
+    assert found == {2: [True, False, True], None: [False, False, False]}
+    for name, tensor in weights[2].items():
+        assert torch.equal(tensor, weights[None][name])
+
+
+def test_the_kl_to_the_reference_may_be_measured_without_a_penalty(model_path: Path):
+    algorithm = {"monitor": {"reference_kl": True}, "policy_loss": "reinforce"}
+    learner = Learner(make_config(model_path, learner={"lora": {"rank": 4}}, algorithm=algorithm))
+    reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
+    assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[1]["learner/kl_reference_k3_mean"]
+    assert "learner/kl_loss" not in reports[1]
+
+
 def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp_path: Path):
     learner = Learner(make_config(model_path, dtype="bfloat16"))
     learner.update(*_groups(learner))

@@ -43,6 +43,7 @@ def test_the_default_is_grpo_and_needs_nothing_more():
 
 def test_needs_follow_from_the_parts():
     assert make(kl={"loss": {"coefficient": 0.1}}).needs == {"reference_logprobs"}
+    assert make(monitor={"reference_kl": True}).needs == {"reference_logprobs"}
     assert make(entropy_coefficient=0.01).needs == {"entropies"}
     assert make(preset="ppo").needs == {"reference_logprobs", "values"}
     assert make(proximal="recompute").needs == frozenset()
