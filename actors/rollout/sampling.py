@@ -44,7 +44,8 @@ def works_on_text(sampling: SamplingConfig | SamplingParams) -> bool:
 
 def structure(sampling: SamplingConfig | SamplingParams) -> dict[str, Any] | None:
     """vLLM's StructuredOutputsParams; None leaves completions free."""
-    choice = list(sampling.choice) or None
+    # A column's value as it is: a text in place of a list must not become a list of its letters, but be refused.
+    choice = list(sampling.choice) or None if isinstance(sampling.choice, tuple) else sampling.choice
     wanted = {"json": sampling.json_schema, "regex": sampling.regex, "choice": choice, "grammar": sampling.grammar}
     return {kind: value for kind, value in wanted.items() if value is not None} or None
 

@@ -169,7 +169,7 @@ def test_an_aborted_request_says_no_more(engine):
 
 def test_a_request_that_vllm_does_not_take_is_an_output_with_the_reason_and_the_others_go_on(engine):
     bad_prompts = (request("unknown", [*PROMPT, 10**6]), request("long", PROMPT * 1000), request("empty", []))
-    bad_sampling = (request("form", PROMPT, regex="[0-9"), request("types", PROMPT, choice=(3, 4)))
+    bad_sampling = (request("form", PROMPT, regex="[0-9"), request("types", PROMPT, choice="a|b"))
     for bad in (*bad_prompts, *bad_sampling):
         engine.add(bad)
     engine.add(request("good", PROMPT, max_tokens=4))

@@ -25,6 +25,11 @@ def test_a_prompts_structure_stands_in_place_of_the_runs():
     assert structure(own(options=["yes", "no"])) == {"choice": ["yes", "no"]}
 
 
+@pytest.mark.parametrize("options", ["yes|no", []])
+def test_a_choice_that_is_no_list_of_texts_reaches_vllm_which_refuses_it(options):
+    assert structure(own(options=options)) == {"choice": options}
+
+
 @pytest.mark.parametrize("limit", [0, 11, "3", 2.5, True])
 def test_a_limit_that_is_none_or_above_the_runs_is_refused(limit):
     with pytest.raises(
