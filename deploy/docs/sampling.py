@@ -21,7 +21,8 @@ and π_old, and the reference model for π_ref, depends on the setting:
 * For a *biased* setting π/μ is an importance weight, and not 1 on policy. It corrects the difference for tokens that the engine can draw.
   A mask is a bias that no weight corrects: π gives probability to tokens that are never drawn. With π_old = μ the clip acts on this
   weight; `proximal: recompute` clips around the learner's own π_old, and a correction (`tis`) bounds the weight. `mismatch/mean_abs_nats`
-  is the size of the difference; `treadwheel check` and the event `biased_sampling` name the settings.
+  is the size of the difference; `treadwheel check` and the event `biased_sampling` name the settings. In the quickstart's first step it
+  is 2e-7 with `top_p: 0.8`, and 0.03 with `presence_penalty: 1`.
 * The engine's log-probs are vLLM's *processed* ones. Its *raw* ones are before temperature and after a structure's mask, so they are
   neither μ nor a softmax that a learner computes, and they would hide the bias: the mismatch would read 0.
 * An engine that computes logits in bfloat16 (`rollout.head_dtype`) may keep another token at the edge than the float32 learner."""
