@@ -28,23 +28,21 @@ from cluster.weights.manifest import Canary, WeightManifest, packing
 from cluster.weights.model_files import fingerprint
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
-from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch, assemble
 from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
 from learner.distributed import Ranks, choose_device, leave
-from learner.forward_backward import MiniBatch, NonFiniteGuard, Passes
+from learner.forward_backward import NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.critic import critic_config, rescale_head
 from learner.model.lora import adapter_of
-from learner.model.packing import TokenRow
-from learner.model.policy import output_layer, token_row
+from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
 from learner.publishing import exported, exported_adapter, probe_logprobs, spread_token_ids
-from learner.updates import Update, metrics_of, moved_too_far, split, told
+from learner.updates import Update, Updater, metrics_of, split
 
 
 class Learner:
@@ -67,7 +65,7 @@ class Learner:
         `algorithm.sft` imitates.
         """
         assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
-        self._config, self._rank, self._demonstrations = config, rank, demonstrations
+        self._config, self._rank = config, rank
         self._phases = Phases("loading")
         self.version = 0
         """Policy version: completed optimizer steps."""
@@ -118,6 +116,14 @@ class Learner:
             ranks=self._ranks,
             folder=Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None,
         )
+        self._updater = Updater(
+            self._passes,
+            objective=self.objective,
+            optimizer=self.optimizer,
+            guard=self._guard,
+            config=config,
+            demonstrations=demonstrations,
+        )
         self._saver = Saver(
             self.optimizer,
             objective=self.objective,
@@ -163,10 +169,12 @@ class Learner:
         self._phases.enter("learning")
         updates: list[Update] = []
         for mini_batch in chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later))):
-            updates.append(self._update(batch, prepared, mini_batch, before=updates, laps=laps))
+            updates.append(
+                self._updater.make(batch, prepared, mini_batch, version=self.version, before=updates, laps=laps)
+            )
             if updates[-1].stops_step:
                 break
-        report = self._report(prepared, updates)
+        report = self._updater.report(prepared, updates, version=self.version)
         self.version += 1
         self._phases.enter("waiting")
         self._last_step = self._stats(batch, report, updates=updates, laps=laps)
@@ -183,69 +191,9 @@ class Learner:
             rescale_head(self.optimizer.masters(), factor=factor, shift=shift)
             self.optimizer.copy_masters()
 
-    @property
-    def _trains_policy(self) -> bool:
-        """False while the critic warms up."""
-        value = self._config.algorithm.value
-        return value is None or self.version >= value.warmup_steps
-
     def last_step(self) -> StepStats | None:
         """What the last step since the start, or since `restore`, did; None before there was one."""
         return self._last_step
-
-    def _update(
-        self, batch: Batch, prepared: Prepared, mini_batch: MiniBatch, *, before: Sequence[Update], laps: Laps
-    ) -> Update:
-        """Gradients of the mini-batch, then the optimizer's update, or none: see `Update`."""
-        begins_step = not any(update.is_made for update in before)
-        part = self.objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
-        self.optimizer.zero()
-        losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=self._trains_policy)
-        demonstrated = self._demonstrated(len(before))
-        if demonstrated:
-            statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
-        gradient_norm = self.optimizer.gradient_norm()
-        laps.lap("time/gradient_s")
-        rate, is_finite = None, True
-        # While the critic warms up, a policy that is far from π_old is not these updates' doing.
-        may_stop = self._trains_policy and not begins_step
-        stops_step = may_stop and moved_too_far(statistics, stop_at_kl=self._config.learner.stop_at_kl)
-        # Where filters took everything there is no gradient, and weight decay alone is no update.
-        if (part.num_active_tokens > 0 or demonstrated) and not stops_step:
-            is_finite = self._guard.admits(
-                batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(self.version, len(before) + 1)
-            )
-            rate = self.optimizer.step(self.version, gradient_norm=gradient_norm) if is_finite else None
-        self.optimizer.zero()
-        laps.lap("time/optimizer_s")
-        return Update(
-            statistics=statistics,
-            gradient_norm=float(gradient_norm),
-            learning_rate=rate,
-            is_skipped=not is_finite,
-            stops_step=stops_step,
-            num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
-            num_passes=len(mini_batch.micro_batches),
-        )
-
-    def _demonstrated(self, place: int) -> list[TokenRow]:
-        """What the update in this place of the step imitates."""
-        if self._demonstrations is None or not self._trains_policy:
-            return []
-        updates_per_step = self._config.learner.epochs * self._config.learner.mini_batches
-        return [
-            token_row(prompt, completion)
-            for prompt, completion in self._demonstrations.of_update(self.version * updates_per_step + place)
-        ]
-
-    def _report(self, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
-        """The statistics of the step, which the objective observes."""
-        of_the_batch = Statistics.from_tensor(self.objective.statistics(prepared).to_tensor().cpu())
-        of_the_updates = [update.statistics for update in told(updates)]
-        report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
-        if self._trains_policy and any(update.is_made for update in updates):
-            self.objective.observe(report)
-        return report
 
     def _stats(self, batch: Batch, report: dict[str, float], *, updates: Sequence[Update], laps: Laps) -> StepStats:
         metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates)
@@ -354,7 +302,16 @@ class Learner:
         Without it that group's threads outlive the interpreter, which now and then aborts them natively.
         """
         self._saver.close()
-        del self.networks, self.policy, self.optimizer, self._passes, self._guard, self._saver, self._ranks
+        del (
+            self.networks,
+            self.policy,
+            self.optimizer,
+            self._passes,
+            self._guard,
+            self._updater,
+            self._saver,
+            self._ranks,
+        )
         leave()
         gc.collect()
 

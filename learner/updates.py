@@ -5,8 +5,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.contracts.config import LearnerConfig
+from cluster.contracts.config import LearnerConfig, RunConfig
+from cluster.contracts.protocols import Demonstrations
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
+from learner.assemble import Batch
+from learner.forward_backward import MiniBatch, NonFiniteGuard, Passes
+from learner.model.packing import TokenRow
+from learner.model.policy import token_row
+from learner.optimizer import Optimizer
+from learner.progress import Laps
 
 _OF_AN_UPDATE = ("loss", "kl_old_k3_mean", "clip_fraction", "value_clip_fraction", "ratio_min", "ratio_max")
 """Statistics that are told of every update of a step."""
@@ -56,19 +65,102 @@ def split(
     return epochs
 
 
-def moved_too_far(statistics: Statistics, *, stop_at_kl: float | None) -> bool:
-    """Whether KL(π_old ‖ π), the mean of ρ − 1 − log ρ over the tokens of an update, is beyond `learner.stop_at_kl`."""
-    return stop_at_kl is not None and statistics.compute().get("kl_old_k3_mean", 0.0) > stop_at_kl
+class Updater:
+    """Makes the updates of a step, one after the other, and says what they came to."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        *,
+        objective: Objective,
+        optimizer: Optimizer,
+        guard: NonFiniteGuard,
+        config: RunConfig,
+        demonstrations: Demonstrations | None,
+    ) -> None:
+        self._passes, self._objective, self._optimizer, self._guard = passes, objective, optimizer, guard
+        self._config, self._demonstrations = config, demonstrations
+
+    def make(
+        self,
+        batch: Batch,
+        prepared: Prepared,
+        mini_batch: MiniBatch,
+        *,
+        version: int,
+        before: Sequence[Update],
+        laps: Laps,
+    ) -> Update:
+        """Gradients of the mini-batch, then the optimizer's update, or none: see `Update`. `before` are those of the step so far.
+
+        Raises NumericsError after too many updates in a row that were not finite.
+        """
+        begins_step = not any(update.is_made for update in before)
+        trains_policy = self._trains_policy(version)
+        part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
+        self._optimizer.zero()
+        losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=trains_policy)
+        demonstrated = self._demonstrated(version, place=len(before))
+        if demonstrated:
+            statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
+        gradient_norm = self._optimizer.gradient_norm()
+        laps.lap("time/gradient_s")
+        rate, is_finite = None, True
+        # While the critic warms up, a policy that is far from π_old is not these updates' doing.
+        stops_step = trains_policy and not begins_step and self._moved_too_far(statistics)
+        # Where filters took everything there is no gradient, and weight decay alone is no update.
+        if (part.num_active_tokens > 0 or demonstrated) and not stops_step:
+            is_finite = self._guard.admits(
+                batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(version, len(before) + 1)
+            )
+            rate = self._optimizer.step(version, gradient_norm=gradient_norm) if is_finite else None
+        self._optimizer.zero()
+        laps.lap("time/optimizer_s")
+        return Update(
+            statistics=statistics,
+            gradient_norm=float(gradient_norm),
+            learning_rate=rate,
+            is_skipped=not is_finite,
+            stops_step=stops_step,
+            num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
+            num_passes=len(mini_batch.micro_batches),
+        )
+
+    def report(self, prepared: Prepared, updates: Sequence[Update], *, version: int) -> dict[str, float]:
+        """The statistics of the whole step, which the objective observes."""
+        of_the_batch = Statistics.from_tensor(self._objective.statistics(prepared).to_tensor().cpu())
+        of_the_updates = [update.statistics for update in _told(updates)]
+        report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
+        if self._trains_policy(version) and any(update.is_made for update in updates):
+            self._objective.observe(report)
+        return report
+
+    def _trains_policy(self, version: int) -> bool:
+        """False while the critic warms up."""
+        value = self._config.algorithm.value
+        return value is None or version >= value.warmup_steps
+
+    def _moved_too_far(self, statistics: Statistics) -> bool:
+        """Whether KL(π_old ‖ π), the mean of ρ − 1 − log ρ over the tokens of an update, is beyond `learner.stop_at_kl`."""
+        limit = self._config.learner.stop_at_kl
+        return limit is not None and statistics.compute().get("kl_old_k3_mean", 0.0) > limit
+
+    def _demonstrated(self, version: int, *, place: int) -> list[TokenRow]:
+        """What the update in this place of the step imitates."""
+        if self._demonstrations is None or not self._trains_policy(version):
+            return []
+        number = version * self._config.learner.updates_per_step + place
+        return [token_row(prompt, completion) for prompt, completion in self._demonstrations.of_update(number)]
 
 
-def told(updates: Sequence[Update]) -> Sequence[Update]:
+def _told(updates: Sequence[Update]) -> Sequence[Update]:
     """The updates whose numbers are the step's: those that were made; all where none was."""
     return [update for update in updates if update.is_made] or updates
 
 
 def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
     """What the learner logs of a step's updates, beyond their statistics."""
-    norms = [update.gradient_norm for update in told(updates)]
+    norms = [update.gradient_norm for update in _told(updates)]
     rates = [update.learning_rate for update in updates if update.learning_rate is not None]
     metrics = {
         "learner/gradient_norm": sum(norms) / len(norms),
