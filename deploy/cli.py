@@ -98,13 +98,25 @@ def import_rows(
 
 
 @app.command()
-def check(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
+def check(
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    resolve: Annotated[
+        bool, typer.Option("--resolve", help="Print the run file with all that it leaves out written out, and stop.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
     """Validate everything, show derived sizes, placement and memory; start nothing."""
     with _reporting(debug=debug):
         from deploy import preflight
         from deploy.config import loading as configuration
 
-        report = preflight.check(configuration.load(run, overrides or []), address=address)
+        config = configuration.load(run, overrides or [])
+        if resolve:
+            typer.echo(configuration.full_yaml(config), nl=False)
+            return
+        report = preflight.check(config, address=address)
         Console().print(report.table())
 
 

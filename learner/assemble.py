@@ -72,12 +72,12 @@ def assemble(
         TokenRow(prompt=p, completion=c, loss_mask=m)
         for p, c, m in zip(prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), strict=True)
     ]
-    tensors = _tensors(trajectories, completions, current_version=current_version)
+    tensors = _tensors(trajectories, prompts, completions, current_version=current_version)
     tensors = replace(tensors, columns={name: _column(trajectories, name) for name in columns})
     return Batch(rows=rows, tensors=tensors, trajectories=trajectories, num_failed=num_failed, num_aborted=num_aborted)
 
 
-def _tensors(batch: pa.RecordBatch, completions: "_Lists", *, current_version: int) -> BatchTensors:
+def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *, current_version: int) -> BatchTensors:
     group_ids: list[str] = batch["group_id"].to_pylist()
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
     names, components_NK = _components(batch)
@@ -95,7 +95,8 @@ def _tensors(batch: pa.RecordBatch, completions: "_Lists", *, current_version: i
         rewards_N=torch.from_numpy(batch["reward"].to_numpy(zero_copy_only=False).astype(np.float64)),
         group_index_N=torch.tensor([places[group_id] for group_id in group_ids]),
         truncated_N=torch.tensor([reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()]),
-        completion_lengths_N=torch.from_numpy(np.diff(completions.offsets).astype(np.int64)),
+        completion_lengths_N=completions.lengths(),
+        prompt_lengths_N=prompts.lengths(),
         trajectory_ids=[f"{g}/{s}" for g, s in zip(group_ids, batch["sample_index"].to_pylist(), strict=True)],
         group_ids=group_ids,
         prompt_ids=batch["prompt_id"].to_pylist(),
@@ -175,6 +176,10 @@ class _Lists:
         lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return cls(column.flatten().to_numpy(zero_copy_only=False), offsets)
+
+    def lengths(self) -> torch.Tensor:
+        """[N], int64."""
+        return torch.from_numpy(np.diff(self.offsets).astype(np.int64))
 
     def split(self, dtype: type[np.generic]) -> list[np.ndarray]:
         return np.split(self.values.astype(dtype), self.offsets[1:-1])

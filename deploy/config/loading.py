@@ -17,6 +17,7 @@ from cluster.contracts.config import RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields
+from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import parse
 
 _SECRET = re.compile(
@@ -78,6 +79,12 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
 def resolved_yaml(config: RunConfig) -> str:
     """Every setting with its value, as run.yaml keeps it. What looks like a secret is hidden: secrets come from the environment."""
     return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+
+
+def full_yaml(config: RunConfig) -> str:
+    """As `resolved_yaml`, with every parameter of every variant: what a preset stands for, as a run file that says the same without it."""
+    whole = hidden(spelled_out(config.model_dump(mode="json")))
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import inspect
 import json
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Home, Plugin, find, names, parameters
 from deploy.docs import NOTE
 from deploy.docs.sampling import SAMPLING
@@ -92,7 +94,10 @@ def _introduction() -> str:
 
 def _section(title: str, home: Home, field: str) -> str:
     entries = [_entry(name, find(Plugin(name=name), home=home, field=field), home=home) for name in names(home)]
-    return "\n\n".join([f"## {title}", f"`{field}` names a function below `{home.package}`.", *entries])
+    is_list = typing.get_origin(AlgorithmConfig.model_fields[field.partition(".")[0]].annotation) is tuple
+    shown = f"[{{name: {names(home)[0]}}}]" if is_list else f"{{name: {names(home)[0]}}}"
+    note = f"Set by `algorithm.{field}`, such as `{shown}`, with parameters beside the name; the functions lie in `{home.package}`."
+    return "\n\n".join([f"## {title}", note, *entries])
 
 
 def _kl() -> str:
@@ -112,7 +117,9 @@ def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:
     sections = docstring_sections(function)
     lines = [f"### `{name}`", "", sections["summary"], ""]
     lines += [
-        f"* {label}: {sections[label]}" for label in ("Formula", "Source", "Degenerate", "Peers") if sections.get(label)
+        f"* {label}: {sections[label]}"
+        for label in ("Formula", "Gradient", "Source", "Degenerate", "Peers")
+        if sections.get(label)
     ]
     lines.append(f"* Parameters: {_parameters(function, home=home)}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner.algorithms import kl, masks
 from learner.algorithms.advantages import group
-from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.advantages.returns import gae_scan, return_scan
 from learner.algorithms.batch_rules import filters, shaping
 from learner.algorithms.groups import over_groups
 from learner.algorithms.losses.values import value_clip
@@ -186,9 +186,7 @@ def full(v: Variant) -> dict[str, Any]:
     if estimator == "gae":
         before, returns = gae_through_holes(v, token_rewards, mask, gamma=v.option("gamma"))
     else:
-        before = returns = cumulative_returns(
-            token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount", outside="carry"
-        )
+        before = returns = return_scan(token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount")
     parts = zip(_split(before, v), _split(mask, v), strict=True)
     may_norm = estimator not in ("group_norm", "grpo")
     before = torch.cat([_norm_and_clip(part, part_mask, v, may_norm=may_norm) for part, part_mask in parts])
@@ -263,11 +261,11 @@ def _returns_by_experience(
     pieces = zip(_split(token_rewards, v), _split(mask, v), _split(v["values"], v), gammas, strict=True)
     for rewards, part_mask, values, gamma in pieces:
         if v.option("advantage_estimator") == "gae":
-            given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount", "outside": "carry"}
-            result, _ = gae(rewards, values_NT=values, loss_mask_NT=part_mask, **given)
+            given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount"}
+            result = gae_scan(rewards, values_NT=values, loss_mask_NT=part_mask, **given)
             returns.append(result + masks.masked(values, loss_mask_BT=part_mask))
         else:
-            result = cumulative_returns(rewards, loss_mask_NT=part_mask, gamma=gamma, holes="discount", outside="carry")
+            result = return_scan(rewards, loss_mask_NT=part_mask, gamma=gamma, holes="discount")
             returns.append(result)
         results.append(result)
     return torch.cat(results), torch.cat(returns)

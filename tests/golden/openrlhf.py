@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner.algorithms import kl, masks
 from learner.algorithms.advantages import group
-from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.advantages.returns import gae_scan, return_scan
 from learner.algorithms.batch_rules import shaping
 from learner.algorithms.groups import over_groups
 from learner.algorithms.losses.values import value_clip
@@ -176,15 +176,8 @@ def masked_normalize(v: Variant) -> dict[str, Any]:
 
 def gae_through_holes(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
     """Holes discount, and the scan's state is left standing in them; returns count no value there."""
-    result, _ = gae(
-        token_rewards,
-        values_NT=v["values"],
-        loss_mask_NT=mask,
-        gamma=gamma,
-        lambda_=v.option("lambd"),
-        holes="discount",
-        outside="carry",
-    )
+    given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount"}
+    result = gae_scan(token_rewards, values_NT=v["values"], loss_mask_NT=mask, **given)
     return result, result + masks.masked(v["values"], loss_mask_BT=mask)
 
 
@@ -194,9 +187,7 @@ def gae_advantages(v: Variant) -> dict[str, Any]:
 
 
 def returns_of(v: Variant) -> dict[str, Any]:
-    result = cumulative_returns(
-        v["token_rewards"], loss_mask_NT=v.mask(), gamma=v.option("gamma"), holes="discount", outside="carry"
-    )
+    result = return_scan(v["token_rewards"], loss_mask_NT=v.mask(), gamma=v.option("gamma"), holes="discount")
     return {"returns": result}
 
 
@@ -222,9 +213,7 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
     else:
         # Any other estimator runs with gamma 1, whatever is configured.
         gamma = v.option("gamma") if estimator == "reinforce" else 1.0
-        result = returns = cumulative_returns(
-            token_rewards, loss_mask_NT=mask, gamma=gamma, holes="discount", outside="carry"
-        )
+        result = returns = return_scan(token_rewards, loss_mask_NT=mask, gamma=gamma, holes="discount")
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         result = masks.whiten(
             result,

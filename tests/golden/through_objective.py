@@ -93,6 +93,9 @@ class Step:
             return kl.unbiased(self.policy_BT, **given, rollout_logprobs_BT=self.old_BT)
         return kl.ESTIMATORS[estimator](self.policy_BT, **given)
 
+    def _corrections(self, algorithm: Plugins) -> list[Variant]:
+        return [_variant(each, "corrections") for each in algorithm.get("corrections", ())]
+
     def _supply(self) -> dict[str, Tensor | None]:
         return {
             "policy_logprobs_BT": self.policy_BT,
@@ -120,17 +123,22 @@ class Step:
     def _by_objective(self, algorithm: Plugins) -> Tensor:
         """Rows with nothing unmasked are not in the batch; where the aggregation counts them they are put into its mean here."""
         rows = self.mask.any(1)
-        given = {"advantage": f"{__name__}:as_given", "proximal": "recompute"} | dict(algorithm)
+        aggregation = {key: value for key, value in algorithm["aggregation"].items() if key != "empty_rows"}
+        given = {"advantage": f"{__name__}:as_given"} | dict(algorithm) | {"aggregation": aggregation}
+        compared = (_variant(algorithm["policy_loss"], "policy_loss"), *self._corrections(algorithm))
+        if any("proximal_logprobs_BT" in variant.asks for variant in compared):
+            given |= {"proximal": "recompute"}
         objective = Objective.from_config(AlgorithmConfig.model_validate(given))
         loss = objective.loss(
-            objective.prepare(self._batch(rows)),
+            objective.prepare(self.batch(rows)),
             policy_logprobs_BT=self.policy_BT[rows],
             entropies_BT=None if self.entropies_BT is None else self.entropies_BT[rows],
         ).loss
         is_counted = algorithm["aggregation"].get("empty_rows") == "count"
         return loss * (rows.double().mean().item() if is_counted else 1.0)
 
-    def _batch(self, rows: Tensor) -> BatchTensors:
+    def batch(self, rows: Tensor) -> BatchTensors:
+        """Those rows, as a learner would have them."""
         num_rows, width = int(rows.sum()), self.mask.shape[1]
         sampled_BT = self.old_BT if self.rollout_BT is None else self.rollout_BT
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.algorithms import masks
 from learner.algorithms.advantages import batch, group
-from learner.algorithms.advantages.returns import cumulative_returns, gae
+from learner.algorithms.advantages.returns import cumulative_returns, gae_scan
 from learner.algorithms.groups import over_groups
 from tests.golden import peer_parts
 from tests.golden.cases import Variant
@@ -19,15 +19,9 @@ def _masked_whiten(x: Tensor, mask: Tensor, *, center: bool = True) -> Tensor:
 
 
 def gae_advantages(v: Variant) -> dict[str, Any]:
-    result, returns = gae(
-        v["token_rewards"],
-        values_NT=v["values"],
-        loss_mask_NT=v.mask(),
-        gamma=v.option("gamma"),
-        lambda_=v.option("lam"),
-        outside="carry",
-    )
-    return {"advantages": _masked_whiten(result, v.mask()), "returns": returns}
+    given = {"gamma": v.option("gamma"), "lambda_": v.option("lam"), "holes": "skip"}
+    result = gae_scan(v["token_rewards"], values_NT=v["values"], loss_mask_NT=v.mask(), **given)
+    return {"advantages": _masked_whiten(result, v.mask()), "returns": result + v["values"]}
 
 
 def masked_mean(v: Variant) -> dict[str, Any]:

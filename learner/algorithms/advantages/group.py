@@ -1,10 +1,11 @@
 """Advantages of one group at a time. Shapes: G trajectories of the group."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.conditions import InertWith
 from learner.algorithms.groups import all_equal
 from learner.algorithms.masks import at_least_float32
 
@@ -21,6 +22,7 @@ def grpo(
     """Reward normalised in its group.
 
     Formula: (r − mean_G) / (std_G + ε); `epsilon_mode="clamp"` divides by max(std_G, ε) instead
+    Gradient: (G − 1)/G of the policy gradient (a mean that includes the trajectory itself), each prompt over its spread
     Source: DeepSeekMath, arXiv:2402.03300
     Degenerate: equal rewards give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding); a group of one gives 0,
         its reward under a mean of 0 and a std of 1 (`singleton="raw"`), or an error (`"error"`)
@@ -41,6 +43,7 @@ def mean_centered(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error
     """Reward minus the group's mean, not divided by its spread.
 
     Formula: r − mean_G
+    Gradient: (G − 1)/G of the policy gradient: the mean includes the trajectory itself
     Source: Dr. GRPO, arXiv:2503.20783
     Degenerate: equal rewards give exactly 0; a group of one gives 0, its reward (`singleton="raw"`), or an error
     Peers: LightRFT and OpenRLHF `reinforce_baseline` and `dr_grpo`, TRL `scale_rewards="none"`, verl `norm_adv_by_std_in_grpo=False` (raw)
@@ -60,6 +63,7 @@ def rloo(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "err
     """Reward minus the mean of the other trajectories.
 
     Formula: (r − mean_G)·G/(G − 1)
+    Gradient: the policy gradient, unbiased
     Source: Ahmadian et al., arXiv:2402.14740
     Degenerate: equal rewards give exactly 0; a group of one has no baseline and is an error, or gives 0 or its reward by `singleton`
     Peers: LightRFT and OpenRLHF `rloo`, verl `rloo` (singleton raw), verl `rloo_vectorized` (zero), TRL RLOO
@@ -73,7 +77,9 @@ def rloo(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "err
     return (rewards_G - rewards_G.mean()) * num_trajectories / (num_trajectories - 1)
 
 
-def pass_at_k(rewards_G: Tensor, *, normalise: bool = False, epsilon: float = 1e-6) -> Tensor:
+def pass_at_k(
+    rewards_G: Tensor, *, normalise: bool = False, epsilon: Annotated[float, InertWith("normalise", False)] = 1e-6
+) -> Tensor:
     """Only the best trajectory of a group gains, by how much it beats the second.
 
     Formula: r_best − r_second for the best, 0 for the others; `normalise` divides by std_G + ε
@@ -110,7 +116,12 @@ def max_rl(rewards_G: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     return (rewards_G - rewards_G.mean()) / (rewards_G.mean() + epsilon)
 
 
-def cpgd(rewards_G: Tensor, *, center: Literal["raw", "mean", "normalised"] = "mean", epsilon: float = 1e-8) -> Tensor:
+def cpgd(
+    rewards_G: Tensor,
+    *,
+    center: Literal["raw", "mean", "normalised"] = "mean",
+    epsilon: Annotated[float, InertWith("center", "raw"), InertWith("center", "mean")] = 1e-8,
+) -> Tensor:
     """The weight of CPGD's loss: the raw, centred or normalised reward.
 
     Formula: r (`raw`), r − mean_G (`mean`), or (r − mean_G)/(std_G + ε) with ddof 0 (`normalised`)

@@ -3,12 +3,15 @@
 Holes in the loss mask (tool output inside a completion) are skipped: a token's successor is the next unmasked token.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.conditions import InertWith
 from learner.algorithms.masks import masked
+
+Holes = Literal["skip", "discount"]
 
 
 def gae(
@@ -18,19 +21,28 @@ def gae(
     loss_mask_NT: Tensor,
     gamma: float = 1.0,
     lambda_: float = 0.95,
-    holes: Literal["skip", "discount"] = "skip",
-    outside: Literal["zero", "carry"] = "zero",
+    holes: Holes = "skip",
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation; returns advantages and the returns a critic learns.
 
     Formula: δ_t = r_t + γV_{t+1} − V_t; A_t = δ_t + γλA_{t+1}; R = A + V; V is 0 after the last token
     Source: arXiv:1506.02438
-    Degenerate: masked entries are 0 in both results (`outside="carry"` leaves the scan's state there); `holes="discount"` lets γ and λ
-        run through holes as steps with no reward and no value; a trajectory with nothing unmasked is 0
+    Degenerate: masked entries are 0 in both results; `holes="discount"` lets γ and λ run through holes as steps with no reward and no
+        value; a trajectory with nothing unmasked is 0
     Peers: verl (skip; it then whitens), LightRFT and OpenRLHF (discount), torchtune (no mask: give it all true)
     """
-    unmasked_values_NT = values_NT
-    rewards_NT = masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
+    advantages_NT = gae_scan(
+        token_rewards_NT, values_NT=values_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, lambda_=lambda_, holes=holes
+    )
+    returns_NT = masked(advantages_NT + values_NT, loss_mask_BT=loss_mask_NT)
+    return masked(advantages_NT, loss_mask_BT=loss_mask_NT), returns_NT
+
+
+def gae_scan(
+    rewards_NT: Tensor, *, values_NT: Tensor, loss_mask_NT: Tensor, gamma: float, lambda_: float, holes: Holes
+) -> Tensor:
+    """Advantages, with the scan's state left standing in masked entries, as peers leave it."""
+    rewards_NT = masked(rewards_NT, loss_mask_BT=loss_mask_NT)
     values_NT = masked(values_NT, loss_mask_BT=loss_mask_NT)
     rewards_NT, values_NT = _same_dtype(rewards_NT, values_NT)
     advantage_N = next_value_N = values_NT.new_zeros(len(values_NT))
@@ -42,11 +54,7 @@ def gae(
         advantage_N = torch.where(is_step_N, candidate_N, advantage_N)
         next_value_N = torch.where(is_step_N, values_NT[:, t], next_value_N)
         columns.append(advantage_N)
-    advantages_NT = torch.stack(columns[::-1], 1) if columns else torch.zeros_like(values_NT)
-    if outside == "carry":
-        return advantages_NT, advantages_NT + unmasked_values_NT
-    returns_NT = masked(advantages_NT + values_NT, loss_mask_BT=loss_mask_NT)
-    return masked(advantages_NT, loss_mask_BT=loss_mask_NT), returns_NT
+    return torch.stack(columns[::-1], 1) if columns else torch.zeros_like(values_NT)
 
 
 def token_rewards(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
@@ -66,25 +74,29 @@ def cumulative_returns(
     *,
     loss_mask_NT: Tensor,
     gamma: float = 1.0,
-    holes: Literal["skip", "discount"] = "skip",
-    outside: Literal["zero", "carry"] = "zero",
+    holes: Annotated[Holes, InertWith("gamma", 1.0)] = "skip",
 ) -> Tensor:
     """Discounted sum of the rewards to come.
 
     Formula: R_t = r_t + γR_{t+1}
     Source: REINFORCE, Williams (1992)
-    Degenerate: masked entries are 0 (`outside="carry"` leaves the scan's state there); `holes="discount"` discounts through holes
+    Degenerate: masked entries are 0; `holes="discount"` discounts through holes
     Peers: LightRFT and OpenRLHF `reinforce` (discount; they leave returns standing inside holes), verl `reinforce_plus_plus`
     """
-    rewards_NT = masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
+    returns_NT = return_scan(token_rewards_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, holes=holes)
+    return masked(returns_NT, loss_mask_BT=loss_mask_NT)
+
+
+def return_scan(rewards_NT: Tensor, *, loss_mask_NT: Tensor, gamma: float, holes: Holes) -> Tensor:
+    """Returns, with the scan's state left standing in masked entries, as peers leave it."""
+    rewards_NT = masked(rewards_NT, loss_mask_BT=loss_mask_NT)
     return_N = rewards_NT.new_zeros(len(rewards_NT))
     columns: list[Tensor] = []
     for t in reversed(range(rewards_NT.shape[1])):
         is_step_N = loss_mask_NT[:, t] | (holes == "discount")
         return_N = torch.where(is_step_N, rewards_NT[:, t] + gamma * return_N, return_N)
         columns.append(return_N)
-    returns_NT = torch.stack(columns[::-1], 1) if columns else rewards_NT
-    return returns_NT if outside == "carry" else masked(returns_NT, loss_mask_BT=loss_mask_NT)
+    return torch.stack(columns[::-1], 1) if columns else rewards_NT
 
 
 def _same_dtype(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

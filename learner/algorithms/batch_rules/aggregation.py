@@ -4,12 +4,16 @@ A micro-batch's loss is then the sum over its own rows, and micro-batches, packi
 A mean per micro-batch would overweight micro-batches of short completions. Shapes: N trajectories, T tokens.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.conditions import InertWith
 from learner.algorithms.masks import masked
+
+EmptyRows = Annotated[Literal["exclude", "count"], InertWith("filters", ())]
+"""Whether trajectories that filters emptied count; a run has no others."""
 
 
 def token_mean(loss_mask_NT: Tensor) -> Tensor:
@@ -24,9 +28,7 @@ def token_mean(loss_mask_NT: Tensor) -> Tensor:
     return mask_NT / mask_NT.sum().clamp(min=1)
 
 
-def sequence_mean(
-    loss_mask_NT: Tensor, *, empty_rows: Literal["exclude", "count"] = "exclude", epsilon: float = 0.0
-) -> Tensor:
+def sequence_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude", epsilon: float = 0.0) -> Tensor:
     """Mean per trajectory, then over trajectories.
 
     Formula: w = m / ((len_i + ε) · N), N trajectories with at least one token, ε 0 (verl 1e-8)
@@ -46,7 +48,7 @@ def prompt_mean(loss_mask_NT: Tensor, *, group_index_N: Tensor) -> Tensor:
     Formula: w = m / (tokens of the group · groups with at least one token)
     Source: ScaleRL, arXiv:2510.13786
     Degenerate: groups with nothing unmasked are not counted
-    Peers: none of the six; ScaleRL's "prompt average"
+    Peers: SkyRL `prompt_mean`; ScaleRL's "prompt average"
     """
     mask_NT = _as_weights(loss_mask_NT)
     _, group_N = torch.unique(group_index_N, return_inverse=True)
@@ -58,20 +60,20 @@ def prompt_mean(loss_mask_NT: Tensor, *, group_index_N: Tensor) -> Tensor:
     return mask_NT / tokens_per_group.clamp(min=1)[group_N][:, None] / num_groups
 
 
-def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: Literal["exclude", "count"] = "exclude") -> Tensor:
+def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude") -> Tensor:
     """Sum per trajectory, then mean over trajectories.
 
     Formula: w = m / N, N trajectories with at least one token
     Source: REINFORCE's own estimator
     Degenerate: `empty_rows="count"` counts trajectories with nothing unmasked
-    Peers: verl `seq-mean-token-sum`, TapeAgents 0.1.16 with sums
+    Peers: verl `seq-mean-token-sum`, TRL `luspo`, TapeAgents 0.1.16 with sums
     """
     mask_NT = _as_weights(loss_mask_NT)
     return mask_NT / _num_rows(mask_NT.sum(1, keepdim=True), empty_rows=empty_rows)
 
 
 def sequence_sum_over_length(
-    loss_mask_NT: Tensor, *, max_length: int | None = None, empty_rows: Literal["exclude", "count"] = "count"
+    loss_mask_NT: Tensor, *, max_length: int | None = None, empty_rows: EmptyRows = "count"
 ) -> Tensor:
     """Sum per trajectory over a constant length, so that long completions are not favoured.
 

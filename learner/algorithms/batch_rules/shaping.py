@@ -6,13 +6,14 @@ Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
 from learner.algorithms import masks
+from learner.algorithms.conditions import InertWith
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.moments import RunningMoments
@@ -111,9 +112,9 @@ def whiten(
     loss_mask_NT: Tensor,
     center: bool = True,
     scale: bool = True,
-    ddof: int = 1,
-    epsilon: float = 1e-8,
-    epsilon_mode: Literal["add", "clamp", "after"] = "add",
+    ddof: Annotated[int, InertWith("scale", False)] = 1,
+    epsilon: Annotated[float, InertWith("scale", False)] = 1e-8,
+    epsilon_mode: Annotated[Literal["add", "clamp", "after"], InertWith("scale", False)] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
     """Whitens advantages over all tokens of the batch (long trajectories weigh more).

@@ -68,7 +68,7 @@ def decoupled(
     Formula: min(π_prox/μ, cap), or π_prox/μ without a cap
     Source: AReaL, arXiv:2505.24298; approximated proximal policy arXiv:2512.06547
     Degenerate: 1 where π_prox = μ
-    Peers: none of the golden ones
+    Peers: AReaL `use_decoupled_loss`; after `sequence_mask`, OpenRLHF and NeMo-RL `seq-mask-tis`
     """
     ratio_BT = importance_ratio(proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
     return ratio_BT if cap is None else ratio_BT.clamp(max=cap)
@@ -89,7 +89,8 @@ def icepop(
     Formula: π_old/μ if low ≤ π_old/μ ≤ high, else 0
     Source: IcePop, arXiv:2510.18855
     Degenerate: 1 where μ = π_old
-    Peers: TRL `token_mask` and `sequence_mask`, OpenRLHF `mask` with `ratio` gating
+    Peers: TRL `token_mask` and `sequence_mask`, OpenRLHF and NeMo-RL `icepop`; on the loss `reinforce` with `proximal: recompute` and one
+        update a step, SkyRL `rollout_is`
     """
     ratio_BT = importance_ratio(
         proximal_logprobs_BT,

@@ -26,6 +26,7 @@ def ppo_clip(
     """Clipped surrogate of PPO and GRPO.
 
     Formula: −min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `dual_clip` c: for A < 0 not above −cA; `delta` δ: the unclipped ρ is at most δ
+    Gradient: −ρA∇log π for tokens that no bound holds, 0 for the others
     Source: PPO, arXiv:1707.06347 eq. 7; dual clip arXiv:1912.09729; two-sided bound INTELLECT-2, arXiv:2505.07291
     Degenerate: A = 0 gives 0 for any ratio; at ρ = 1 the gradient is the policy gradient −A∇log π
     Peers: torchrl ClipPPO/GRPO, torchtune PPOLoss (ε 0.1), TapeAgents `grpo`, TRL (delta), DAPO (0.2/0.28); verl `vanilla` is
@@ -50,6 +51,7 @@ def reinforce(
     """Plain policy gradient, with neither ratio nor clip.
 
     Formula: −log π · A; `positive_part` takes max(A, 0)
+    Gradient: the policy gradient for tokens that π itself sampled; for older ones the difference is left in
     Source: Williams (1992); GPG, arXiv:2504.02546
     Degenerate: none
     Peers: TapeAgents `reinforce` (`relu_log_p_weights` is positive_part; `use_advantages=False` is advantage `raw_reward`), verl `gpg`
@@ -70,6 +72,7 @@ def importance_sampling(
     """Unclipped surrogate.
 
     Formula: −ρA
+    Gradient: −ρA∇log π: right for a token given those in front of it, which stay the sampler's
     Source: conservative policy iteration, Kakade & Langford (2002)
     Degenerate: unbounded; a clamp on the log-ratio bounds it
     Peers: TapeAgents `grpo` with a wide epsilon; tinker `importance_sampling`
@@ -92,6 +95,7 @@ def clipped_ratio(
     """The ratio clipped without PPO's minimum: tokens outside the range get no gradient on either side.
 
     Formula: −clip(ρ, 1−ε_low, 1+ε_high)·A
+    Gradient: −ρA∇log π inside the range, 0 outside, whatever the sign of A
     Source: torchrl 0.14.1, where it is called CISPO; CISPO keeps the gradient of those tokens (see `cispo`)
     Degenerate: none
     Peers: torchrl `CISPOLoss`
@@ -115,6 +119,7 @@ def cispo(
     """REINFORCE with a truncated, detached ratio: no token loses its gradient.
 
     Formula: −sg(clip(ρ, ε_min, ε_max))·A·log π; both bounds are absolute
+    Gradient: −clip(ρ, ε_min, ε_max)·A∇log π for every token
     Source: MiniMax-M1, arXiv:2506.13585; ScaleRL, arXiv:2510.13786 (ε_max 5)
     Degenerate: none
     Peers: TRL `cispo` (epsilon_high is ε_max), verl `cispo` (ε_min 1−low, ε_max 1+high, log_ratio_clamp 20); torchrl's is `clipped_ratio`
@@ -141,6 +146,7 @@ def cpgd(
     """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is the KL to the rollout policy (`drift`).
 
     Formula: −min(log ρ·A, clip(log ρ, log(1−ε_low), log(1+ε_high))·A)
+    Gradient: −A∇log π for tokens that no bound holds: the ratio does not weigh it
     Source: CPGD, arXiv:2505.12504
     Degenerate: `offset="old_logprob"` adds log π_old to both terms: another value, the same gradient
     Peers: LightRFT `use_cpg_loss` (one ε for both sides, offset old_logprob)
@@ -172,9 +178,10 @@ def sapo(
     """A soft gate in the place of a hard clip.
 
     Formula: −(4/τ)·σ(τ(ρ − 1))·A, τ by the sign of A
+    Gradient: −4σ(x)(1 − σ(x))·ρA∇log π with x = τ(ρ − 1): the policy gradient at ρ = 1, fading on both sides
     Source: SAPO, arXiv:2511.20347
     Degenerate: the gate saturates, so an extreme ratio has no gradient
-    Peers: TRL `sapo`, verl `sapo` (log_ratio_clamp 20, always aggregated as a sequence mean)
+    Peers: TRL, AReaL and SkyRL `sapo`, verl `sapo` (log_ratio_clamp 20, always aggregated as a sequence mean)
     """
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
@@ -205,9 +212,11 @@ def dppo(
 
     Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or the KL of
         keeping against not keeping the token (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
+    Gradient: −ρA∇log π for tokens inside, 0 for the others
     Source: arXiv:2602.04879
     Degenerate: a rare token may have any ratio, as |π − μ| stays small: that is the point
-    Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20)
+    Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20), SkyRL `dppo`; prime-rl's default is
+        `tv` with `kl.rollout`, estimator k2
     """
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
@@ -245,9 +254,10 @@ def dro(
     """Policy gradient with a quadratic pull towards the old policy in log space.
 
     Formula: −log π · A + ½β(log ρ)²
+    Gradient: (β log ρ − A)∇log π: 0 where log ρ = A/β, the optimum of the KL-regularised reward
     Source: DRO, arXiv:2405.19107
     Degenerate: none
-    Peers: verl `dro` (log_ratio_clamp 20)
+    Peers: verl `dro` (log_ratio_clamp 20), ROLL `kimi15` (β 0.1)
     """
     ratio_BT = log_ratio(
         policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp

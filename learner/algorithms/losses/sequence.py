@@ -25,10 +25,11 @@ def gspo(
     """PPO's surrogate with the length-normalised ratio of the whole trajectory.
 
     Formula: s = exp(mean_t log ρ_t); −min(sA, clip(s, 1−ε_low, 1+ε_high)·A)
+    Gradient: −s·A times the mean of ∇log π over the trajectory, 0 for a trajectory that a bound holds
     Source: GSPO, arXiv:2507.18071
     Degenerate: a row with nothing unmasked has s = 1 and no loss; the bounds mean a π_old of the learner's own (paper, verl, TRL), as the
         engine's rounding exceeds them: `proximal: recompute` (preset `gspo`). Staleness and the engine's gap are then for `corrections`
-    Peers: TRL `importance_sampling_level="sequence"`, OpenRLHF `gspo`
+    Peers: TRL `importance_sampling_level="sequence"` (`luspo` aggregates it as `sequence_sum_mean`), OpenRLHF, AReaL, NeMo-RL
     """
     ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
     ratio_BT = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
@@ -59,6 +60,7 @@ def gspo_token(
     """GSPO whose gradient goes through each token's own log-prob, for advantages that differ within a trajectory.
 
     Formula: s_t = sg(s)·π_t/sg(π_t), s = exp(mean_t log ρ_t); −min(s_t A_t, clip(s_t, 1−ε_low, 1+ε_high)·A_t)
+    Gradient: −s·A_t∇log π_t for each token that no bound holds
     Source: GSPO, arXiv:2507.18071 section 4.3
     Degenerate: equals `gspo`, value and gradient, under `sequence_mean` when A is constant in the trajectory
     Peers: verl `gspo` (log_ratio_max 10)
@@ -92,9 +94,10 @@ def gmpo(
 
     Formula: −mean_t(A)·exp(mean_t c_t), c_t = sgn(A)·min(sgn(A)·log ρ_t, sgn(A)·clip(log ρ_t, −low, high)); every token carries its
         trajectory's loss
+    Gradient: −mean_t(A)·exp(mean_t c_t) times the mean of ∇log π over the trajectory, tokens that a bound holds left out of the sum
     Source: GMPO, arXiv:2507.20673
     Degenerate: A = 0 gives 0
-    Peers: verl `geo_mean` (its clip_ratio_low/high are the log-space bounds, length_epsilon 1e-8)
+    Peers: TRL `gmpo`, verl `geo_mean` (its clip_ratio_low/high are the log-space bounds, length_epsilon 1e-8)
     """
     ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
     advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
@@ -126,6 +129,7 @@ def vespo(
     """REINFORCE with a smooth, detached weight of the whole trajectory's ratio, not normalised by length.
 
     Formula: −sg(φ(W))·A·log π, W = Π_t π/μ, φ(W) = W^k·exp(λ(1 − W)), k and λ by the sign of A
+    Gradient: −φ(W)·A∇log π
     Source: VESPO, arXiv:2602.10693
     Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` holds log W
     Peers: TRL `vespo` (log_ratio_clamp 20, log_weight_min log 1e-8)

@@ -43,6 +43,8 @@ class BatchTensors:
     """One per trajectory: what it has in common with other groups of its prompt."""
     current_version: int
     """The learner's policy version at the start of the step."""
+    prompt_lengths_N: Tensor | None = None
+    """int64; tokens of the prompt, counted and nothing else."""
     reference_logprobs_NT: Tensor | None = None
     """None: no reference was asked."""
     proximal_logprobs_NT: Tensor | None = None

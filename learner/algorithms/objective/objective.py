@@ -25,6 +25,7 @@ from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size, refuse_selection
 from learner.algorithms.objective.controllers import controllers
+from learner.algorithms.objective.inert import refuse_inert
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
 from learner.algorithms.objective.preparation import mini_batch, prepare
@@ -60,6 +61,7 @@ class Objective:
         """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out."""
         parts = Parts.from_config(algorithm)
         refuse_contradictions(parts)
+        refuse_inert(parts, updates_per_step=updates_per_step)
         return cls(parts, updates_per_step=updates_per_step)
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:

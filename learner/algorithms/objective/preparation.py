@@ -184,6 +184,7 @@ def _supply(batch: BatchTensors) -> dict[str, Any]:
     return cleaned | {
         "loss_mask_NT": batch.loss_mask_NT,
         "group_index_N": batch.group_index_N,
+        "prompt_lengths_N": batch.prompt_lengths_N,
         "completion_lengths_N": batch.completion_lengths_N,
         "truncated_N": batch.truncated_N,
         "reward_components_NK": batch.reward_components_NK,

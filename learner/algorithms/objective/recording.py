@@ -6,7 +6,7 @@ Shapes: N trajectories of the step, B rows of a micro-batch, T tokens.
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.losses.surrogates import TokenLosses, unclipped_surrogate
 from learner.algorithms.masks import masked
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Recorder, Statistics
@@ -38,6 +38,7 @@ def record(
         recorder.record("clip_fraction", policy_losses.clipped_BT, mask_BT)
     recorder.record("correction_weight", corrections_BT, rows.gradient_mask_NT)
     recorder.record("correction_dropped", corrections_BT == 0, rows.gradient_mask_NT)
+    recorder.record("bounded_surrogate", -policy_losses.losses_BT, mask_BT)
     recorder.record("policy_logprob", policy_BT, mask_BT)
     recorder.record("policy_logprob_positive", policy_BT, mask_BT & (rows.advantages_NT > 0))
     recorder.record("policy_logprob_negative", policy_BT, mask_BT & (rows.advantages_NT < 0))
@@ -54,6 +55,7 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     kept_BT = masked(policy_BT, loss_mask_BT=mask_BT).double()
     old_BT = kept_BT - masked(proximal_BT, loss_mask_BT=mask_BT)
     recorder.record("ratio", old_BT.exp(), mask_BT)
+    recorder.record("surrogate", -unclipped_surrogate(old_BT, advantages_BT=rows.advantages_NT), mask_BT)
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
     recorder.record("kl_old_k1", -old_BT, mask_BT)
     recorder.record("kl_old_k3", torch.expm1(old_BT) - old_BT, mask_BT)
@@ -61,12 +63,15 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
+    recorder.record("trajectory_weight", rollout_BT.sum(1).clamp(-100, 100).exp(), rows.is_kept_N)
     if rows.begins_step:
         newest_BT = mask_BT & (rows.lags_NT == rows.newest_lag)
         recorder.record("mismatch", rollout_BT.abs(), newest_BT)
         recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
     if rows.reference_logprobs_NT is not None:
         reference_BT = kept_BT - masked(rows.reference_logprobs_NT, loss_mask_BT=mask_BT)
+        recorder.record("ratio_reference", (-reference_BT).exp(), mask_BT)
+        recorder.record("ratio_reference_old", (old_BT - reference_BT).exp(), mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)
         recorder.record("kl_reference_k3", torch.expm1(-reference_BT) + reference_BT, mask_BT)
         recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), rows.is_kept_N)
@@ -84,7 +89,11 @@ def of_the_batch(prepared: Prepared) -> Statistics:
         recorder.record("value_error", prepared.returns_NT - prepared.values_NT, mask_NT)
     recorder.record("reward", prepared.rewards_N)
     recorder.record("shaped_reward", prepared.shaped_rewards_N)
+    recorder.record("trajectory_return", prepared.supply["token_rewards_NT"].sum(1))
     recorder.record("completion_length", prepared.completion_lengths_N)
+    if (prompt_lengths_N := prepared.supply["prompt_lengths_N"]) is not None:
+        recorder.record("prompt_length", prompt_lengths_N)
+        recorder.record("length", prompt_lengths_N + prepared.completion_lengths_N)
     recorder.record("truncated", prepared.truncated_N)
     recorder.record("off_policy_steps", prepared.lags_NT, prepared.sampled_mask_NT)
     recorder.record("groups", prepared.leads_group_N)

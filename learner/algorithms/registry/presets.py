@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dr_grpo": {
         "advantage": "dr_grpo",
         "policy_loss": {"name": "ppo_clip"},
-        "aggregation": {"name": "sequence_sum_over_length", "empty_rows": "exclude"},
+        "aggregation": "sequence_sum_over_length",
     },
     "dapo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
@@ -100,14 +100,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "sequence_mean",
         "kl": {"loss": {"coefficient": 0.1, "estimator": "k3", "log_ratio_clamp": 10.0}},
-        "reward_placement": "every_token",
+    },
+    "tapeagents_0_1_0_grpo": {
+        "advantage": {"name": "grpo", "epsilon": 1e-4},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
     },
     "torchrl_grpo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6, "epsilon_mode": "clamp"},
         "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
         "entropy_coefficient": 0.01,
-        "reward_placement": "every_token",
     },
     "lightrft_group_norm": {
         "advantage": {"name": "grpo", "epsilon": 1e-8},
@@ -118,7 +122,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "trl_grpo": {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
         "policy_loss": {"name": "ppo_clip"},
-        "aggregation": {"name": "sequence_mean", "empty_rows": "count"},
+        "aggregation": "sequence_mean",
     },
     "verl_grpo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6, "singleton": "raw"},
@@ -141,6 +145,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Each is an algorithm section; fields that it leaves out have AlgorithmConfig's defaults."""
+
+VERSIONS = {
+    "tapeagents_grpo": "TapeAgents 0.1.16",
+    "tapeagents_0_1_0_grpo": "TapeAgents 0.1.0",
+    "torchrl_grpo": "torchrl 0.14.1; commit 77dbc6c9f is the same where nothing is padded",
+    "lightrft_group_norm": "LightRFT, commit 30bc53d and main",
+    "trl_grpo": 'TRL 1.16.0 with `loss_type="grpo"`; its default `dapo` is aggregation `token_mean`',
+    "verl_grpo": "verl 0.9.1",
+    "torchtune_ppo": "torchtune 0.6.1",
+}
+"""What the presets that are named for a system were compared with, through a run's objective."""
 
 _POINT_OF = {
     "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "dividing by the group's spread is what Dr. GRPO takes out"),

@@ -78,12 +78,12 @@ class Variant:
 
 
 def docstring_sections(function: Callable[..., Any]) -> dict[str, str]:
-    """`summary`, and the text after `Formula:`, `Source:`, `Degenerate:` and `Peers:`."""
+    """`summary`, and the text after `Formula:`, `Gradient:`, `Source:`, `Degenerate:` and `Peers:`."""
     sections: dict[str, str] = {"summary": ""}
     current = "summary"
     for line in (inspect.getdoc(function) or "").splitlines():
         head, colon, rest = line.partition(":")
-        if colon and head in ("Formula", "Source", "Degenerate", "Peers"):
+        if colon and head in ("Formula", "Gradient", "Source", "Degenerate", "Peers"):
             current, line = head, rest
         sections[current] = f"{sections.get(current, '')} {line.strip()}".strip()
     return sections

@@ -60,6 +60,17 @@ class Case:
         statistics = [objective.statistics(prepared), *(result.statistics for result in results)]
         return total.detach(), Statistics.merge(statistics).compute(), gradient
 
+    def value_gradient(self, objective: Objective) -> Tensor:
+        """Of the loss, by the critic's values."""
+        values = self.values.detach().clone().requires_grad_()
+        result = objective.loss(
+            objective.prepare(self.batch),
+            policy_logprobs_BT=self.policy,
+            entropies_BT=self.entropies,
+            values_BT=values,
+        )
+        return torch.autograd.grad(result.loss, values)[0]
+
     def of_rows(self, objective: Objective, prepared: Prepared, policy: Tensor, rows: list[int]) -> LossResult:
         return objective.loss(
             prepared.rows(rows),
@@ -106,6 +117,24 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         columns={"difficulty": noise(num).abs()},
     )
     return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))
+
+
+def mixed(seed: int, *, single: bool = False, constant: bool = False, positive: bool = False) -> Case:
+    """Groups of 7, one of equal rewards, one trajectory alone; two truncated, with holes, lags up to 4, far from the proximal policy."""
+    whole = case(seed, num_groups=3, group_size=7, width=8, spread=0.8)
+    batch = whole.batch
+    rewards_N, components_NK = batch.rewards_N.float(), batch.reward_components_NK.float()
+    rewards_N = rewards_N.abs() if positive else rewards_N
+    rewards_N[: 21 if constant else 7], components_NK[:7, 0] = 0.3, 0.3
+    groups_N, truncated_N, mask_NT = batch.group_index_N.clone(), batch.truncated_N.clone(), batch.loss_mask_NT.clone()
+    groups_N[-1] += single
+    truncated_N[[8, 15]] = True
+    mask_NT[:, 2] &= ~mask_NT[:, 3]
+    changed = replace(
+        batch, rewards_N=rewards_N, reward_components_NK=components_NK, group_index_N=groups_N, truncated_N=truncated_N,
+        loss_mask_NT=mask_NT, current_version=4,
+    )  # fmt: skip
+    return Case(changed, whole.policy, whole.entropies, whole.values)
 
 
 def row(*values: float) -> Tensor:

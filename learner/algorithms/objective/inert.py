@@ -1,0 +1,119 @@
+"""Options that cannot change the loss under the rest of a configuration. A user who sets one expects something of it.
+
+Fields follow from what variants ask for by name: a place for rewards per token means nothing to an advantage that never asks for them.
+Parameters of a variant say themselves when they act (`learner.algorithms.conditions`).
+"""
+
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from learner.algorithms.conditions import InertWith
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.variants import Variant
+
+_READ_AS: dict[str, tuple[tuple[str, ...], str]] = {
+    "reward_placement": (("token_rewards_NT",), "rewards per token"),
+    "advantage_shaping": (("advantages_BT", "advantages_NT"), "advantages"),
+    "proximal": (("proximal_logprobs_BT", "proximal_logprobs_NT", "covariances_BT"), "the log-probs of π_old"),
+}
+"""Fields that change what other parts read: the tensors they change, and those in words."""
+
+_RATIO_BOUNDS = frozenset(
+    {
+        "epsilon_low", "epsilon_high", "epsilon_min", "epsilon_max", "dual_clip", "delta", "log_ratio_clamp", "log_ratio_max",
+        "log_clip_low", "log_clip_high", "clip_range",
+    }
+)  # fmt: skip
+"""Parameters of losses that bound how far policy or value may go from where the step began."""
+
+
+def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
+    """Raises ConfigError that names field, value and way out for the first option that can change nothing."""
+    _refuse_unread(parts)
+    for variant in parts.all():
+        for name, default, conditions in _set_away_from_default(variant):
+            shown = f"{variant.field}.{name}={variant.plugin.params[name]!r}"
+            for condition in conditions:
+                if _in_force(condition.name, variant, parts.config) == condition.value:
+                    raise ConfigError(
+                        f"{shown} changes nothing while {_full_name(condition.name, variant)}={_said(condition.value)}; "
+                        f"leave it at {default!r}, or change the other"
+                    )
+            if updates_per_step == 1 and name in _RATIO_BOUNDS and _starts_at_the_policy(variant, parts.config):
+                raise ConfigError(
+                    f"{shown} can never act: a step of one update trains the policy that it compares with; "
+                    "set learner.mini_batches or learner.epochs above 1, or leave it out"
+                )
+
+
+def _refuse_unread(parts: Parts) -> None:
+    config = parts.config
+    for field, (tensors, meaning) in _READ_AS.items():
+        value = getattr(config, field)
+        if value == AlgorithmConfig.model_fields[field].default or _reads(parts, tensors, besides=field):
+            continue
+        raise ConfigError(
+            f"{field}={_said(value)} changes nothing: {_named(parts)} do not ask for {meaning}; leave {field} out"
+        )
+
+
+def _reads(parts: Parts, tensors: tuple[str, ...], *, besides: str = "") -> bool:
+    """Whether anything but the parts of one field asks for one of these."""
+    config = parts.config
+    asked = {name for variant in parts.all() if variant.field.partition("[")[0] != besides for name in variant.asks}
+    if config.value is not None:
+        asked |= {"token_rewards_NT"}  # the returns that the critic learns
+    estimators = {term.estimator for term in (config.kl.loss, config.kl.rollout) if term is not None}
+    if "unbiased" in estimators or (config.kl.reward is not None and config.proximal == "recompute"):
+        asked |= {"proximal_logprobs_BT"}
+    return not asked.isdisjoint(tensors)
+
+
+def _set_away_from_default(variant: Variant) -> Iterator[tuple[str, Any, list[InertWith]]]:
+    """Name, default and conditions of each parameter that config set to another value."""
+    signature = inspect.signature(variant.function)
+    hints = _hints(variant)
+    for name, value in variant.plugin.params.items():
+        default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
+        if default is not inspect.Parameter.empty and value != default:
+            metadata = getattr(hints.get(name), "__metadata__", ())
+            yield name, default, [each for each in metadata if isinstance(each, InertWith)]
+
+
+def _hints(variant: Variant) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(variant.function, include_extras=True)
+    except (NameError, TypeError):  # annotations of a user's own that only a type checker can import
+        return {}
+
+
+def _in_force(name: str, variant: Variant, config: AlgorithmConfig) -> Any:
+    return variant.parameters[name] if name in variant.parameters else getattr(config, name)
+
+
+def _full_name(name: str, variant: Variant) -> str:
+    return f"{variant.field}.{name}" if name in variant.parameters else name
+
+
+def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
+    """The first update of a step compares the policy, or the values, with themselves."""
+    if "old_values_BT" in variant.asks:
+        return True
+    return "proximal_logprobs_BT" in variant.asks and variant.field == "policy_loss" and config.proximal == "recompute"
+
+
+def _named(parts: Parts) -> str:
+    chosen = (parts.advantage, parts.policy_loss, *parts.filters, *parts.corrections)
+    return ", ".join(f"{variant.field}={variant.plugin.name!r}" for variant in chosen)
+
+
+def _said(value: Any) -> str:
+    """As a run file says it."""
+    if isinstance(value, tuple):
+        return str([each.name if isinstance(each, Plugin) else each for each in value])
+    return repr(value)

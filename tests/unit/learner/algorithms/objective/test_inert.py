@@ -1,0 +1,215 @@
+"""Every option acts or is refused: on batches with groups of all sorts, and on the step after it."""
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError, DataError
+from learner.algorithms.objective import Objective
+from learner.algorithms.registry.homes import HOMES
+from learner.algorithms.registry.presets import PRESETS, expand
+from tests.unit.learner.algorithms import options
+from tests.unit.learner.algorithms.batches import mixed
+
+pytestmark = pytest.mark.slow  # all of every variant
+
+OF_THE_LEARNER = (
+    "monitor.", "sft.",
+    "value.backbone", "value.path", "value.revision", "value.trust_remote_code", "value.learning_rate", "value.warmup_steps",
+)  # fmt: skip
+"""They say what the learner builds, looks at, imitates and when it steps, and are no part of the loss of a batch."""
+
+OF_THE_LOSS = [field for field in HOMES if field != "selection"]
+"""A selection chooses what is in the batch, before there is one."""
+
+CRITIC: dict[str, Any] = {"advantage": "gae", "value": {}}
+RECOMPUTED: dict[str, Any] = {"proximal": "recompute"}
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "value.loss": CRITIC,
+    "value.aggregation": CRITIC,
+    "corrections": RECOMPUTED,
+    "advantage_shaping": {"advantage": "raw_reward"},  # where groups without variance have an advantage to shape
+}
+"""What a field's variants are tried in."""
+
+
+CASES = [mixed(0), mixed(1, single=True, positive=True), mixed(2, constant=True)]
+
+
+def effect(section: dict[str, Any]) -> list[Tensor]:
+    """What a run of this section would do on each batch in turn: losses and gradients, or what it says of a batch that it refuses."""
+    return _effect(json.dumps(section, sort_keys=True))
+
+
+@functools.cache
+def _effect(section: str) -> list[Tensor]:
+    made = Objective.from_config(AlgorithmConfig.model_validate_json(section), updates_per_step=2)
+    found: list[Tensor] = []
+    for whole in CASES:
+        try:
+            loss, report, gradient = whole.loss(made)
+        except DataError as error:
+            found.append(torch.tensor(list(str(error).encode())))
+            continue
+        found += [loss, gradient]
+        if made.config.value is not None:
+            found += [whole.value_gradient(made)]
+        made.observe(report)
+    return found
+
+
+def acts(section: dict[str, Any], *, against: dict[str, Any]) -> bool | None:
+    """Whether it differs from its neighbour; None: one of them is refused."""
+    try:
+        a, b = effect(section), effect(against)
+    except (ConfigError, ValidationError):
+        return None
+    return len(a) != len(b) or not all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
+
+
+def parameters(field: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for variant in options.variants(field):
+        needs_critic = {"gae": CRITIC}.get(variant["name"], {}) if field == "advantage" else {}
+        context = CONTEXTS.get(field, {}) | needs_critic
+        if "proximal_logprobs" in _asks(variant, field):
+            context |= RECOMPUTED
+        for before, changed in options.changes_of(variant, field):
+            yield options.with_set(context, field, before), options.with_set(context, field, changed)
+
+
+def _asks(variant: dict[str, Any], field: str) -> str:
+    from cluster.contracts.plugins import Plugin
+    from learner.algorithms.registry.variants import Variant
+
+    return " ".join(Variant.from_plugin(Plugin.model_validate(variant), field=field).asks)
+
+
+@pytest.mark.parametrize("field", OF_THE_LOSS)
+def test_every_parameter_of_every_variant_acts_or_is_refused(field):
+    inert = [changed for before, changed in parameters(field) if acts(changed, against=before) is False]
+    assert inert == []
+
+
+@pytest.mark.parametrize("field", OF_THE_LOSS)
+def test_what_is_refused_beside_defaults_acts_elsewhere(field):
+    """No parameter is dead: another parameter of its variant, or another part, lets it act."""
+    refused = [(before, changed) for before, changed in parameters(field) if acts(changed, against=before) is None]
+    dead = [changed for before, changed in refused if not any(_elsewhere(field, before, changed))]
+    assert dead == []
+
+
+def _elsewhere(field: str, before: dict[str, Any], changed: dict[str, Any]) -> Iterator[bool | None]:
+    """Whether it acts beside filters, and beside each other parameter of its variant."""
+    filters = {"filters": ["overlong_mask"]}
+    yield acts(changed | filters, against=before | filters)
+    variant, with_change = _variant(before, field), _variant(changed, field)
+    for _, other in options.changes_of(variant, field):
+        one, another = variant | other, other | with_change
+        yield acts(options.with_set(changed, field, another), against=options.with_set(before, field, one))
+
+
+def _variant(section: dict[str, Any], field: str) -> dict[str, Any]:
+    found = functools.reduce(lambda inner, key: inner[key], field.split("."), section)
+    return found[0] if isinstance(found, list) else found
+
+
+def contexts() -> list[dict[str, Any]]:
+    """The defaults, a critic, and a loss or advantage for each set of tensors that one asks for: no other difference decides what acts."""
+    found: dict[str, dict[str, Any]] = {}
+    for field in ("policy_loss", "advantage"):
+        for variant in options.variants(field):
+            beside = {"value": {}} if variant["name"] == "gae" else {}
+            found.setdefault(_asks(variant, field), {field: variant} | beside)
+    return [{}, *found.values()]
+
+
+def of_the_loss() -> list[tuple[str, FieldInfo]]:
+    return [(path, field) for path, field in options.settings() if not path.startswith(OF_THE_LEARNER)]
+
+
+def settings() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each setting in each context: its name, the section without it, the section with it."""
+    kl = {name: {"coefficient": 0.1, "estimator": "k3"} for name in ("loss", "reward", "rollout")}
+    for path, field in of_the_loss():
+        for context in contexts():
+            if path.startswith("value.") and "value" not in context:
+                continue
+            beside = context | ({"kl": kl} if path.startswith("kl.") else {})
+            changed = [options.with_set(beside, path, value) for value in options.values_of(path, field)]
+            yield from ((path, beside, each) for each in changed if each != beside)
+
+
+def test_every_setting_acts_or_is_refused_and_acts_somewhere():
+    seen = [(path, changed, acts(changed, against=before)) for path, before, changed in settings()]
+    assert [path for path, _, does in seen if does is False] == []
+    assert {path for path, _, does in seen if does} == {path for path, _ in of_the_loss()}
+
+
+@pytest.mark.parametrize("field", ("reward_shaping", "advantage_shaping", "filters", "corrections"))
+def test_every_part_acts_or_is_refused_beside_every_kind_of_loss_and_advantage(field):
+    tried = [(context, variant) for context in contexts() for variant in options.variants(field)]
+    inert = [each for each in tried if acts(options.with_set(each[0], field, each[1]), against=each[0]) is False]
+    assert inert == []
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"reward_placement": "every_token"},
+            r"reward_placement='every_token' changes nothing: advantage='grpo', policy_loss='ppo_clip' do not ask for rewards per token",
+        ),
+        (
+            {"policy_loss": "reinforce", "proximal": "recompute"},
+            r"proximal='recompute' changes nothing: .* do not ask for the log-probs of π_old; leave proximal out",
+        ),
+        (
+            {"advantage": {"name": "cpgd", "epsilon": 0.1}},
+            r"advantage.epsilon=0.1 changes nothing while advantage.center='mean'; leave it at 1e-08, or change the other",
+        ),
+        (
+            {"aggregation": {"name": "sequence_mean", "empty_rows": "count"}},
+            r"aggregation.empty_rows='count' changes nothing while filters=\[\]; leave it at 'exclude'",
+        ),
+        (
+            {"proximal": "recompute", "policy_loss": {"name": "gspo", "epsilon_low": 0.1}},
+            r"policy_loss.epsilon_low=0.1 can never act: a step of one update .* learner.mini_batches or learner.epochs above 1",
+        ),
+        (
+            CRITIC | {"value": {"loss": {"name": "value_clip", "clip_range": 0.1}}},
+            r"value.loss.clip_range=0.1 can never act",
+        ),
+    ],
+)
+def test_an_option_that_cannot_act_is_refused_with_its_field_value_and_way_out(section, message):
+    with pytest.raises(ConfigError, match=message):
+        Objective.from_config(AlgorithmConfig.model_validate(section))
+
+
+def test_bounds_act_where_a_step_makes_several_updates():
+    bounded = {"name": "gspo", "epsilon_low": 0.1}
+    section = AlgorithmConfig.model_validate(RECOMPUTED | {"policy_loss": bounded})
+    assert Objective.from_config(section, updates_per_step=2).config.policy_loss.params == {"epsilon_low": 0.1}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_says_nothing_that_its_other_settings_make_inert(preset):
+    """Each of its settings is a default for the reader, or makes another algorithm of the rest."""
+    whole = expand({"preset": preset})
+    spoken = Objective.from_config(AlgorithmConfig.model_validate(whole)).formula()
+    for field in AlgorithmConfig.model_validate(whole).model_dump(exclude_defaults=True):
+        rest = {name: value for name, value in whole.items() if name != field}
+        does = acts(whole, against=rest)
+        assert does is not False or spoken[field] == Objective.from_config(_config(rest)).formula()[field], field
+
+
+def _config(section: dict[str, Any]) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate(section)

@@ -1,0 +1,70 @@
+"""What a step reports of itself, worked out by hand on two trajectories of one token."""
+
+import math
+
+import pytest
+import torch
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.objective.statistics import Statistics, reported_names
+
+
+def reported(**section) -> dict[str, float]:
+    """π is 2 and 1 times the policy μ that sampled, the reference is half of μ; the first earned 1."""
+    made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
+    batch = BatchTensors(
+        loss_mask_NT=torch.ones(2, 1, dtype=torch.bool),
+        rollout_logprobs_NT=torch.full((2, 1), -1.0),
+        policy_versions_NT=torch.zeros(2, 1, dtype=torch.int64),
+        rewards_N=torch.tensor([1.0, 0.0]),
+        group_index_N=torch.zeros(2, dtype=torch.int64),
+        reference_logprobs_NT=torch.full((2, 1), -1.0 - math.log(2)),
+        truncated_N=torch.zeros(2, dtype=torch.bool),
+        completion_lengths_N=torch.ones(2, dtype=torch.int64),
+        prompt_lengths_N=torch.tensor([3, 5]),
+        trajectory_ids=["a", "b"],
+        group_ids=["g", "g"],
+        prompt_ids=["p", "p"],
+        current_version=0,
+    )
+    prepared = made.prepare(batch)
+    result = made.loss(prepared, policy_logprobs_BT=torch.tensor([[-1.0 + math.log(2)], [-1.0]]))
+    report = Statistics.merge([result.statistics, made.statistics(prepared)]).compute()
+    assert report.keys() <= reported_names().keys()
+    return report
+
+
+def test_the_surrogate_is_reported_before_and_after_its_bounds():
+    report = reported()
+    assert report["surrogate_mean"] == pytest.approx((2 * 1 + 1 * 0) / 2)
+    assert report["bounded_surrogate_mean"] == pytest.approx((1.2 * 1 + 1 * 0) / 2)
+
+
+def test_ratios_to_the_reference_are_those_of_the_new_and_of_the_old_policy():
+    report = reported()
+    assert report["ratio_reference_mean"] == pytest.approx((1 / 4 + 1 / 2) / 2)
+    assert report["ratio_reference_old_mean"] == pytest.approx(1 / 2)
+    assert report["policy_logprob_max"] == pytest.approx(-1 + math.log(2))
+
+
+def test_the_effective_sample_size_is_one_of_tokens_and_one_of_trajectories():
+    report = reported()
+    assert report["trajectory_weight_mean"] == pytest.approx(1.5) and report["trajectory_weight_max"] == pytest.approx(
+        2
+    )
+    assert report["trajectory_weight_ess"] == pytest.approx((2 + 1) ** 2 / (2 * (4 + 1)))
+
+
+def test_the_return_of_a_trajectory_needs_no_critic_and_has_the_kl_in_it():
+    assert reported()["trajectory_return_mean"] == pytest.approx(0.5)
+    with_kl = reported(kl={"reward": {"coefficient": 0.5, "estimator": "k1"}})
+    assert with_kl["trajectory_return_mean"] == pytest.approx(0.5 - 0.5 * math.log(2))
+    assert with_kl["shaped_reward_mean"] == pytest.approx(0.5)
+
+
+def test_prompts_and_whole_trajectories_have_lengths():
+    report = reported()
+    assert (report["prompt_length_mean"], report["prompt_length_max"]) == (4, 5)
+    assert (report["length_mean"], report["length_max"]) == (5, 6)
