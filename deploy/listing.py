@@ -38,7 +38,7 @@ class Kind:
 
 KINDS = {
     "rewards": Kind(setting="reward.judge", home=REWARDS),
-    "prompts": Kind(setting="prompts and evaluation.prompts", home=PROMPTS),
+    "prompts": Kind(setting="prompts, evaluation.prompts and algorithm.sft.prompts", home=PROMPTS),
     "transports": Kind(setting="weights.transport", home=TRANSPORTS),
     "sinks": Kind(setting="metrics.sinks", home=SINKS),
     "advantages": Kind(setting="algorithm.advantage", home=HOMES["advantage"]),
