@@ -71,6 +71,8 @@ def group_summary(
         "size_bytes": 100,
         "min_policy_version": version,
         "rewards": rewards,
+        "completion_lengths": (5,) * (len(rewards) or 2),
+        "truncated": (False,) * (len(rewards) or 2),
     }
     return GroupSummary(**{**values, **fields})
 
