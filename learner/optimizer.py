@@ -58,6 +58,8 @@ class Optimizer:
         `first_step`: where the schedule of the other parameters begins. They must have no gradients before.
         """
         self._config, self._num_steps, self._first_step = config, num_steps, first_step
+        self._factor = 1.0
+        """Of all learning rates: `observe_kl` moves it."""
         parameters = dict(named_parameters)
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._masters = {name: _master(p, compute_dtype=compute_dtype) for name, p in self._parameters.items()}
@@ -109,7 +111,23 @@ class Optimizer:
         return self._rate(index, peak=self._config.learning_rate, begins=self._first_step)
 
     def _rate(self, index: int, *, peak: float, begins: int) -> float:
-        return learning_rate_at(index - begins, config=self._config, num_steps=self._num_steps - begins, peak=peak)
+        steps = self._num_steps - begins
+        return self._factor * learning_rate_at(index - begins, config=self._config, num_steps=steps, peak=peak)
+
+    def observe_kl(self, kl: float) -> None:
+        """How far a step's last update found the policy, in nats per token: the next step's rates follow `optimizer.target_kl`."""
+        target = self._config.target_kl
+        if target is not None and kl > 2 * target:
+            self._factor = max(self._factor / 1.5, 0.01)
+        elif target is not None and kl < target / 2:
+            self._factor = min(self._factor * 1.5, 100.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """What is not a tensor."""
+        return {"factor": self._factor}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self._factor = state["factor"]
 
     @torch.no_grad()
     def copy_masters(self) -> None:

@@ -1,5 +1,6 @@
 """The optimizer updates of a step: which trajectories each trains on, what each did, and what they come to together."""
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -133,6 +134,7 @@ class Updater:
         report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
         if self._trains_policy(version) and any(update.is_made for update in updates):
             self._objective.observe(report)
+            self._optimizer.observe_kl(_moved(updates[-1].statistics))
         return report
 
     def _trains_policy(self, version: int) -> bool:
@@ -141,9 +143,9 @@ class Updater:
         return value is None or version >= value.warmup_steps
 
     def _moved_too_far(self, statistics: Statistics) -> bool:
-        """Whether KL(π_old ‖ π), the mean of ρ − 1 − log ρ over the tokens of an update, is beyond `learner.stop_at_kl`."""
+        """Whether the policy is beyond `learner.stop_at_kl`."""
         limit = self._config.learner.stop_at_kl
-        return limit is not None and statistics.compute().get("kl_old_k3_mean", 0.0) > limit
+        return limit is not None and _moved(statistics) > limit
 
     def _demonstrated(self, version: int, *, place: int) -> list[TokenRow]:
         """What the update in this place of the step imitates."""
@@ -151,6 +153,11 @@ class Updater:
             return []
         number = version * self._config.learner.updates_per_step + place
         return [token_row(prompt, completion) for prompt, completion in self._demonstrations.of_update(number)]
+
+
+def _moved(statistics: Statistics) -> float:
+    """KL(π_old ‖ π), the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
+    return statistics.compute().get("kl_old_k3_mean", math.nan)
 
 
 def _told(updates: Sequence[Update]) -> Sequence[Update]:

@@ -95,6 +95,10 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     """Share of `learning_rate` that is left at the last step."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Global L2 norm; None does not clip."""
+    target_kl: PositiveFloat | None = None
+    """Learning rates, a critic's too, follow the policy's movement: each step whose last update finds KL(π_old ‖ π) above twice this
+    divides them by 1.5, one that finds it below half of this multiplies them by 1.5, within 1/100 and 100 of the schedule. The mean of
+    ρ − 1 − log ρ, in nats per token, as in `learner.stop_at_kl`; after rsl_rl and skrl. None leaves the schedule alone."""
 
 
 class LoraConfig(Section, mark=Mark.MATHEMATICS):
@@ -355,6 +359,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"learner.num_ranks={self.learner.num_ranks} is more than the {smallest} trajectories of an update; "
                 "use fewer ranks or learner.mini_batches, or raise buffer.groups_per_step or buffer.trajectories_per_group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_several_updates_for_target_kl(self) -> "RunConfig":
+        if self.optimizer.target_kl is not None and self.learner.updates_per_step == 1:
+            raise ValueError(
+                f"optimizer.target_kl={self.optimizer.target_kl:g} measures nothing where a step makes one update, before which the "
+                "policy has not moved; leave it out, or raise learner.epochs or learner.mini_batches"
             )
         return self
 

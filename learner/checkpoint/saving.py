@@ -122,6 +122,7 @@ class Saver:
         if generator is not None:
             torch.set_rng_state(generator)
         self._objective.load_state_dict(manifest.learner["objective"])
+        self._optimizer.load_state_dict(manifest.learner["optimizer"])
         return manifest
 
     def export(self, directory: Path) -> None:
@@ -198,7 +199,7 @@ class Saver:
             num_ranks=self._ranks.size,
             parameters_digest=self._parameters_digest(),
             metric=extra.get("metric"),
-            learner={"objective": self._objective.state_dict()},
+            learner={"objective": self._objective.state_dict(), "optimizer": self._optimizer.state_dict()},
             extra=dict(extra),
             files={},
         )

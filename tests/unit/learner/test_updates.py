@@ -169,6 +169,33 @@ def test_a_step_stops_at_a_kl(model_path: Path):
     assert metrics[f"updates/kl_old_k3_mean/{made + 1}"] > 1e-3 and f"updates/loss/{made + 2}" not in metrics
 
 
+def test_the_learning_rate_follows_the_kl_and_a_checkpoint_keeps_it(model_path: Path, tmp_path: Path):
+    rates = {}
+    for target_kl in (1e-9, 1e9):
+        config = make_config(
+            model_path,
+            optimizer={"learning_rate": 1e-3, "target_kl": target_kl},
+            learner={"mini_batches": 2},
+            algorithm={"proximal": "recompute"},
+            checkpoint={"asynchronous": False},
+        )
+        learner, resumed = Learner(config), Learner(config)
+        found = [learner.update(*_groups(0)).metrics["learner/learning_rate"]]
+        learner.save(str(tmp_path / f"{target_kl}" / "step-000001"), {})
+        resumed.restore(str(tmp_path / f"{target_kl}" / "step-000001"))
+        found += [each.update(*_groups(1)).metrics["learner/learning_rate"] for each in (learner, resumed)]
+        rates[target_kl] = found
+    assert rates[1e-9] == pytest.approx([1e-3, 1e-3 / 1.5, 1e-3 / 1.5])
+    assert rates[1e9] == pytest.approx([1e-3, 1.5e-3, 1.5e-3])
+
+
+def test_a_target_kl_is_refused_where_nothing_moves_before_the_update(model_path: Path):
+    with pytest.raises(
+        ValidationError, match=r"optimizer.target_kl=0.02 measures nothing where a step makes one update"
+    ):
+        make_config(model_path, optimizer={"target_kl": 0.02})
+
+
 def test_the_first_update_is_made_however_far_the_rollout_policy_is(model_path: Path):
     learner = _learner(model_path, algorithm={"proximal": "rollout"}, mini_batches=2, stop_at_kl=1e-9)
     metrics = learner.update(*_groups(0)).metrics
