@@ -1,6 +1,7 @@
 """Trajectories that exist already, as groups to learn from: read from Arrow, or imported from rows of prompts and completions."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -94,8 +95,8 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
     completion, reward = prompt.columns.get("completion"), prompt.columns.get("reward")
     if not isinstance(completion, str):
         raise DataError(f"completion is {str(completion)[:80]!r}; it must be a text")
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise DataError(f"reward is {str(reward)[:80]!r}; it must be a number")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise DataError(f"reward is {str(reward)[:80]!r}; it must be a finite number")
     encoded, token_ids = formatter.encode(prompt), formatter.encode_completion(prompt, completion)
     now = int(time.time() * 1e6)
     return {
@@ -135,7 +136,8 @@ def _read(place: str) -> Iterator[pa.RecordBatch]:
     for each in names:
         try:
             with pa.ipc.open_file(files.read_file(each)) as reader:
-                table = pa.Table.from_batches([validate(reader.get_batch(i)) for i in range(reader.num_record_batches)])
+                batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+                table = pa.Table.from_batches(batches, schema=reader.schema)
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         except (DataError, pa.ArrowInvalid) as error:

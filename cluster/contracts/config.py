@@ -327,7 +327,8 @@ class RunConfig(Section):
     """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters. Texts of a file go through the model's chat
     template where it has one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
     recorded: Mathematics[str | None] = None
-    """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it."""
+    """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it. The log-probs in
+    it are another policy's, of any age: `buffer.max_off_policy_steps` bounds nothing, `algorithm.corrections` weigh the gap."""
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()

@@ -72,6 +72,8 @@ def test_groups_that_teach_nothing_are_left_out_and_a_place_without_any_is_refus
     assert len(opened(write(tmp_path / "a.arrow", known, failed, filtered), of_no_variance)) == 1
     with pytest.raises(ConfigError, match="has 2 groups, and none to learn from"):
         opened(write(tmp_path / "b.arrow", failed, filtered), of_no_variance)
+    with pytest.raises(ConfigError, match="has 0 groups, and none to learn from"):
+        opened(write(tmp_path / "empty.arrow"))
     with pytest.raises(ConfigError, match=r"nothing\.arrow"):
         opened(str(tmp_path / "nothing.arrow"))
 
@@ -110,8 +112,9 @@ def test_rows_of_one_group_column_are_a_group_whatever_their_prompts(tmp_path, m
     ("row", "why"),
     [
         ({"prompt": "a", "reward": 1.0}, "completion is 'None'; it must be a text"),
-        ({"prompt": "a", "completion": "b"}, "reward is 'None'; it must be a number"),
+        ({"prompt": "a", "completion": "b"}, "reward is 'None'; it must be a finite number"),
         ({"prompt": "a", "completion": "b", "reward": True}, "reward is 'True'"),
+        ({"prompt": "a", "completion": "b", "reward": float("nan")}, "reward is 'nan'"),
         ({"prompt": "a", "completion": "", "reward": 1.0}, "has an empty completion"),
         ({"prompt": "a", "completion": "b" * 300, "reward": 1.0}, "shorten or drop it"),
     ],
