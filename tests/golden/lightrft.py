@@ -15,7 +15,7 @@ from learner.algorithms.moments import RunningMoments
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl
-from tests.golden.through_objective import Step, aggregated
+from tests.golden.through_objective import Step, advantages_by_objective, aggregated
 
 _AGGREGATION = {"name": "sequence_mean"}
 
@@ -249,6 +249,8 @@ def _running_norm(rewards_N: Tensor, v: Variant) -> Tensor:
     moments, scaled = RunningMoments(), []
     for part in _split(rewards_N, v):
         moments = moments.update(part)
+        if moments.var == 0:
+            raise Unsupported("a running std without variance so far: LightRFT divides by 1e-12, we by 1")
         centred = part - moments.mean if v.option("reward_running_norm_minus_mean") else part
         scaled.append((centred / moments.std).to(part.dtype))
     return torch.cat(scaled)
@@ -272,13 +274,17 @@ def _returns_by_experience(
 
 
 def clip_filter_weights(v: Variant) -> dict[str, Any]:
+    """By what they do to advantages of 1, through an objective."""
     rewards = v["rewards"]
-    weights = shaping.group_weights(
-        torch.ones(rewards.numel(), 1),
+    num, size = rewards.shape
+    cap, constant = v.option("clip_filter_like_weight_clip_eps"), v.option("lamda")
+    weights = advantages_by_objective(
+        {
+            "advantage": "token_rewards",
+            "advantage_shaping": [{"name": "group_weights", "cap": cap, "constant_weight": constant}],
+        },
         rewards_N=rewards.flatten(),
-        group_index_N=torch.arange(rewards.numel()) // rewards.shape[1],
-        cap=v.option("clip_filter_like_weight_clip_eps"),
-        constant_weight=v.option("lamda"),
+        group_index_N=torch.arange(num).repeat_interleave(size),
     )
     return {"weights": weights.view(rewards.shape)}
 

@@ -5,7 +5,7 @@ goes through the same parts by hand.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,12 @@ Plugins = Mapping[str, Any]
 """An algorithm section, or one variant of it, as a run file would say it."""
 
 
-def as_given(token_rewards_NT: Tensor) -> Tensor:
-    """The advantages that a case states travel as rewards per token."""
-    return token_rewards_NT
+def advantages_by_objective(algorithm: Plugins, *, rewards_N: Tensor, group_index_N: Tensor) -> Tensor:
+    """Of trajectories of one token each, whose own reward is 1."""
+    ones_NT = torch.ones(len(rewards_N), 1, dtype=rewards_N.dtype)
+    step = Step(policy_BT=-ones_NT, old_BT=-ones_NT, advantages_BT=ones_NT, mask=ones_NT.bool())
+    batch = replace(step.batch(step.mask.any(1)), rewards_N=rewards_N, group_index_N=group_index_N)
+    return Objective.from_config(AlgorithmConfig.model_validate(algorithm)).prepare(batch).advantages_NT[:, 0]
 
 
 def aggregated(losses_BT: Tensor, aggregation: Plugins, mask: Tensor) -> Tensor:
@@ -124,11 +127,11 @@ class Step:
         """Rows with nothing unmasked are not in the batch; where the aggregation counts them they are put into its mean here."""
         rows = self.mask.any(1)
         aggregation = {key: value for key, value in algorithm["aggregation"].items() if key != "empty_rows"}
-        given = {"advantage": f"{__name__}:as_given"} | dict(algorithm) | {"aggregation": aggregation}
+        given = {"advantage": "token_rewards"} | dict(algorithm) | {"aggregation": aggregation}
         compared = (_variant(algorithm["policy_loss"], "policy_loss"), *self._corrections(algorithm))
         if any("proximal_logprobs_BT" in variant.asks for variant in compared):
             given |= {"proximal": "recompute"}
-        objective = Objective.from_config(AlgorithmConfig.model_validate(given))
+        objective = Objective.from_config(AlgorithmConfig.model_validate(given), updates_per_step=2)
         loss = objective.loss(
             objective.prepare(self.batch(rows)),
             policy_logprobs_BT=self.policy_BT[rows],
@@ -138,7 +141,7 @@ class Step:
         return loss * (rows.double().mean().item() if is_counted else 1.0)
 
     def batch(self, rows: Tensor) -> BatchTensors:
-        """Those rows, as a learner would have them."""
+        """These rows, each a group of its own. The advantages that a case states travel as rewards per token."""
         num_rows, width = int(rows.sum()), self.mask.shape[1]
         sampled_BT = self.old_BT if self.rollout_BT is None else self.rollout_BT
 
