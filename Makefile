@@ -9,7 +9,7 @@ STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.s
 PYTEST := $(BIN)/python -m pytest -q
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
-.PHONY: install train test acceptance test-all test-fast check format bench docs
+.PHONY: install train test acceptance test-all test-fast learn-check check format bench docs
 .DEFAULT_GOAL := train
 
 install: $(STAMP)
@@ -32,6 +32,9 @@ test-all: test acceptance
 
 test-fast: $(STAMP)
 	@$(FAST) -m "not slow and not acceptance"
+
+learn-check: $(STAMP)
+	@$(PYTEST) tests/unit/learner/algorithms/objective/test_expected_gradients.py
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check --quiet

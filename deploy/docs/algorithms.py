@@ -10,6 +10,7 @@ from typing import Any
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.plugins import Home, Plugin, find, names, parameters
 from deploy.docs import NOTE
+from deploy.docs.kl_table import table
 from deploy.docs.sampling import SAMPLING
 from learner.algorithms import kl
 from learner.algorithms.objective.statistics import reported_names
@@ -110,7 +111,7 @@ def _kl() -> str:
         offers=frozenset({"policy_logprobs_BT", "rollout_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
     )
     entries = [_entry(name, function, home=home) for name, function in kl.ESTIMATORS.items()]
-    return "\n\n".join(["## KL estimators", note, *entries])
+    return "\n\n".join(["## KL estimators", note, table(), *entries])
 
 
 def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:

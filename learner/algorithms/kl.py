@@ -30,7 +30,7 @@ def k1(
 def k2(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
-    """Half the squared log-ratio: biased value, right gradient.
+    """Half the squared log-ratio: biased in value; in the loss its gradient on-policy is that of KL(π ‖ π_ref).
 
     Formula: ½(log π − log π_ref)²
     Source: Schulman (2020)
@@ -46,7 +46,7 @@ def k2(
 def k3(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
-    """Never negative, unbiased, low variance.
+    """Never negative, low variance; on-policy right in value, and in the loss its gradient is that of KL(π_ref ‖ π).
 
     Formula: exp(−k1) + k1 − 1, as expm1(−k1) + k1
     Source: Schulman (2020); GRPO, arXiv:2402.03300
