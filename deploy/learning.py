@@ -43,8 +43,8 @@ async def _learn(
         )
     from learner.algorithms.objective import Objective
 
-    dropped_by = Objective.from_config(config.algorithm).dropped_by
-    data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=dropped_by)
+    objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+    data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=objective.dropped_by)
     log.event("recorded", num_groups=len(data), message=f"learns from {len(data)} groups of {config.recorded}")
     ledger = open_ledger(run_dir, log)
     checkpoints = run_dir.path(CHECKPOINTS)

@@ -96,7 +96,8 @@ def placement_of(config: RunConfig) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
     from learner.algorithms.objective import Objective
 
-    return plan(demand_of(config, needs=Objective.from_config(config.algorithm).needs), available())
+    objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+    return plan(demand_of(config, needs=objective.needs), available())
 
 
 async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:

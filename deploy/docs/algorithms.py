@@ -13,9 +13,10 @@ from deploy.docs import NOTE
 from deploy.docs.kl_table import table
 from deploy.docs.sampling import SAMPLING
 from learner.algorithms import kl
+from learner.algorithms.objective import Objective
 from learner.algorithms.objective.statistics import reported_names
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, OF_THE_ROWS
-from learner.algorithms.registry.presets import PRESETS
+from learner.algorithms.registry.presets import PRESETS, VERSIONS
 from learner.algorithms.registry.variants import docstring_sections
 
 _RESULTS = Path(__file__).parents[2] / "tests" / "golden" / "results.json"
@@ -61,6 +62,8 @@ its bounds being tighter than that rounding |
 | the clip fraction counts | tokens whose loss a bound changed | `ratio_outside` counts ratios beyond 0.8 to 1.2 |
 | KL in the reward, for an advantage per trajectory | the sum over its tokens is taken off its reward | `kl.reward.credit`: off the \
 advantage, `to_go` or `token` by token |
+| losses left as they are, one per token (torchrl `reduction="none"`) | a run minimises one number | aggregation `sum` |
+| an option that can change nothing beside the others | refused, with the way out | |
 | numbers per token | computed in float64 from the model's float32 | |
 | extreme ratios | exact down to log-probs of -700; a gradient beyond float32 is inf, and the step is skipped | clips and clamps |"""
 
@@ -97,7 +100,8 @@ def _section(title: str, home: Home, field: str) -> str:
     entries = [_entry(name, find(Plugin(name=name), home=home, field=field), home=home) for name in names(home)]
     is_list = typing.get_origin(AlgorithmConfig.model_fields[field.partition(".")[0]].annotation) is tuple
     shown = f"[{{name: {names(home)[0]}}}]" if is_list else f"{{name: {names(home)[0]}}}"
-    note = f"Set by `algorithm.{field}`, such as `{shown}`, with parameters beside the name; the functions lie in `{home.package}`."
+    keys = " or ".join(f"`algorithm.{key}`" for key, each in HOMES.items() if each is home)
+    note = f"Set by {keys}, such as `{shown}`, with parameters beside the name; the functions lie in `{home.package}`."
     return "\n\n".join([f"## {title}", note, *entries])
 
 
@@ -141,15 +145,17 @@ def _literal(value: Any) -> str:
 
 
 def _presets() -> str:
-    lines = [
-        "## Presets",
-        "",
-        "`preset: dapo` expands to ordinary configuration; your own fields override it.",
-        "",
-        "| preset | expands to |",
-        "|---|---|",
-    ]
-    return "\n".join(lines + [f"| `{name}` | `{json.dumps(bundle)}` |" for name, bundle in PRESETS.items()])
+    note = (
+        "`preset: dapo` expands to ordinary configuration; your own fields override it, and `treadwheel check RUN.yaml --resolve` prints "
+        "what comes of it, every parameter included. Presets that are named for a system are of the version that the table says, and are "
+        "held against its own numbers through a run's objective (`tests/golden/test_presets.py`)."
+    )
+    lines = ["## Presets", "", note, "", "| preset | version | minimises | expands to |", "|---|---|---|---|"]
+    for name, bundle in PRESETS.items():
+        made = Objective.from_config(AlgorithmConfig.model_validate(bundle))
+        shown = (f"`{name}`", VERSIONS.get(name, ""), f"`{made.formula()['text']}`", f"`{json.dumps(bundle)}`")
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 def _statistics() -> str:

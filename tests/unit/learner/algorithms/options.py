@@ -20,6 +20,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "return_bounds": {"low": -2.0, "high": 0.2},
     "reward_scale": {"factor": 2.0},
     "truncation_penalty": {"coefficient": 0.5},
+    "column_weights": {"column": "difficulty"},
     "advantage_clip": {"low": -0.5, "high": 0.5},
 }
 """Parameters without a default."""
@@ -34,6 +35,13 @@ _BITES = {
 
 _BESIDE: dict[str, dict[str, Any]] = {"epsilon_mode": {"epsilon": 0.3}}
 """What makes another parameter's change large enough to be seen."""
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    **{name: {"proximal": "recompute"} for name in ("decoupled", "icepop", "rejection", "sequence_mask", "tis")},
+    "none": {"kl": {"reward": {"coefficient": 0.1, "credit": "token"}}},
+}
+"""What a variant cannot be without."""
 
 
 def variants(field: str) -> Iterator[dict[str, Any]]:
