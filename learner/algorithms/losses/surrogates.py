@@ -10,7 +10,8 @@ from torch import Tensor
 class TokenLosses(NamedTuple):
     """Losses per token, and which tokens lost their gradient to which bound (None: the loss has no such bound).
 
-    Clipped means: the bound changed this token's loss. Ratios out of range that PPO's minimum leaves alone are not counted.
+    Clipped means: the bound changed this token's loss. Ratios out of range that PPO's minimum leaves alone are not counted. A token with an
+    advantage of exactly 0 has no loss that a bound could change: a run never counts it, whatever the loss marks.
     """
 
     losses_BT: Tensor

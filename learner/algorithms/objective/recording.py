@@ -30,12 +30,13 @@ def record(
     for name, loss in losses.items():
         recorder.total(name, loss)
     _record_ratios(recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT)
+    has_loss_BT = rows.advantages_NT != 0
     for suffix in ("low", "high", "dual"):
         clipped_BT = getattr(policy_losses, f"clipped_{suffix}_BT")
         if clipped_BT is not None:
-            recorder.record(f"clip_fraction_{suffix}", clipped_BT, mask_BT)
+            recorder.record(f"clip_fraction_{suffix}", clipped_BT & has_loss_BT, mask_BT)
     if policy_losses.clipped_low_BT is not None or policy_losses.clipped_high_BT is not None:
-        recorder.record("clip_fraction", policy_losses.clipped_BT, mask_BT)
+        recorder.record("clip_fraction", policy_losses.clipped_BT & has_loss_BT, mask_BT)
     recorder.record("correction_weight", corrections_BT, rows.gradient_mask_NT)
     recorder.record("correction_dropped", corrections_BT == 0, rows.gradient_mask_NT)
     recorder.record("bounded_surrogate", -policy_losses.losses_BT, mask_BT)

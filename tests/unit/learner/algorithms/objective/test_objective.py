@@ -12,9 +12,11 @@ from torch.testing import assert_close
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import names
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics, reported_names
+from learner.algorithms.registry.homes import HOMES
 from learner.algorithms.registry.presets import PRESETS, expand
 from tests.unit.learner.algorithms.batches import Case, case
 
@@ -456,6 +458,16 @@ def test_the_policy_drift_of_cpgd_is_the_kl_from_the_rollout_policy():
     assert float(result.loss.detach()) == pytest.approx(0.5 * (2 - math.log(2.0) - 1))
     torch.testing.assert_close(policy.grad, torch.full((2, 1), 0.5 * (2 - 1) / 2))  # β·(π/μ − 1), a mean of two
     assert made.formula()["text"] == "token_mean[cpgd(A = cpgd) + 0.5·drift(π, μ)]"
+
+
+@pytest.mark.parametrize("loss", names(HOMES["policy_loss"]))
+def test_a_token_without_an_advantage_counts_as_clipped_under_no_loss(loss):
+    """Its ratio is e**3 or e**-3, out of every bound."""
+    made, prepared = one_token(policy_loss=loss)  # equal rewards
+    policy = torch.tensor([[2.0], [-4.0]])
+    report = made.loss(prepared, policy_logprobs_BT=policy).statistics.compute()
+    assert prepared.advantages_NT.tolist() == [[0.0], [0.0]]
+    assert {value for name, value in report.items() if name.startswith("clip_fraction")} <= {0.0}
 
 
 def test_the_gspo_preset_does_not_clip_what_the_engine_rounds():
