@@ -113,7 +113,7 @@ def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step
     taken = prepared.rows(rows)
     index = torch.as_tensor(rows, dtype=torch.long, device=taken.loss_mask_NT.device)
     supply = {name: each[index] if isinstance(each, Tensor) else each for name, each in prepared.supply.items()}
-    supply["columns"] = {name: column[index] for name, column in supply["columns"].items()}
+    supply["columns"] = {name: column[index] for name, column in prepared.supply["columns"].items()}
     fixed = _of_an_update(
         parts, supply, taken.advantages_NT, mask_NT=taken.loss_mask_NT, denominator_NT=taken.denominator_mask_NT
     )
