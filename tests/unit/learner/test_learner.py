@@ -46,7 +46,7 @@ def _all_weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 def test_an_update_raises_the_log_probs_of_what_was_rewarded(model_path: Path):
     # REINFORCE's gradient, so that random trajectories are not clipped away.
-    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce", "proximal": "recompute"}))
+    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce"}))
     group = make_group(0, rewards=(1.0, 0.0))
     reports = [learner.update(group).metrics for _ in range(3)]
     positive = [r["learner/policy_logprob_positive_mean"] for r in reports]
