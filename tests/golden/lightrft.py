@@ -15,7 +15,7 @@ from learner.algorithms.moments import RunningMoments
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl
-from tests.golden.through_objective import Step, advantages_by_objective, aggregated
+from tests.golden.through_objective import Step, advantages_by_objective, advantages_less_kl, aggregated
 
 _AGGREGATION = {"name": "sequence_mean"}
 
@@ -186,13 +186,37 @@ def full(v: Variant) -> dict[str, Any]:
     if estimator == "gae":
         before, returns = gae_through_holes(v, token_rewards, mask, gamma=v.option("gamma"))
     else:
-        before = returns = return_scan(token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount")
+        returns = return_scan(token_rewards, loss_mask_NT=mask, gamma=_gamma(v), holes="discount")
+        before = torch.where(mask, _by_objective(v, mask, otherwise=returns), returns)
     parts = zip(_split(before, v), _split(mask, v), strict=True)
     may_norm = estimator not in ("group_norm", "grpo")
     before = torch.cat([_norm_and_clip(part, part_mask, v, may_norm=may_norm) for part, part_mask in parts])
     whitens = estimator in ("gae", "reinforce", "reinforce_baseline")
     after = _whiten_cross_batch(before, mask, v) if whitens else before
     return {"advantages_pre_xbatch": before, "advantages": after, "returns": returns}
+
+
+_BY_GROUP = {
+    "rloo": "rloo",
+    "reinforce_baseline": "mean_centered",
+    "group_norm": {"name": "grpo", "epsilon": 1e-9, "zero_variance": "rounding"},
+}
+
+
+def _by_objective(v: Variant, mask: Tensor, *, otherwise: Tensor) -> Tensor:
+    """A run's advantages with the KL credited `to_go`, where a run takes these rows and this coefficient."""
+    advantage, size = _BY_GROUP.get(v.option("advantage_estimator")), v.option("n_samples_per_prompt")
+    if advantage is None or _gamma(v) != 1.0 or v.option("kl_coef") <= 0 or not mask.any(1).all():
+        return otherwise
+    kl_terms = {"reward": {"coefficient": v.option("kl_coef"), "estimator": "k1", "credit": "to_go"}}
+    found = advantages_less_kl(
+        {"advantage": advantage, "kl": kl_terms},
+        rewards_N=v["rewards"],
+        group_index_N=torch.arange(len(mask)) // size,
+        kl_NT=v["kl"],
+        mask=mask,
+    )
+    return found.to(otherwise.dtype)
 
 
 def _split(x: Tensor, v: Variant) -> tuple[Tensor, ...]:

@@ -39,6 +39,15 @@ def aggregated(losses_BT: Tensor, aggregation: Plugins, mask: Tensor) -> Tensor:
     return aggregate(losses_BT, weights_BT=_variant(aggregation, "aggregation").with_given({"loss_mask_NT": mask}))
 
 
+def advantages_less_kl(
+    algorithm: Plugins, *, rewards_N: Tensor, group_index_N: Tensor, kl_NT: Tensor, mask: Tensor
+) -> Tensor:
+    """Per token; `kl_NT` is the log-ratio to the reference. No row may be all masked."""
+    step = Step(policy_BT=kl_NT, old_BT=torch.zeros_like(kl_NT), advantages_BT=kl_NT, mask=mask, reference_BT=-kl_NT)
+    batch = replace(step.batch(mask.any(1)), rewards_N=rewards_N, group_index_N=group_index_N, token_rewards_NT=None)
+    return Objective.from_config(AlgorithmConfig.model_validate(algorithm)).prepare(batch).advantages_NT
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The tensors of one optimizer step."""
