@@ -4,32 +4,15 @@ Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forw
 Shapes: B rows, T tokens. `dim=None` is over everything.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-_keeps_half = ContextVar("keeps_half", default=False)
-
 
 def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 and float16 become float32; float32 and float64 stay as they are."""
-    if _keeps_half.get() and x.is_floating_point():
-        return x
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
-
-
-@contextmanager
-def half_precision_kept() -> Iterator[None]:
-    """Inside, bfloat16 is computed in bfloat16, rounded at every step, as torchtune, verl and torchrl do."""
-    token = _keeps_half.set(True)
-    try:
-        yield
-    finally:
-        _keeps_half.reset(token)
 
 
 def masked(x_BT: Tensor, *, loss_mask_BT: Tensor, fill: float = 0.0) -> Tensor:
@@ -62,9 +45,8 @@ def masked_mean(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None, e
 
 
 def expm1_minus(x: Tensor) -> Tensor:
-    """exp(x) − 1 − x without cancellation at small x; where half precision is kept, in the order of the peers."""
-    is_kept = _keeps_half.get() and x.dtype in (torch.bfloat16, torch.float16)
-    return x.exp() - x - 1 if is_kept else torch.expm1(x) - x
+    """exp(x) − 1 − x without cancellation at small x."""
+    return torch.expm1(x) - x
 
 
 def is_constant(x_BT: Tensor, *, loss_mask_BT: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def clipped_surrogate(
     )
     ratio_BT = bounded_BT.exp()
     with torch.no_grad():
-        is_bound_BT = _differ(bounded_BT, log_ratio_BT)
+        is_bound_BT = bounded_BT != log_ratio_BT
         is_low_BT = is_negative_BT & is_bound_BT & (log_ratio_BT < low)
         is_high_BT = (advantages_BT > 0) & is_bound_BT
         is_dual_BT = None if math.isinf(dual_bound) else is_negative_BT & is_bound_BT & ~is_low_BT
@@ -68,10 +68,3 @@ def unclipped_surrogate(log_ratio_BT: Tensor, *, advantages_BT: Tensor) -> Tenso
     """−ρA from log ρ; a token without an advantage has no loss, where exp(inf)·0 would be NaN."""
     log_ratio_BT = torch.where(advantages_BT == 0, torch.zeros_like(log_ratio_BT), log_ratio_BT)
     return -advantages_BT * log_ratio_BT.exp()
-
-
-def _differ(bounded_BT: Tensor, log_ratio_BT: Tensor) -> Tensor:
-    """Where a bound changed the ratio. In half precision it may move log ρ and yet leave ρ, once rounded, as it was."""
-    if log_ratio_BT.dtype in (torch.bfloat16, torch.float16):
-        return bounded_BT.exp() != log_ratio_BT.exp()
-    return bounded_BT != log_ratio_BT
