@@ -47,9 +47,11 @@ REQUIRED = {
     "advantage_clip": {"low": -0.5, "high": 0.5},
     "column_weights": {"column": "difficulty"},
 }
+BESIDE = {"max_rl": {"reward_shaping": ({"name": "reward_scale", "factor": 1.0, "offset": 10.0},)}}
+"""What an advantage wants of the rest: this one takes no rewards below 0."""
 EVERY = [
     *({"policy_loss": name} for name in LOSSES),
-    *({"advantage": name} for name in ADVANTAGES),
+    *({"advantage": name} | BESIDE.get(name, {}) for name in ADVANTAGES),
     *({"aggregation": name} for name in AGGREGATIONS),
     *(
         {field: ({"name": name} | REQUIRED.get(name, {}),)}
@@ -225,7 +227,7 @@ def test_two_gloo_ranks_agree_with_one_under_every_loss_and_advantage():
     ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    together = results.get()
+    together = results.get(timeout=200)
     for rank in ranks:
         rank.join()
     for config, (loss, report, gradient) in zip(EVERY, together, strict=True):
