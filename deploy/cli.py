@@ -93,7 +93,7 @@ def import_rows(
         from deploy.config import loading as configuration
 
         config = configuration.load(run, overrides or [])
-        num_groups, num_rows = recorded.import_rows(rows, out, model=config.model)
+        num_groups, num_rows = recorded.import_rows(rows, out, model=config.model, prompts=config.prompts)
         typer.echo(f"{num_rows} trajectories in {num_groups} groups: {out}")
 
 

@@ -45,6 +45,10 @@ async def _learn(
 
     objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
     data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=objective.dropped_by)
+    try:
+        objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
+    except ConfigError as error:
+        raise ConfigError(f"recorded={config.recorded!r}: {error}") from error
     log.event("recorded", num_groups=len(data), message=f"learns from {len(data)} groups of {config.recorded}")
     ledger = open_ledger(run_dir, log)
     checkpoints = run_dir.path(CHECKPOINTS)

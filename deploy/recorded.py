@@ -4,15 +4,17 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
-from actors.prompts.file import FilePrompts
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError, StorageError
+from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
 from cluster.contracts.types import FinishReason, GroupSummary, Prompt, RewardStatus
 from cluster.record.run_directory import RUN_YAML
@@ -31,20 +33,33 @@ class RecordedGroups:
     def open(cls, place: str, *, seed: int, dropped_by: Callable[[GroupSummary], str | None]) -> "RecordedGroups":
         """`place` is a run directory, a folder of .arrow files, or one file. Trajectories of one file and one `group_id` are a group.
 
-        Groups without a known reward, and those for which `dropped_by` names a filter, are left out. Raises ConfigError where nothing
-        is left, DataError naming file, row and field for what breaks the schema.
+        As in a run that samples, these are left out: groups without a known reward, groups of which all rewards but one failed, and
+        those for which `dropped_by` names a filter. Raises ConfigError where nothing is left, and where some trajectories have a
+        nullable field that others lack; DataError naming file, row and field for what breaks the schema.
         """
         found = list(_read(place))
-        groups = [group for group in found if (summary := summarize(group)).known_rewards and not dropped_by(summary)]
+        groups = [group for group in found if _can_train(summary := summarize(group)) and not dropped_by(summary)]
         if not groups:
             raise ConfigError(
                 f"recorded={place!r} has {len(found)} groups, and none to learn from: name a run directory, a folder of .arrow files "
                 "or one file, with rewards that the algorithm's filters keep"
             )
+        for name in ("rollout_logprobs", "token_rewards"):
+            _refuse_mixed(groups, name, place=place)
         return cls(groups, seed=seed)
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def smallest(self) -> int:
+        """Known rewards of the group that has the fewest."""
+        return min(len(summarize(group).known_rewards) for group in self._groups)
+
+    @property
+    def is_sampler_known(self) -> bool:
+        """The trajectories have log-probs of the policy that sampled them."""
+        return any(group["rollout_logprobs"].null_count < group.num_rows for group in self._groups)
 
     def group(self, index: int) -> pa.RecordBatch:
         """The group that the run consumes in place `index`, named after it.
@@ -65,19 +80,24 @@ class RecordedGroups:
         )
 
 
-def import_rows(path: str, out: str, *, model: ModelConfig) -> tuple[int, int]:
+def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> tuple[int, int]:
     """Writes the rows of a prompt file that also have `completion` and `reward` as trajectories; (groups, trajectories).
 
-    Rows with the same `group` are a group; without that column, rows with the same prompt. Nothing is known of the policy that wrote
-    the completions: `rollout_logprobs` is null. Raises DataError naming file and row for one that cannot be learned from.
+    Rows with the same `group` are a group; without one, rows with the same prompt. The first row's prompt_id is the group's. Nothing is
+    known of the policy that wrote the completions: `rollout_logprobs` is null. The file is read as the run reads its prompts, where
+    those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and DataError naming
+    file and row for one that cannot be learned from.
     """
     formatter = ChatFormatter.load(model)
-    prompts = FilePrompts(path=path)
+    params = prompts.params if prompts.name == "file" else {}
+    source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")
     groups: dict[str, tuple[int, list[dict[str, Any]]]] = {}
-    for index in range(len(prompts)):
-        prompt = prompts[index]
-        asked = prompt.messages if prompt.text is None else prompt.text
-        number, rows = groups.setdefault(json.dumps(prompt.columns.get("group", asked)), (len(groups), []))
+    for index in range(len(source)):
+        prompt = source[index]
+        named = prompt.columns.get("group")
+        key = [prompt.messages, prompt.text] if named is None else named
+        number, rows = groups.setdefault(json.dumps(key), (len(groups), []))
+        prompt = replace(prompt, prompt_id=rows[0]["prompt_id"]) if rows else prompt
         try:
             rows.append(_row(prompt, formatter, group=number, sample=len(rows)))
         except DataError as error:
@@ -88,7 +108,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig) -> tuple[int, int]:
             writer.write_batch(to_batch(rows))
     folder, _, name = out.rpartition("/")
     Storage(folder or ".").write_file(name, sink.getvalue())
-    return len(groups), len(prompts)
+    return len(groups), len(source)
 
 
 def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -> dict[str, Any]:
@@ -123,6 +143,22 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
         "finished_at": now,
         "seed": 0,
     }
+
+
+def _can_train(summary: GroupSummary) -> bool:
+    num_known = len(summary.known_rewards)
+    return num_known > 1 or (num_known == 1 and not summary.num_failed_rewards)
+
+
+def _refuse_mixed(groups: Sequence[pa.RecordBatch], name: str, *, place: str) -> None:
+    """Every batch must be whole or without the field: a step draws its groups from anywhere."""
+    columns = [group.filter(pc.is_valid(group["reward"]))[name] for group in groups]
+    num_rows, num_null = sum(map(len, columns)), sum(column.null_count for column in columns)
+    if 0 < num_null < num_rows:
+        raise ConfigError(
+            f"recorded={place!r}: {num_null} of {num_rows} trajectories have no {name}, the others have; "
+            "put the two kinds into folders of their own, and learn from one"
+        )
 
 
 def _read(place: str) -> Iterator[pa.RecordBatch]:

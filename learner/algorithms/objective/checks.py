@@ -89,24 +89,27 @@ def _require_another_teacher(config: AlgorithmConfig) -> None:
         )
 
 
-def refuse_group_size(parts: Parts, *, trajectories_per_group: int) -> None:
-    """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards."""
+def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) -> None:
+    """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards.
+
+    `given` names the size in the error.
+    """
     if parts.config.advantage.name == "none":
         return
-    named = f"buffer.trajectories_per_group={trajectories_per_group} with advantage={parts.advantage.plugin.name!r}"
+    named = f"{given} with advantage={parts.advantage.plugin.name!r}"
     if trajectories_per_group == 1:
         for chosen in parts.filters:
             if chosen.asks == ("rewards_G",) and not any(
                 chosen.call(reward[None]) for reward in torch.linspace(-1, 1, 21)
             ):
                 raise ConfigError(
-                    f"{chosen.field}={chosen.plugin.name!r} with buffer.trajectories_per_group=1 drops every group: one reward does not "
+                    f"{chosen.field}={chosen.plugin.name!r} with {given} drops every group: one reward does not "
                     "differ from itself; leave the filter out, or use 2 or more"
                 )
     if streaming := parts.config.streaming:
         if streaming.group_size <= trajectories_per_group:
             raise ConfigError(
-                f"algorithm.streaming.group_size={streaming.group_size} with buffer.trajectories_per_group={trajectories_per_group}: "
+                f"algorithm.streaming.group_size={streaming.group_size} with {given}: "
                 "a ticket fills its group alone, and no earlier return joins it; give a larger size, or leave `streaming` out"
             )
         trajectories_per_group = streaming.group_size

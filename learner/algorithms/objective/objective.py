@@ -28,7 +28,7 @@ from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.inert import refuse_inert
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
-from learner.algorithms.objective.preparation import mini_batch, prepare
+from learner.algorithms.objective.preparation import mini_batch, prepare, refuse_unknown_sampler
 from learner.algorithms.objective.proximal import approximate_proximal
 from learner.algorithms.objective.recording import of_the_batch, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
@@ -66,8 +66,19 @@ class Objective:
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
         """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""
-        refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group)
+        given = f"buffer.trajectories_per_group={trajectories_per_group}"
+        refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group, given=given)
         refuse_selection(self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates)
+
+    def check_recorded(self, *, smallest_group: int, is_sampler_known: bool) -> None:
+        """Raises ConfigError when these groups, recorded by another run or imported, cannot be learned from with this algorithm.
+
+        `smallest_group` counts known rewards; `is_sampler_known`: the groups have log-probs of the policy that sampled them.
+        """
+        given = f"a recorded group with {smallest_group} known reward{'' if smallest_group == 1 else 's'}"
+        refuse_group_size(self._parts, trajectories_per_group=smallest_group, given=given)
+        if not is_sampler_known:
+            refuse_unknown_sampler(self._parts)
 
     @property
     def config(self) -> AlgorithmConfig:

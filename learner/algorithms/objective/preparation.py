@@ -142,7 +142,7 @@ def _least(lags_M: Tensor) -> int:
 
 def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts) -> None:
     if not batch.is_sampler_known:
-        _refuse_unknown_sampler(parts)
+        refuse_unknown_sampler(parts)
     of_the_batch = {"reference_logprobs", "proximal_logprobs", "values"} & needs
     if parts.asks("entropies_NT"):
         of_the_batch |= {"entropies"}
@@ -153,7 +153,7 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
             )
 
 
-def _refuse_unknown_sampler(parts: Parts) -> None:
+def refuse_unknown_sampler(parts: Parts) -> None:
     """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
     config, sampled = parts.config, ("rollout_logprobs_BT", "rollout_logprobs_NT")
     has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (

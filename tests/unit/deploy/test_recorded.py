@@ -5,9 +5,11 @@ import json
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import SCHEMA
+from deploy.learning import learn
 from deploy.recorded import RecordedGroups, import_rows
 from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_group
@@ -30,6 +32,41 @@ def write(path, *batches: pa.RecordBatch) -> str:
 def rows(path, *lines: dict) -> str:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
+
+
+def imported(source: str, out: str, model: ModelConfig, **prompts) -> tuple[int, int]:
+    return import_rows(
+        source, out, model=model, prompts=Plugin.model_validate({"name": "file", "path": "of the run"} | prompts)
+    )
+
+
+def read(path: str) -> list[dict]:
+    with pa.ipc.open_file(path) as reader:
+        return reader.read_all().to_pylist()
+
+
+def run(place: str, model: ModelConfig, folder, **algorithm) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run_dir": str(folder / "run"),
+            "model": {"path": model.path},
+            "prompts": "file",
+            "num_steps": 1,
+            "recorded": place,
+            "metrics": {"sinks": ["jsonl"]},
+            "algorithm": algorithm,
+        }
+    )
+
+
+@pytest.fixture
+def no_actors(monkeypatch):
+    """Fails where a run would start its actors."""
+
+    def connected(address):
+        raise AssertionError("the run starts its actors")
+
+    monkeypatch.setattr("deploy.learning.connected", connected)
 
 
 def opened(place: str, dropped_by=lambda summary: None) -> RecordedGroups:
@@ -91,7 +128,7 @@ def test_an_import_writes_tokens_as_the_model_would_have_sampled_them(tmp_path, 
         {"messages": [{"role": "user", "content": "2+2"}], "completion": "5", "reward": 0.5},
     )
     out = str(tmp_path / "out.arrow")
-    assert import_rows(rows(tmp_path / "in.jsonl", *lines), out, model=model) == (2, 3)
+    assert imported(rows(tmp_path / "in.jsonl", *lines), out, model) == (2, 3)
     with pa.ipc.open_file(out) as reader:
         first, second = (reader.get_batch(i) for i in range(reader.num_record_batches))
     assert first["prompt_text"].to_pylist() == ["user: 2+2<eos>\nassistant: "] * 2
@@ -105,7 +142,7 @@ def test_an_import_writes_tokens_as_the_model_would_have_sampled_them(tmp_path, 
 
 def test_rows_of_one_group_column_are_a_group_whatever_their_prompts(tmp_path, model):
     lines = ({"prompt": text, "completion": "1", "reward": 1.0, "group": "a"} for text in "xyz")
-    assert import_rows(rows(tmp_path / "in.jsonl", *lines), str(tmp_path / "out.arrow"), model=model) == (1, 3)
+    assert imported(rows(tmp_path / "in.jsonl", *lines), str(tmp_path / "out.arrow"), model) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +159,73 @@ def test_rows_of_one_group_column_are_a_group_whatever_their_prompts(tmp_path, m
 def test_a_row_that_cannot_be_learned_from_is_named(tmp_path, model, row, why):
     good = {"prompt": "a", "completion": "b", "reward": 1.0}
     with pytest.raises(DataError, match=rf"in\.jsonl, row 1: .*{why}"):
-        import_rows(rows(tmp_path / "in.jsonl", good, row), str(tmp_path / "out.arrow"), model=model)
+        imported(rows(tmp_path / "in.jsonl", good, row), str(tmp_path / "out.arrow"), model)
     assert not (tmp_path / "out.arrow").exists()
+
+
+def test_the_rows_of_an_imported_group_have_one_prompt_id_so_that_a_later_group_finds_their_returns(tmp_path, model):
+    lines = [{"prompt": text, "completion": "1", "reward": 1.0} for text in "abab"]
+    out = str(tmp_path / "out.arrow")
+    assert imported(rows(tmp_path / "in.jsonl", *lines), out, model) == (2, 4)
+    assert [row["prompt_id"] for row in read(out)] == ["file/in.jsonl/0"] * 2 + ["file/in.jsonl/1"] * 2
+
+
+def test_rows_without_a_group_are_grouped_by_their_prompt_though_the_file_has_the_column(tmp_path, model):
+    lines = [{"prompt": text, "completion": "1", "reward": 1.0, "group": None} for text in "aba"]
+    assert imported(rows(tmp_path / "in.jsonl", *lines), str(tmp_path / "out.arrow"), model) == (2, 3)
+
+
+def test_an_import_reads_its_file_as_the_run_reads_its_prompts(tmp_path, model):
+    line = {"question": "2+2", "completion": "4", "reward": 1.0}
+    source, out = rows(tmp_path / "in.jsonl", line), str(tmp_path / "out.arrow")
+    assert imported(source, out, model, column="question", system_prompt="add") == (1, 1)
+    assert read(out)[0]["prompt_text"] == "system: add<eos>\nuser: 2+2<eos>\nassistant: "
+    import_rows(
+        rows(tmp_path / "plain.jsonl", line | {"prompt": "3"}), out, model=model, prompts=Plugin(name="reasoning_gym")
+    )
+    assert read(out)[0]["prompt_text"] == "user: 3<eos>\nassistant: "
+
+
+def test_a_group_of_which_all_rewards_but_one_failed_is_left_out_as_a_run_that_samples_leaves_it_out(tmp_path):
+    alone, single = make_group(0, rewards=(1.0, None)), make_group(1, rewards=(1.0,))
+    assert opened(write(tmp_path / "a.arrow", alone, single, make_group(2))).smallest == 1
+    assert len(opened(str(tmp_path / "a.arrow"))) == 2
+    assert opened(write(tmp_path / "b.arrow", alone, make_group(2, rewards=(1.0, 0.0, None)))).smallest == 2
+
+
+@pytest.mark.parametrize("name", ["rollout_logprobs", "token_rewards"])
+def test_groups_of_which_only_some_have_a_field_are_refused_at_once(tmp_path, name):
+    has = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), **{name: [[0.5], [0.5]]})
+    lacks = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [None, None, None]})
+    with pytest.raises(ConfigError, match=rf"2 of 4 trajectories have no {name}, the others have"):
+        opened(write(tmp_path / "a.arrow", has, lacks))
+    unjudged = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [[0.5], [0.5], None]})
+    assert len(opened(write(tmp_path / "b.arrow", has, unjudged))) == 2, "what failed is not trained on"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"advantage": "grpo"}, "a recorded group with 1 known reward with advantage='grpo': .* is always 0"),
+        ({"advantage": "rloo"}, "a recorded group with 1 known reward with advantage='rloo': .*at least 2"),
+    ],
+)
+def test_a_group_too_small_for_the_advantage_is_refused_before_any_actor_starts(
+    tmp_path, model, no_actors, algorithm, message
+):
+    place = write(tmp_path / "a.arrow", make_group(0), make_group(1, rewards=(1.0,)))
+    with pytest.raises(ConfigError, match=rf"recorded='.*a\.arrow': {message}"):
+        learn(run(place, model, tmp_path, **algorithm))
+
+
+def test_what_compares_with_the_sampler_is_refused_of_imported_text_before_any_actor_starts(tmp_path, model, no_actors):
+    place = str(tmp_path / "a.arrow")
+    imported(
+        rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": c, "reward": 1.0} for c in "bc")), place, model
+    )
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.proximal='rollout' .* have no rollout_logprobs; set it to 'recompute'"
+    ):
+        learn(run(place, model, tmp_path))
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(run(place, model, tmp_path, proximal="recompute"))
