@@ -106,18 +106,21 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
                     f"{chosen.field}={chosen.plugin.name!r} with {given} drops every group: one reward does not "
                     "differ from itself; leave the filter out, or use 2 or more"
                 )
+    largest = trajectories_per_group
     if streaming := parts.config.streaming:
         if streaming.group_size <= trajectories_per_group:
             raise ConfigError(
                 f"algorithm.streaming.group_size={streaming.group_size} with {given}: "
                 "a ticket fills its group alone, and no earlier return joins it; give a larger size, or leave `streaming` out"
             )
-        trajectories_per_group = streaming.group_size
+        largest = streaming.group_size
     try:
-        tried = _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
+        if largest > trajectories_per_group:  # a prompt that is met for the first time has no earlier returns
+            _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
+        tried = _tried(parts.advantage, trajectories_per_group=largest)
     except ValueError as error:
         raise ConfigError(f"{named}: {error}") from error
-    if trajectories_per_group == 1 and tried and not any(bool(torch.nan_to_num(each).any()) for each in tried):
+    if largest == 1 and tried and not any(bool(torch.nan_to_num(each).any()) for each in tried):
         raise ConfigError(
             f"{named}: the advantage of a group of one is always 0, and nothing is learned; use 2 or more"
         )

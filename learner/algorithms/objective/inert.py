@@ -68,8 +68,7 @@ def _reads(parts: Parts, tensors: tuple[str, ...], *, besides: str = "") -> bool
     asked = {name for variant in parts.all() if variant.field.partition("[")[0] != besides for name in variant.asks}
     if config.value is not None:
         asked |= {"token_rewards_NT"}  # the returns that the critic learns
-    estimators = {term.estimator for term in (config.kl.loss, config.kl.rollout) if term is not None}
-    if "unbiased" in estimators or (config.kl.reward is not None and config.proximal == "recompute"):
+    if config.kl.reward is not None and config.proximal == "recompute":
         asked |= {"proximal_logprobs_BT"}
     return not asked.isdisjoint(tensors)
 

@@ -172,6 +172,14 @@ def test_every_part_acts_or_is_refused_beside_every_kind_of_loss_and_advantage(f
             r"proximal='recompute' changes nothing: .* do not ask for the log-probs of π_old; leave proximal out",
         ),
         (
+            {
+                "policy_loss": "reinforce",
+                "proximal": "recompute",
+                "kl": {"loss": {"coefficient": 0.1, "estimator": "unbiased"}},
+            },
+            r"proximal='recompute' changes nothing",  # its ratio is to the policy that sampled
+        ),
+        (
             {"advantage": {"name": "cpgd", "epsilon": 0.1}},
             r"advantage.epsilon=0.1 changes nothing while advantage.center='mean'; leave it at 1e-08, or change the other",
         ),

@@ -82,3 +82,18 @@ def test_what_cannot_stream_or_has_nothing_to_wait_for_is_refused():
     make(group_size=8).check_group_size(1, num_candidates=1)
     with pytest.raises(ConfigError, match="a group of one is always 0"):
         Objective.from_config(AlgorithmConfig()).check_group_size(1, num_candidates=1)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "size", "message"),
+    [
+        ("rloo", 1, r"trajectories_per_group=1 with advantage='rloo': .*at least 2 trajectories"),
+        ("pass_at_k", 1, r"trajectories_per_group=1 with advantage='pass_at_k': "),
+        ({"name": "grpo", "singleton": "error"}, 1, r"trajectories_per_group=1 with advantage='grpo': "),
+    ],
+)
+def test_an_advantage_that_cannot_take_a_prompts_first_ticket_is_refused(advantage, size, message):
+    objective = make(advantage=advantage, group_size=8)
+    with pytest.raises(ConfigError, match=message):
+        objective.check_group_size(size, num_candidates=size)
+    objective.check_group_size(4, num_candidates=4)
