@@ -95,10 +95,7 @@ class Objective:
         fixed_before = config.kl.reward is not None
         covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout"
         needed = {
-            "reference_logprobs": config.kl.loss is not None
-            or config.kl.reward is not None
-            or config.monitor.reference_kl
-            or parts.asks("reference_logprobs_NT", "reference_logprobs_BT"),
+            "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl,
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,

@@ -52,5 +52,11 @@ class Parts:
         several = (*self.reward_shaping, *self.advantage_shaping, *self.filters, *self.corrections)
         return [variant for variant in (*single, *several) if variant is not None]
 
+    @property
+    def learn_from_reference(self) -> bool:
+        """Whether the loss depends on the reference's log-probs; a KL that is only monitored may miss them."""
+        kl = self.config.kl
+        return bool(kl.loss or kl.reward) or self.asks("reference_logprobs_NT", "reference_logprobs_BT")
+
     def asks(self, *names: str) -> bool:
         return any(name in variant.asks for variant in self.all() for name in names)

@@ -143,7 +143,10 @@ def _least(lags_M: Tensor) -> int:
 def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts) -> None:
     if not batch.is_sampler_known:
         refuse_unknown_sampler(parts)
-    of_the_batch = {"reference_logprobs", "proximal_logprobs", "values"} & needs
+    of_the_batch = {"proximal_logprobs", "values"} & needs
+    # A resumed run may have begun to monitor the reference: the steps that it learns again were recorded without it.
+    if parts.learn_from_reference:
+        of_the_batch |= {"reference_logprobs"}
     if parts.asks("entropies_NT"):
         of_the_batch |= {"entropies"}
     for name in sorted(of_the_batch):

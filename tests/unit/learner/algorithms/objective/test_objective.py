@@ -196,6 +196,14 @@ def test_what_an_algorithm_needs_must_be_in_the_batch():
         make(kl={"loss": {"coefficient": 0.1}}).prepare(batch)
 
 
+def test_a_monitored_reference_may_be_missing_from_what_was_recorded_without_it():
+    """A resumed run learns such steps again, and a replay all of them."""
+    batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
+    monitored, plain = (make(monitor={"reference_kl": is_on}).prepare(batch) for is_on in (True, False))
+    assert monitored.reference_logprobs_NT is None
+    assert torch.equal(monitored.advantages_NT, plain.advantages_NT)
+
+
 def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_not():
     whole = case(2)
     truncated = whole.batch.truncated_N.clone()
