@@ -22,11 +22,11 @@ def own_sampling(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
     own = {name: prompt.columns[column] for name, column in columns.items() if prompt.columns.get(column) is not None}
     if not own:
         return replace(sampling, columns={})
-    limit = own.get("max_tokens", 1)
-    if type(limit) is not int or not 1 <= limit <= sampling.max_tokens:
+    limit, least = own.get("max_tokens", sampling.max_tokens), sampling.min_tokens
+    if type(limit) is not int or not max(least, 1) <= limit <= sampling.max_tokens:
         raise DataError(
-            f"prompt {prompt.prompt_id!r}: column {columns['max_tokens']!r} is {limit!r}; its max_tokens must be a whole number from 1 to "
-            f"sampling.max_tokens={sampling.max_tokens}"
+            f"prompt {prompt.prompt_id!r}: column {columns['max_tokens']!r} is {limit!r}; its max_tokens must be a whole number from "
+            f"{f'sampling.min_tokens={least}' if least else 1} to sampling.max_tokens={sampling.max_tokens}"
         )
     forced = [name for name in STRUCTURES if name in own]
     if len(forced) > 1:

@@ -62,7 +62,7 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     """Completions follow this grammar, in EBNF. *Biased*."""
     columns: dict[OwnSetting, str] = Field(default_factory=dict[OwnSetting, str])
     """Setting to the prompt column with a prompt's own value: `{regex: answer_format}`. It stands in place of the run's value; a
-    prompt without one has the run's. A prompt's max_tokens is not above the run's."""
+    prompt without one has the run's. A prompt's max_tokens is from the run's min_tokens to the run's max_tokens."""
 
     def biased(self) -> list[str]:
         """Settings in effect that learner and reference leave out."""

@@ -38,6 +38,13 @@ def test_a_limit_that_is_none_or_above_the_runs_is_refused(limit):
         own(limit=limit)
 
 
+def test_a_limit_below_the_runs_least_number_of_tokens_is_refused():
+    sampling = SamplingParams(max_tokens=10, min_tokens=4, columns={"max_tokens": "limit"})
+    with pytest.raises(DataError, match=r"'limit' is 3; .* from sampling.min_tokens=4 to sampling.max_tokens=10"):
+        own_sampling(Prompt(prompt_id="p", text="", columns={"limit": 3}), sampling)
+    assert own_sampling(Prompt(prompt_id="p", text="", columns={"limit": 4}), sampling).max_tokens == 4
+
+
 def test_two_structures_of_one_prompt_are_refused():
     with pytest.raises(DataError, match="prompt 'p' has regex and choice, and the engine takes one of them"):
         own(options=["a"], form="a")
