@@ -31,7 +31,8 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_sinks, config)
     problems.attempt(settings.check_tensor_parallel, config)
-    needs = problems.attempt(settings.check_mathematics, config)
+    objective = problems.attempt(settings.check_mathematics, config)
+    needs, numbers = (objective.needs, objective.columns) if objective else (frozenset[str](), ())
     problems.attempt(settings.check_environment, config, is_local=is_local)
 
     formatter = problems.attempt(model.load_formatter, config)
@@ -45,9 +46,11 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     problems.attempt(model.check_attention, config, is_local=is_local)
 
     source = problems.attempt(prompt_source, config.prompts, field="prompts")
-    own_columns = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
+    named = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
+    if config.reference.by_source:
+        named["reference.source_column"] = config.reference.source_column
     if source is not None:
-        problems.attempt(prompts.check_columns, source, own_columns, config, field="prompts")
+        problems.attempt(prompts.check_columns, source, named, config, field="prompts", numbers=numbers)
     looks = None
     if source is not None and formatter is not None and has_room:
         looks = problems.attempt(prompts.check_lengths, source, formatter, config)
@@ -56,22 +59,22 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
         if held_out is not None and formatter is not None and has_room:
             problems.attempt(prompts.check_held_out, held_out, formatter, config)
-        if held_out is not None and (column := config.evaluation.source_column) is not None:
-            named = {"evaluation.source_column": column}
+        if held_out is not None:
+            # A held-out prompt without a value of its own is sampled as the run says.
+            column = config.evaluation.source_column
+            named = {} if column is None else {"evaluation.source_column": column}
             problems.attempt(prompts.check_columns, held_out, named, config, field="evaluation.prompts")
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
     samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
 
     problems.attempt(machine.check_batch, config, is_local=is_local)
-    placement = problems.attempt(machine.place, config, needs or frozenset(), is_local=is_local)
+    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
     memory = None
     if formatter is not None and (placement is not None or not is_local):
-        memory = problems.attempt(machine.estimate, config, needs or frozenset(), is_local=is_local)
+        memory = problems.attempt(machine.estimate, config, needs, is_local=is_local)
     problems.raise_all()
-    assert needs is not None and source is not None and looks and samples and memory, (
-        "no problem, so all of it is known"
-    )
+    assert source is not None and looks and samples and memory, "no problem, so all of it is known"
     return Report(
         rows=(
             *report.batch_rows(config),

@@ -1,7 +1,8 @@
 """The prompts: they open, leave room for a completion, and look to the model as their author meant."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,10 +50,12 @@ def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: Run
     _scan(source, formatter, config, field="evaluation.prompts", most=most)
 
 
-def check_columns(source: PromptSource, columns: Mapping[str, str], config: RunConfig, *, field: str) -> None:
-    """`columns`: setting to the column that it names. Raises ConfigError for one that none of the first prompts has, and for a prompt
-    whose column cannot be its sampling."""
-    firsts = [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))] if columns else []
+def check_columns(
+    source: PromptSource, columns: Mapping[str, str], config: RunConfig, *, field: str, numbers: Collection[str] = ()
+) -> None:
+    """`columns`: setting to the column that it names; `numbers`: columns of numbers that the objective reads. Raises ConfigError for a
+    setting's column that none of the first prompts has, and for a prompt whose column is no number or cannot be its sampling."""
+    firsts = _firsts(source) if columns or numbers or config.sampling.columns else []
     for setting, column in columns.items():
         if all(prompt.columns.get(column) is None for prompt in firsts):
             known = ", ".join(dict.fromkeys(name for prompt in firsts for name in prompt.columns)) or "none"
@@ -65,6 +68,25 @@ def check_columns(source: PromptSource, columns: Mapping[str, str], config: RunC
             own_sampling(prompt, sampling)
         except DataError as error:
             raise ConfigError(f"{field}: {error}") from error
+        for column in numbers:
+            value = prompt.columns.get(column)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigError(
+                    f"{field}: column {column!r} of prompt {prompt.prompt_id!r} is {value!r}; the algorithm reads a number there: give "
+                    "every prompt one"
+                )
+
+
+def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
+    """A sentence for people where a teacher of `reference.by_source` has none of the first prompts."""
+    firsts, reference = _firsts(source), config.reference
+    seen = {str(prompt.columns.get(reference.source_column)) for prompt in firsts}
+    unseen = [repr(name) for name in reference.by_source if name not in seen]
+    return (
+        f"reference.by_source: none of the first {len(firsts)} prompts has the source {' or '.join(unseen)}"
+        if unseen
+        else None
+    )
 
 
 def check_demonstrations(config: RunConfig) -> None:
@@ -76,6 +98,10 @@ def check_demonstrations(config: RunConfig) -> None:
             found.of_update(0)
     except DataError as error:
         raise ConfigError(f"algorithm.sft: {error}") from error
+
+
+def _firsts(source: PromptSource) -> list[Prompt]:
+    return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
 
 
 def _scan(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, *, field: str, most: int) -> int:

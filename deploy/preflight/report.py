@@ -13,7 +13,7 @@ from cluster.contracts.types import Reward, RewardStatus
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
-from deploy.preflight.prompts import Looks
+from deploy.preflight.prompts import Looks, unseen_sources
 
 Rows = Iterator[tuple[str, str, str]]
 _MOST_CHARACTERS = 240
@@ -53,6 +53,8 @@ def prompt_rows(config: RunConfig, source: PromptSource, looks: Looks) -> Rows:
         yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
+    if config.reference.by_source and (note := unseen_sources(source, config)):
+        yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
 
 

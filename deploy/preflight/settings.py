@@ -1,6 +1,7 @@
 """Settings that contradict each other, and names of variants that are not there."""
 
 import os
+from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -9,6 +10,9 @@ from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+
+if TYPE_CHECKING:
+    from learner.algorithms.objective import Objective
 
 
 def check_run_dir(config: RunConfig) -> None:
@@ -39,8 +43,7 @@ def check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
-def check_mathematics(config: RunConfig) -> frozenset[str]:
-    """What the objective needs in addition to log-probs of policy and rollout."""
+def check_mathematics(config: RunConfig) -> "Objective":
     from learner.algorithms.objective import Objective
 
     try:
@@ -48,7 +51,7 @@ def check_mathematics(config: RunConfig) -> frozenset[str]:
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
-    return objective.needs
+    return objective
 
 
 def check_environment(config: RunConfig, *, is_local: bool) -> None:

@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -244,6 +245,50 @@ def test_a_prompt_whose_column_cannot_be_its_sampling_is_named(tmp_path, model):
     rows = ({"prompt": "1+1=", "answer": "2", "limit": 4}, {"prompt": "2+2=", "answer": "4", "limit": "many"})
     message = refusal(run(tmp_path, model, "sampling.columns={max_tokens: limit}", rows=rows))
     assert "column 'limit' is 'many'; its max_tokens must be a whole number from 1 to sampling.max_tokens=8" in message
+
+
+def test_a_held_out_prompt_whose_column_cannot_be_its_sampling_is_named_too(tmp_path, model):
+    rows = [{"prompt": "1+1=", "answer": "2", "limit": limit} for limit in (4, 9)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
+    message = refusal(run(tmp_path, model, "sampling.columns={max_tokens: limit}", held_out, rows=(rows[0],)))
+    assert message.startswith("evaluation.prompts: prompt ") and "column 'limit' is 9" in message
+
+
+def test_held_out_prompts_need_no_sampling_of_their_own(tmp_path, model):
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
+    rows = ({"prompt": "1+1=", "answer": "2", "limit": 4},)
+    check(run(tmp_path, model, "sampling.columns={max_tokens: limit}", held_out, rows=rows))
+
+
+KL_TO_TEACHERS = ("algorithm.kl.loss={coefficient: 0.1}", "buffer.groups_per_step=1")
+
+
+def test_a_column_of_sources_that_no_prompt_has_is_refused_before_all_prompts_get_the_default_teacher(tmp_path, model):
+    rows = ({"prompt": "1+1=", "answer": "2", "source": "math"},)
+    teachers = f"reference.by_source={{math: {model}}}"
+    message = refusal(run(tmp_path, model, *KL_TO_TEACHERS, teachers, "reference.source_column=sauce", rows=rows))
+    assert message == (
+        "reference.source_column='sauce': none of the first 1 prompts of prompts has this column; theirs are: answer, source"
+    )
+
+
+def test_a_source_that_no_prompt_has_is_reported(tmp_path, model):
+    rows = ({"prompt": "1+1=", "answer": "2", "source": "math"},)
+    teachers = f"reference.by_source={{math: {model}, maths: {model}}}"
+    text = shown(run(tmp_path, model, *KL_TO_TEACHERS, teachers, rows=rows))
+    assert "reference.by_source: none of the first 1 prompts has the source 'maths'" in text
+
+
+@pytest.mark.parametrize(
+    ("weight", "seen"), [({}, "None"), ({"weight": "hard"}, "'hard'"), ({"weight": math.inf}, "inf")]
+)
+def test_a_prompt_without_the_number_that_the_algorithm_reads_is_named(tmp_path, model, weight, seen):
+    rows = ({"prompt": "1+1=", "answer": "2", "weight": 1.5}, {"prompt": "2+2=", "answer": "4", **weight})
+    weighs = "algorithm.advantage_shaping=[{name: column_weights, column: weight}]"
+    message = refusal(run(tmp_path, model, weighs, rows=rows))
+    assert message.startswith("prompts: column 'weight' of prompt ") and f" is {seen}; " in message
 
 
 def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distribution(tmp_path, model):
