@@ -153,18 +153,23 @@ class LearnerGroup:
     async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
         """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last.
 
+        Nothing is saved of a step that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
+
         It is on the disk when this returns, unless an event says that it failed. Returns what that step did, None where there is
         nothing to tell: the ranks made no step, or failed in the one under way.
         """
         async with self._turn:
             # A rank answers after the step under way, whose caller no longer waits for it.
-            stats: StepStats | None = await self._all("last_step") if self._ranks else None
+            if not self._ranks:
+                return None
+            stats: StepStats | None = await self._all("last_step")
+            if stats is not None:
+                self.version = stats.policy_version
+                if self.version != self.saved_version:
+                    await self._save(None)
+            await self._reporting_failure("finish_saving")
             if stats is None:
                 return None
-            self.version = stats.policy_version
-            if self.version != self.saved_version:
-                await self._save(None)
-            await self._reporting_failure("finish_saving")
             step, summaries = self._asked
             return (stats, summaries) if step == self.version else None
 

@@ -161,18 +161,23 @@ class Learner:
             policy_version=self.version,
         )
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
+        demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")
         tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), first_epoch)
         prepared = self.objective.prepare(tensors)
+        # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
+        self._last_step = None
         self._move_moments(prepared)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
         updates: list[Update] = []
-        for mini_batch in chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later))):
-            updates.append(
-                self._updater.make(batch, prepared, mini_batch, version=self.version, before=updates, laps=laps)
+        mini_batches = chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later)))
+        for mini_batch, rows in zip(mini_batches, demonstrated, strict=True):
+            update = self._updater.make(
+                batch, prepared, mini_batch, version=self.version, before=updates, demonstrated=rows, laps=laps
             )
-            if updates[-1].stops_step:
+            updates.append(update)
+            if update.stops_step:
                 break
         report = self._updater.report(prepared, updates, version=self.version)
         self.version += 1
@@ -192,7 +197,10 @@ class Learner:
             self.optimizer.copy_masters()
 
     def last_step(self) -> StepStats | None:
-        """What the last step since the start, or since `restore`, did; None before there was one."""
+        """What the last step since the start, or since `restore`, did; None before there was one.
+
+        None as well after a step that failed between its updates: the weights are then of no version.
+        """
         return self._last_step
 
     def _stats(self, batch: Batch, report: dict[str, float], *, updates: Sequence[Update], laps: Laps) -> StepStats:

@@ -90,9 +90,12 @@ class Updater:
         *,
         version: int,
         before: Sequence[Update],
+        demonstrated: Sequence[TokenRow],
         laps: Laps,
     ) -> Update:
-        """Gradients of the mini-batch, then the optimizer's update, or none: see `Update`. `before` are those of the step so far.
+        """Gradients of the mini-batch and of the demonstrations, then the optimizer's update, or none: see `Update`.
+
+        `before` are the updates of the step so far.
 
         Raises NumericsError after too many updates in a row that were not finite.
         """
@@ -101,7 +104,6 @@ class Updater:
         part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self._optimizer.zero()
         losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=trains_policy)
-        demonstrated = self._demonstrated(version, place=len(before))
         if demonstrated:
             statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
         gradient_norm = self._optimizer.gradient_norm()
@@ -109,8 +111,8 @@ class Updater:
         rate, is_finite = None, True
         # While the critic warms up, a policy that is far from π_old is not these updates' doing.
         stops_step = trains_policy and not begins_step and self._moved_too_far(statistics)
-        # Where filters took everything there is no gradient, and weight decay alone is no update.
-        if (part.num_active_tokens > 0 or demonstrated) and not stops_step:
+        # Weight decay alone is no update.
+        if (self._objective.trains(part) or demonstrated) and not stops_step:
             is_finite = self._guard.admits(
                 batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(version, len(before) + 1)
             )
@@ -127,6 +129,14 @@ class Updater:
             num_passes=len(mini_batch.micro_batches),
         )
 
+    def demonstrated(self, version: int, *, num_updates: int) -> list[list[TokenRow]]:
+        """What each update of the step imitates; nothing without demonstrations. Raises DataError for one that is wrong."""
+        if self._demonstrations is None or not self._trains_policy(version):
+            return [[]] * num_updates
+        first = version * self._config.learner.updates_per_step
+        found = (self._demonstrations.of_update(number) for number in range(first, first + num_updates))
+        return [[token_row(prompt, completion) for prompt, completion in pairs] for pairs in found]
+
     def report(self, prepared: Prepared, updates: Sequence[Update], *, version: int) -> dict[str, float]:
         """The statistics of the whole step, which the objective observes."""
         of_the_batch = Statistics.from_tensor(self._objective.statistics(prepared).to_tensor().cpu())
@@ -134,7 +144,9 @@ class Updater:
         report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
         if self._trains_policy(version) and any(update.is_made for update in updates):
             self._objective.observe(report)
-            self._optimizer.observe_kl(_moved(updates[-1].statistics))
+            # The first update finds the policy where the step began: a KL of 0 that says nothing of the learning rate.
+            if any(update.is_made for update in updates[:-1]):
+                self._optimizer.observe_kl(_moved(updates[-1].statistics))
         return report
 
     def _trains_policy(self, version: int) -> bool:
@@ -146,13 +158,6 @@ class Updater:
         """Whether the policy is beyond `learner.stop_at_kl`."""
         limit = self._config.learner.stop_at_kl
         return limit is not None and _moved(statistics) > limit
-
-    def _demonstrated(self, version: int, *, place: int) -> list[TokenRow]:
-        """What the update in this place of the step imitates."""
-        if self._demonstrations is None or not self._trains_policy(version):
-            return []
-        number = version * self._config.learner.updates_per_step + place
-        return [token_row(prompt, completion) for prompt, completion in self._demonstrations.of_update(number)]
 
 
 def _moved(statistics: Statistics) -> float:

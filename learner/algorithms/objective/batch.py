@@ -173,11 +173,6 @@ class Prepared:
     def num_trajectories(self) -> int:
         return len(self.rewards_N)
 
-    @property
-    def num_active_tokens(self) -> int:
-        """Tokens that train; 0 means that filters took everything and there is no step to make."""
-        return int(self.gradient_mask_NT.sum())
-
     def rows(self, index: slice | list[int] | Tensor) -> "Prepared":
         """The same for some trajectories, in the given order."""
         chosen = (

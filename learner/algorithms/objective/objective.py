@@ -157,6 +157,13 @@ class Objective:
         """These trajectories of the step as one update: weights and covariances are theirs alone, all else stays the step's."""
         return mini_batch(prepared, rows, parts=self._parts, begins_step=begins_step)
 
+    def trains(self, update: Prepared) -> bool:
+        """Whether any token of an update has a gradient; filters may have left none, or none but of value, KL and entropy."""
+        config = self.config
+        is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
+        has_other_losses = is_regularized or config.value is not None
+        return bool((update.loss_mask_NT if has_other_losses else update.gradient_mask_NT).any())
+
     @torch.no_grad()
     def statistics(self, prepared: Prepared) -> Statistics:
         """Of the batch itself, which no update changes: to be counted once a step."""

@@ -13,6 +13,7 @@ from cluster.contracts.errors import (
     DeadlineError,
     FailureKind,
     LostError,
+    NumericsError,
     WorkerError,
 )
 from cluster.contracts.types import ActorKind, Group, StepStats
@@ -53,7 +54,11 @@ class ScriptedRank(RemoteActor):
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
-        self._scene.fail(method, self._version)
+        try:
+            self._scene.fail(method, self._version)
+        except NumericsError:  # as a learner raises it: between two updates of a step
+            self._last_step = None
+            raise
         match method:
             case "restore_latest":
                 self._version = self._scene.saved
@@ -343,6 +348,19 @@ async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_
         await scene.learn(1)
     assert await scene.group.save_progress() is None
     assert scene.saves == [1]
+
+
+async def test_nothing_is_saved_of_a_step_that_failed_between_its_updates_but_the_last_save_is_finished():
+    scene = Scene(
+        ("update", 1, NumericsError("loss or gradient was not finite")),
+        ("finish_saving", 1, CheckpointError("checkpoint was not saved: No space left on device")),
+    )
+    await scene.group.start()
+    await scene.learn(1)
+    with pytest.raises(NumericsError):
+        await scene.learn(1)
+    assert await scene.group.save_progress() is None
+    assert scene.saves == [] and scene.events.kinds()[-1] == "checkpoint_failed"
 
 
 async def test_a_version_that_is_saved_is_not_saved_again_when_the_run_is_stopped():

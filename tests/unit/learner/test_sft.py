@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
+from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import Demonstrations
 from learner.learner import Learner
 from tests.models import make_tiny_model
@@ -99,6 +100,21 @@ def test_every_update_of_every_step_asks_for_its_own_and_a_resumed_run_for_the_s
     assert again.numbers == [4, 5, 6, 7]
     for (name, one), (_, other) in zip(made.policy.named_parameters(), resumed.policy.named_parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_a_demonstration_that_is_wrong_is_found_before_the_first_update_of_its_step(model_path):
+    class LastIsWrong(Demonstrations):
+        def of_update(self, number: int) -> list[tuple[list[int], list[int]]]:
+            if number == 3:
+                raise DataError("prompt 7 has no completion")
+            return ROWS
+
+    made = learner_of(model_path, LastIsWrong(), learner={"epochs": 2})
+    stats = made.update(make_group(0))
+    before = [parameter.detach().clone() for parameter in made.policy.parameters()]
+    with pytest.raises(DataError, match="prompt 7"):
+        made.update(make_group(1))
+    assert all(map(torch.equal, before, made.policy.parameters())) and made.last_step() == stats
 
 
 def test_demonstrations_become_likely_while_trajectories_are_learned(model_path):

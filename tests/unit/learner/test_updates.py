@@ -189,6 +189,20 @@ def test_the_learning_rate_follows_the_kl_and_a_checkpoint_keeps_it(model_path: 
     assert rates[1e9] == pytest.approx([1e-3, 1.5e-3, 1.5e-3])
 
 
+def test_a_step_of_one_update_leaves_the_learning_rate_alone(model_path: Path):
+    config = make_config(
+        model_path,
+        optimizer={"learning_rate": 1e-3, "target_kl": 1e9},
+        learner={"mini_batches": 2},
+        algorithm={"proximal": "recompute"},
+    )
+    learner = Learner(config)
+    metrics = learner.update(_groups(0)[0]).metrics
+    # Rewards that failed left one group of eight: nothing had moved the policy when its only update measured it.
+    assert metrics["learner/updates"] == 1.0 and metrics["learner/kl_old_k3_mean"] == 0.0
+    assert learner.update(*_groups(1)).metrics["learner/learning_rate"] == pytest.approx(1e-3)
+
+
 def test_a_target_kl_is_refused_where_nothing_moves_before_the_update(model_path: Path):
     with pytest.raises(
         ValidationError, match=r"optimizer.target_kl=0.02 measures nothing where a step makes one update"
@@ -243,6 +257,34 @@ def test_a_mini_batch_whose_trajectories_were_all_filtered_makes_no_update(model
     metrics = _learner(model_path, algorithm=algorithm, mini_batches=3).update(*groups).metrics
     assert metrics["learner/updates"] == 1.0 and metrics["learner/skipped"] == 0.0
     assert metrics["learner/groups"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        {"entropy_coefficient": 0.1},
+        {"kl": {"rollout": {"coefficient": 0.1, "estimator": "k3"}}},
+        {"advantage": "gae", "value": {}},
+    ],
+)
+def test_a_mini_batch_without_policy_gradient_is_an_update_of_the_other_losses(model_path: Path, also: dict[str, Any]):
+    algorithm = {"filters": [{"name": "high_entropy_tokens", "share": 0.0}], "proximal": "recompute", **also}
+    metrics = _learner(model_path, algorithm=algorithm, mini_batches=2).update(*_groups(0)).metrics
+    assert metrics["learner/updates"] == 2.0
+
+
+def test_a_step_that_fails_between_its_updates_leaves_no_step_to_save(model_path: Path):
+    config = make_config(
+        model_path,
+        learner={"mini_batches": 2, "max_non_finite_updates": 0},
+        algorithm={"policy_loss": "importance_sampling"},
+    )
+    learner = Learner(config)
+    assert learner.update(*_groups(0)) == learner.last_step()
+    bad = make_group(1, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    with pytest.raises(NumericsError):
+        learner.update(make_group(0), bad)
+    assert learner.last_step() is None
 
 
 def test_a_resumed_learner_makes_the_same_updates(model_path: Path, tmp_path: Path):

@@ -213,16 +213,16 @@ def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_
     assert prepared.weights_NT[0].sum() == 0
     assert prepared.weights_NT.sum().item() == pytest.approx(1.0)
     chosen = make(filters=[{"name": "high_entropy_tokens", "share": 0.5}]).prepare(whole.batch)
-    assert chosen.num_active_tokens < whole.batch.loss_mask_NT.sum()
+    assert chosen.gradient_mask_NT.sum() < whole.batch.loss_mask_NT.sum()
     assert (chosen.weights_NT > 0).sum() == whole.batch.loss_mask_NT.sum()
 
 
-def test_a_step_of_which_nothing_is_left_has_no_active_tokens():
+def test_a_step_of_which_nothing_is_left_trains_nothing():
     whole = case(2)
     batch = dataclasses.replace(whole.batch, rewards_N=torch.ones_like(whole.batch.rewards_N))
     made = make(filters=["zero_variance"])
     prepared = made.prepare(batch)
-    assert prepared.num_active_tokens == 0
+    assert not made.trains(prepared) and not make(filters=["zero_variance"], entropy_coefficient=0.1).trains(prepared)
     result = made.loss(prepared, policy_logprobs_BT=whole.policy.requires_grad_())
     assert result.loss.item() == 0
     assert made.statistics(prepared).compute()["groups_without_variance"] == 3
