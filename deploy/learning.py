@@ -17,7 +17,7 @@ from cluster.contracts.schema import summarize
 from cluster.contracts.types import Group
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, step_metrics
-from cluster.record.run_directory import CHECKPOINTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
 from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport
@@ -49,8 +49,11 @@ async def _learn(
         objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
     except ConfigError as error:
         raise ConfigError(f"recorded={config.recorded!r}: {error}") from error
-    log.event("recorded", num_groups=len(data), message=f"learns from {len(data)} groups of {config.recorded}")
     ledger = open_ledger(run_dir, log)
+    if ledger.version:
+        _refuse_other_data(config.recorded, data, run_dir)
+    message = f"learns from {len(data)} groups of {config.recorded}"
+    log.event("recorded", num_groups=len(data), digest=data.digest, message=message)
     checkpoints = run_dir.path(CHECKPOINTS)
     async with (
         connected(address),
@@ -74,6 +77,16 @@ async def _learn(
         if learner.saved_version != learner.version:
             await save_the_end(learner, metric=None)
         await _published(config, learner, log)
+
+
+def _refuse_other_data(recorded: str, data: RecordedGroups, run_dir: RunDirectory) -> None:
+    """Raises ConfigError when the files have changed since the run's steps: the order of the groups depends on all of them."""
+    before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded"]
+    if before and before[-1]["digest"] != data.digest:
+        raise ConfigError(
+            f"recorded={recorded!r} has changed since this run began: {before[-1]['num_groups']} groups of digest "
+            f"{before[-1]['digest'][:12]} then, {len(data)} of {data.digest[:12]} now; give the run its old data, or name another run_dir"
+        )
 
 
 async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -> str:

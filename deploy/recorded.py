@@ -1,5 +1,6 @@
 """Trajectories that exist already, as groups to learn from: read from Arrow, or imported from rows of prompts and completions."""
 
+import hashlib
 import json
 import math
 import time
@@ -25,8 +26,10 @@ from cluster.rollouts.tickets import epoch_order
 class RecordedGroups:
     """Groups by index, as tickets are: every epoch is a permutation of the data, seeded by run seed and epoch."""
 
-    def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int) -> None:
+    def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int, digest: str) -> None:
         self._groups = groups
+        self.digest = digest
+        """SHA-256 of the files' bytes."""
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(groups), seed=seed, epoch=epoch))
 
     @classmethod
@@ -37,7 +40,8 @@ class RecordedGroups:
         those for which `dropped_by` names a filter. Raises ConfigError where nothing is left, and where some trajectories have a
         nullable field that others lack; DataError naming file, row and field for what breaks the schema.
         """
-        found = list(_read(place))
+        digest = hashlib.sha256()
+        found = list(_read(place, seen=digest.update))
         groups = [group for group in found if _can_train(summary := summarize(group)) and not dropped_by(summary)]
         if not groups:
             raise ConfigError(
@@ -46,7 +50,7 @@ class RecordedGroups:
             )
         for name in ("rollout_logprobs", "token_rewards"):
             _refuse_mixed(groups, name, place=place)
-        return cls(groups, seed=seed)
+        return cls(groups, seed=seed, digest=digest.hexdigest())
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -161,7 +165,8 @@ def _refuse_mixed(groups: Sequence[pa.RecordBatch], name: str, *, place: str) ->
         )
 
 
-def _read(place: str) -> Iterator[pa.RecordBatch]:
+def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
+    """The groups of all files. `seen` gets the bytes of each."""
     folder, _, name = place.rpartition("/")
     if place.endswith(".arrow"):
         files, names = Storage(folder or "."), [name]
@@ -171,7 +176,9 @@ def _read(place: str) -> Iterator[pa.RecordBatch]:
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
     for each in names:
         try:
-            with pa.ipc.open_file(files.read_file(each)) as reader:
+            content = files.read_file(each)
+            seen(content)
+            with pa.ipc.open_file(content) as reader:
                 batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
                 table = pa.Table.from_batches(batches, schema=reader.schema)
         except StorageError as error:

@@ -9,6 +9,8 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import SCHEMA
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
 from deploy.learning import learn
 from deploy.recorded import RecordedGroups, import_rows
 from tests.models import make_tiny_model
@@ -229,3 +231,26 @@ def test_what_compares_with_the_sampler_is_refused_of_imported_text_before_any_a
         learn(run(place, model, tmp_path))
     with pytest.raises(AssertionError, match="starts its actors"):
         learn(run(place, model, tmp_path, proximal="recompute"))
+
+
+def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tmp_path, model, no_actors):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    add = lambda name, *texts: imported(
+        rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": text, "reward": 1.0} for text in texts)),
+        str(folder / name),
+        model,
+    )
+    add("a.arrow", "4", "5")
+    config = run(str(folder), model, tmp_path, proximal="recompute")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+    add("b.arrow", "6", "7")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)  # without a step, a run may begin with anything
+    Ledger(RunDirectory(config.run_dir)).append(groups=[0], trajectories="file", trajectories_digest="digest")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+    add("b.arrow", "6", "8")
+    with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 2 of .* now"):
+        learn(config)
