@@ -11,6 +11,7 @@ from functools import partial
 import pyarrow as pa
 import ray
 
+from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.schema import summarize
@@ -47,6 +48,7 @@ async def _learn(
     data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=objective.dropped_by)
     try:
         objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
+        data.refuse_another_tokenizer(ChatFormatter.load(config.model))
     except ConfigError as error:
         raise ConfigError(f"recorded={config.recorded!r}: {error}") from error
     ledger = open_ledger(run_dir, log)

@@ -55,6 +55,18 @@ class RecordedGroups:
     def __len__(self) -> int:
         return len(self._groups)
 
+    def refuse_another_tokenizer(self, formatter: ChatFormatter) -> None:
+        """Raises ConfigError when the tokens of the first group do not decode to its texts: a token id would mean another token."""
+        first = self._groups[0]
+        for tokens, text in zip(
+            first["completion_token_ids"].to_pylist(), first["completion_text"].to_pylist(), strict=True
+        ):
+            if (decoded := formatter.decode(tokens)) != text:
+                raise ConfigError(
+                    f"the completion {text[:40]!r} has tokens that the tokenizer of model.path decodes to {decoded[:40]!r}; "
+                    "learn with the model, or another one of its tokenizer, that made these trajectories"
+                )
+
     @property
     def smallest(self) -> int:
         """Known rewards of the group that has the fewest."""
@@ -138,7 +150,7 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
         "reward_components": [],
         "finish_reason": str(FinishReason.STOP),
         "prompt_text": encoded.text,
-        "completion_text": completion,
+        "completion_text": formatter.decode(token_ids),
         "info": json.dumps(
             {key: value for key, value in prompt.columns.items() if key not in ("completion", "reward")}
         ),

@@ -8,7 +8,7 @@ import pytest
 from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.schema import SCHEMA
+from cluster.contracts.schema import SCHEMA, with_columns
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from deploy.learning import learn
@@ -254,3 +254,19 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
     add("b.arrow", "6", "8")
     with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 2 of .* now"):
         learn(config)
+
+
+def test_trajectories_of_another_tokenizer_are_refused(tmp_path, model, no_actors):
+    place = str(tmp_path / "a.arrow")
+    imported(
+        rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": c, "reward": 1.0} for c in "45")), place, model
+    )
+    with pa.ipc.open_file(place) as reader:
+        batch = reader.get_batch(0)
+    other = with_columns(
+        batch, completion_token_ids=[[row[0] + 1, *row[1:]] for row in batch["completion_token_ids"].to_pylist()]
+    )
+    with pytest.raises(
+        ConfigError, match=r"the completion '4' has tokens that the tokenizer of model\.path decodes to '5'"
+    ):
+        learn(run(write(tmp_path / "other.arrow", other), model, tmp_path, proximal="recompute"))
