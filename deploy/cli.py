@@ -198,9 +198,8 @@ def replay(
         directory = RunDirectory(run_dir)
         config = run_info.config_of(directory)
         done = replaying.replay(directory, config, to_step=to_step, out=out, address=address)
-        verdict = "equal" if done.is_equal else f"not equal: the run published {done.recorded_digest or 'nothing'}"
-        typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {verdict}")
-        if not done.is_equal:
+        typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {done.verdict}")
+        if done.differs:
             raise typer.Exit(1)
 
 

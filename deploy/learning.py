@@ -76,9 +76,10 @@ async def _learn(
             log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
             if learner.is_save_due():
                 await learner.save(None)
+                await _published(config, learner, log)
         if learner.saved_version != learner.version:
             await save_the_end(learner, metric=None)
-        await _published(config, learner, log)
+            await _published(config, learner, log)
 
 
 def _refuse_other_data(recorded: str, data: RecordedGroups, run_dir: RunDirectory) -> None:

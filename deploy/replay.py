@@ -25,11 +25,17 @@ class Replay:
     digest: str
     """Of the weights that the replay arrived at."""
     recorded_digest: str | None
-    """Of the weights that the run published after that step; None when it stopped before."""
+    """Of the weights that the run published after that step; None when it published none there."""
 
     @property
-    def is_equal(self) -> bool:
-        return self.digest == self.recorded_digest
+    def differs(self) -> bool:
+        return self.recorded_digest not in (None, self.digest)
+
+    @property
+    def verdict(self) -> str:
+        if self.recorded_digest is None:
+            return f"the run has no digest of step {self.num_steps} to compare with"
+        return f"not equal: the run published {self.recorded_digest}" if self.differs else "equal"
 
 
 def replay(

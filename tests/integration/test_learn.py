@@ -63,6 +63,9 @@ def test_it_verifies_and_replays(undisturbed):
     assert undisturbed.problems() == ()
     done = treadwheel("replay", undisturbed.path)
     assert done.returncode == 0 and "8 steps replayed" in done.stdout, done.stdout + done.stderr
+    assert {event["policy_version"] for event in undisturbed.events("published")} == {0, 3, 6, 8}, (
+        "replays compare with these"
+    )
 
 
 def test_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
