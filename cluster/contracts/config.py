@@ -385,6 +385,21 @@ class RunConfig(Section):
                 f"algorithm.selection={self.algorithm.selection.name!r} has nothing to choose from with rollout.extra_trajectories=0; "
                 "set that to 1 or more, or leave the selection out"
             )
+        if self.algorithm.selection and self.recorded is not None:
+            raise ValueError(
+                f"algorithm.selection={self.algorithm.selection.name!r} with recorded={self.recorded!r}: recorded groups are trained on "
+                "whole, and nothing is sampled to choose from; leave the selection out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_steps_after_the_critics_warmup(self) -> "RunConfig":
+        value = self.algorithm.value
+        if value is not None and value.warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"algorithm.value.warmup_steps={value.warmup_steps} with num_steps={self.num_steps}: the policy would never train; use "
+                "fewer, or raise num_steps"
+            )
         return self
 
     @model_validator(mode="after")

@@ -40,6 +40,18 @@ def test_a_selection_needs_candidates_and_does_not_depend_on_timing():
     assert configured(rollout=chosen["rollout"]).judged_per_group == 8, "two are aborted"
 
 
+def test_recorded_groups_are_not_chosen_from():
+    chosen = {"algorithm": {"selection": "spread"}, "rollout": {"extra_trajectories": 2}}
+    with pytest.raises(ValidationError, match=r"algorithm\.selection='spread' with recorded='runs/one': "):
+        configured(recorded="runs/one", **chosen)
+
+
+def test_a_critics_warmup_leaves_steps_to_the_policy():
+    configured(num_steps=3, algorithm={"value": {"warmup_steps": 2}})
+    with pytest.raises(ValidationError, match=r"value\.warmup_steps=3 with num_steps=3: the policy would never train"):
+        configured(num_steps=3, algorithm={"value": {"warmup_steps": 3}})
+
+
 def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):
