@@ -19,7 +19,6 @@ SETTINGS = {
         "selection": "max_variance",
         "reward_shaping": [{"name": "overlong_penalty", "max_length": 24, "cache": 8, "penalty": 0.5}],
         "filters": ["zero_variance", {"name": "return_bounds", "low": -0.3, "high": 0.3}],
-        "streaming": {"group_size": 4},
     },
 }
 

@@ -61,6 +61,12 @@ def refuse_contradictions(parts: Parts) -> None:
             f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: earlier steps leave rewards alone, and this advantage "
             "does not work on one group's rewards; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
         )
+    for variant in (*parts.filters, *parts.advantage_shaping):
+        if config.streaming is not None and {"rewards_G", "reward_components_GK", "group_index_N"} & set(variant.asks):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} with algorithm.streaming: it judges what one ticket earned, and the advantage "
+                "compares with earlier steps too: a group that teaches would count as one that does not; leave one of them out"
+            )
     for variant in (*parts.filters, *parts.reward_shaping):
         of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
         if of_a_group and others:

@@ -93,11 +93,11 @@ def test_a_filter_that_needs_the_whole_batch_runs_in_the_learner_alone():
 
 def test_a_filter_that_drops_every_group_of_one_is_refused():
     bounds = {"name": "return_bounds", "low": 0.0, "high": 1.0}
-    make(streaming={}, filters=[bounds]).check_group_size(1, num_candidates=1)
+    make(advantage="raw_reward", filters=[bounds]).check_group_size(1, num_candidates=1)
     with pytest.raises(
         ConfigError, match=r"filters\[1\]='zero_variance' with buffer.trajectories_per_group=1 drops every"
     ):
-        make(streaming={}, filters=[bounds, "zero_variance"]).check_group_size(1, num_candidates=1)
+        make(advantage="raw_reward", filters=[bounds, "zero_variance"]).check_group_size(1, num_candidates=1)
 
 
 def test_what_asks_for_one_group_and_for_the_whole_batch_is_refused():

@@ -97,3 +97,21 @@ def test_an_advantage_that_cannot_take_a_prompts_first_ticket_is_refused(advanta
     with pytest.raises(ConfigError, match=message):
         objective.check_group_size(size, num_candidates=size)
     objective.check_group_size(4, num_candidates=4)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"filters": ["zero_variance"]},
+        {"filters": ["zero_variance_components"]},
+        {"filters": [{"name": "return_bounds", "low": 0.0, "high": 1.0}]},
+        {"advantage_shaping": ["group_weights"]},
+    ],
+)
+def test_what_judges_a_ticket_alone_is_refused(parts):
+    """Earlier returns of 0 make a ticket of ones teach: its own rewards are equal."""
+    with pytest.raises(
+        ConfigError, match=r"(filters|advantage_shaping)\[0\]='\w+' with algorithm.streaming: it judges"
+    ):
+        Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}} | parts))
+    Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}, "filters": ["overlong_mask"]}))
