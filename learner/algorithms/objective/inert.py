@@ -31,6 +31,11 @@ _RATIO_BOUNDS = frozenset(
 )  # fmt: skip
 """Parameters of losses that bound how far policy or value may go from where the step began."""
 
+_ACTING_AWAY_FROM_ONE = frozenset(
+    {"dro.beta", "kl_cov.cov_share", "kl_cov.kl_coefficient", "sapo.tau_negative", "sapo.tau_positive"}
+)
+"""Parameters of losses, by their variant, that change no gradient where ρ = 1."""
+
 
 def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
     """Raises ConfigError that names field, value and way out for the first option that can change nothing."""
@@ -44,7 +49,11 @@ def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
                         f"{shown} changes nothing while {_full_name(condition.name, variant)}={_said(condition.value)}; "
                         f"leave it at {default!r}, or change the other"
                     )
-            if updates_per_step == 1 and name in _RATIO_BOUNDS and _starts_at_the_policy(variant, parts.config):
+            if (
+                updates_per_step == 1
+                and _starts_at_the_policy(variant, parts.config)
+                and _waits_for_ratios(variant, name)
+            ):
                 raise ConfigError(
                     f"{shown} can never act: a step of one update trains the policy that it compares with; "
                     "set learner.mini_batches or learner.epochs above 1, or leave it out"
@@ -104,6 +113,16 @@ def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
     if "old_values_BT" in variant.asks:
         return True
     return "proximal_logprobs_BT" in variant.asks and variant.field == "policy_loss" and config.proximal == "recompute"
+
+
+def _waits_for_ratios(variant: Variant, name: str) -> bool:
+    """It changes no gradient before policy, or values, have moved. A bound of None says that there is none, and is no such parameter."""
+    value = variant.plugin.params[name]
+    if name not in _RATIO_BOUNDS or value is None:
+        return f"{variant.plugin.name}.{name}" in _ACTING_AWAY_FROM_ONE
+    if name == "epsilon_min":
+        return value <= 1
+    return value >= (1 if name in ("epsilon_max", "dual_clip", "delta") else 0)  # else it leaves out ρ = 1 itself
 
 
 def _named(parts: Parts) -> str:

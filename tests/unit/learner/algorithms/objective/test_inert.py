@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from learner.algorithms.objective import Objective
 from learner.algorithms.registry.homes import HOMES
 from learner.algorithms.registry.presets import PRESETS, expand
 from tests.unit.learner.algorithms import options
-from tests.unit.learner.algorithms.batches import mixed
+from tests.unit.learner.algorithms.batches import Case, mixed
 
 pytestmark = pytest.mark.slow  # all of every variant
 
@@ -44,16 +45,22 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 CASES = [mixed(0), mixed(1, single=True, positive=True), mixed(2, constant=True)]
 
 
-def effect(section: dict[str, Any]) -> list[Tensor]:
+def at_start(whole: Case) -> Case:
+    """As a step's first update finds it: policy and values are still the old ones."""
+    batch = replace(whole.batch, proximal_logprobs_NT=whole.policy, values_NT=whole.values)
+    return Case(batch, whole.policy, whole.entropies, whole.values)
+
+
+def effect(section: dict[str, Any], *, updates_per_step: int = 2) -> list[Tensor]:
     """What a run of this section would do on each batch in turn: losses and gradients, or what it says of a batch that it refuses."""
-    return _effect(json.dumps(section, sort_keys=True))
+    return _effect(json.dumps(section, sort_keys=True), updates_per_step)
 
 
 @functools.cache
-def _effect(section: str) -> list[Tensor]:
-    made = Objective.from_config(AlgorithmConfig.model_validate_json(section), updates_per_step=2)
+def _effect(section: str, updates_per_step: int) -> list[Tensor]:
+    made = Objective.from_config(AlgorithmConfig.model_validate_json(section), updates_per_step=updates_per_step)
     found: list[Tensor] = []
-    for whole in CASES:
+    for whole in CASES if updates_per_step > 1 else map(at_start, CASES):
         try:
             loss, report, gradient = whole.loss(made)
         except DataError as error:
@@ -66,10 +73,10 @@ def _effect(section: str) -> list[Tensor]:
     return found
 
 
-def acts(section: dict[str, Any], *, against: dict[str, Any]) -> bool | None:
+def acts(section: dict[str, Any], *, against: dict[str, Any], updates_per_step: int = 2) -> bool | None:
     """Whether it differs from its neighbour; None: one of them is refused."""
     try:
-        a, b = effect(section), effect(against)
+        a, b = (effect(each, updates_per_step=updates_per_step) for each in (section, against))
     except (ConfigError, ValidationError):
         return None
     return len(a) != len(b) or not all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
@@ -95,6 +102,13 @@ def _asks(variant: dict[str, Any], field: str) -> str:
 @pytest.mark.parametrize("field", OF_THE_LOSS)
 def test_every_parameter_of_every_variant_acts_or_is_refused(field):
     inert = [changed for before, changed in parameters(field) if acts(changed, against=before) is False]
+    assert inert == []
+
+
+@pytest.mark.parametrize("field", ["policy_loss", "value.loss"])
+def test_every_parameter_acts_or_is_refused_where_a_step_makes_one_update(field):
+    tried = [each for each in parameters(field) if None not in _variant(each[1], field).values()]
+    inert = [changed for before, changed in tried if acts(changed, against=before, updates_per_step=1) is False]
     assert inert == []
 
 
@@ -200,6 +214,36 @@ def test_every_part_acts_or_is_refused_beside_every_kind_of_loss_and_advantage(f
 def test_an_option_that_cannot_act_is_refused_with_its_field_value_and_way_out(section, message):
     with pytest.raises(ConfigError, match=message):
         Objective.from_config(AlgorithmConfig.model_validate(section))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "dro", "beta": 0.5}, {"name": "kl_cov", "cov_share": 0.1}, {"name": "kl_cov", "kl_coefficient": 0.5},
+        {"name": "sapo", "tau_positive": 2.0}, {"name": "sapo", "tau_negative": 2.0},
+    ],
+)  # fmt: skip
+def test_what_changes_no_gradient_at_ratio_one_is_refused_where_a_step_makes_one_update(loss):
+    with pytest.raises(ConfigError, match=r"can never act: a step of one update"):
+        Objective.from_config(AlgorithmConfig.model_validate(RECOMPUTED | {"policy_loss": loss}))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "cispo", "epsilon_max": 0.5},
+        {"name": "cispo", "epsilon_min": 1.5},
+        {"name": "ppo_clip", "dual_clip": 0.9},
+    ],
+)
+def test_a_bound_that_leaves_out_ratio_one_acts_in_a_step_of_one_update(loss):
+    bounded, plain = (RECOMPUTED | {"policy_loss": each} for each in (loss, loss["name"]))
+    assert acts(bounded, against=plain, updates_per_step=1)
+
+
+def test_plain_squared_error_of_values_may_be_asked_for_in_a_step_of_one_update():
+    section = CRITIC | {"value": {"loss": {"name": "value_clip", "clip_range": None}}}
+    assert Objective.from_config(AlgorithmConfig.model_validate(section)).config.value is not None
 
 
 def test_bounds_act_where_a_step_makes_several_updates():
