@@ -140,7 +140,7 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     signature = inspect.signature(found)
     accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     own = parameters(found, home=home)
-    hints = type_hints(found)
+    hints = type_hints(found, include_extras=True)
     checked: dict[str, Any] = {}
     for name, value in plugin.params.items():
         if name in home.given or (name not in own and not accepts_any):
@@ -188,10 +188,11 @@ def _takes(found: Callable[..., Any]) -> Takes:
     )
 
 
-def type_hints(found: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> dict[str, Any]:
+    """`include_extras` keeps what `Annotated` adds: bounds, and when a parameter acts."""
     target = found.__init__ if inspect.isclass(found) else found
     try:
-        return typing.get_type_hints(target)
+        return typing.get_type_hints(target, include_extras=include_extras)
     except (NameError, TypeError):  # annotations only importable for a type checker: names are still checked
         return {}
 
@@ -202,4 +203,5 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{field}={value!r} is not valid: {error.errors()[0]['msg']}; it must be {hint}") from error
+        kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        raise ConfigError(f"{field}={value!r} is not valid: {error.errors()[0]['msg']}; it must be {kind}") from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
@@ -80,7 +81,7 @@ def overlong_penalty(
     return at_least_float32(rewards_G) - penalty * fraction_G
 
 
-def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: float) -> Tensor:
+def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: Annotated[float, Field(le=1)]) -> Tensor:
     """Less reward for truncated completions.
 
     Formula: where truncated, coefficient·r for a coefficient in [0, 1], the coefficient itself for a negative one
@@ -88,8 +89,6 @@ def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: f
     Degenerate: a coefficient of 1 changes nothing
     Peers: OpenRLHF `stop_properly_penalty_coef`
     """
-    if coefficient > 1:
-        raise ValueError(f"truncation_penalty coefficient={coefficient} must be in [0, 1], or negative")
     rewards_G = at_least_float32(rewards_G)
     punished_G = rewards_G * coefficient if coefficient >= 0 else torch.full_like(rewards_G, coefficient)
     return torch.where(truncated_G, punished_G, rewards_G)

@@ -196,6 +196,11 @@ def test_what_an_algorithm_needs_must_be_in_the_batch():
         make(kl={"loss": {"coefficient": 0.1}}).prepare(batch)
 
 
+def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configuration_is_read():
+    with pytest.raises(ConfigError, match=r"reward_shaping\[0\].coefficient=1.5 .* less than or equal to 1; .*float"):
+        make(reward_shaping=[{"name": "truncation_penalty", "coefficient": 1.5}])
+
+
 def test_a_monitored_reference_may_be_missing_from_what_was_recorded_without_it():
     """A resumed run learns such steps again, and a replay all of them."""
     batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
