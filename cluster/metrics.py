@@ -25,7 +25,7 @@ METRICS: dict[str, str] = {
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
     "eval/accuracy": "Share of the held-out completions whose reward is `evaluation.success_at` (1) or more.",
-    "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; that of the others has the same ending.",
+    "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; those of accuracy and pass@k over all prompts end the same.",
     "eval/pass_at_<k>": "Chance that at least one of k completions of a prompt is such a success, unbiased (arXiv:2107.03374); "
     "for `evaluation.num_samples` above 1.",
     "eval/reward/<source>": "Mean reward of the held-out prompts of a source (`evaluation.source_column`); `eval/accuracy/<source>` too.",
@@ -49,7 +49,7 @@ METRICS: dict[str, str] = {
     "time/broadcast_s": "Seconds from publishing weights to the last worker's attestation.",
     "time/eval_s": "Seconds of a held-out evaluation.",
     "staleness/mean": "Learner version minus that of a group's oldest token, mean over the step's groups.",
-    "staleness/max": "The same, maximum: no token of the step is older; never above `buffer.max_off_policy_steps`.",
+    "staleness/max": "The same, maximum: no token of the step is older; never above `buffer.max_off_policy_steps` in a run that samples.",
     "buffer/learner_wait_s": "Seconds that the learner waited for a full step of groups.",
     "buffer/head_of_line_s": "Seconds that a group of the step, finished, waited for the step's slowest one, mean.",
     "buffer/num_ready": "Groups that are finished and not yet taken.",

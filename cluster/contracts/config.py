@@ -220,7 +220,7 @@ class ReferenceConfig(Section):
     timeout_s: Resources[PositiveFloat] = 600.0
 
     @model_validator(mode="after")
-    def _require_a_path_for_what_belongs_to_it(self) -> "ReferenceConfig":
+    def _require_a_path_for_revision_and_code(self) -> "ReferenceConfig":
         for name in ("revision", "trust_remote_code"):
             if self.path is None and getattr(self, name):
                 raise ValueError(

@@ -73,7 +73,7 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
         return changed + [f"columns.{name}" for name in self.columns if name in _BIASED]
 
     @model_validator(mode="after")
-    def _refuse_what_contradicts_itself(self) -> "SamplingConfig":
+    def _refuse_contradicting_settings(self) -> "SamplingConfig":
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it")
         if self.top_k == 1:

@@ -273,7 +273,7 @@ def choose_layout(
     name = type(causal_lm).__name__
     if packing == "packed":
         raise ConfigError(
-            f"learner.model.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
+            f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
         )
     raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here (off by {error:.3g} nats)")
 
