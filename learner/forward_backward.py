@@ -74,12 +74,14 @@ class Passes:
         if not needs & {"proximal_logprobs", "values"}:
             return tensors
         self._phases.enter("first look")
-        wants_entropies = "entropies" in needs and "proximal_logprobs" in needs
+        looks_at_policy = "proximal_logprobs" in needs
+        # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
+        with_entropies = looks_at_policy and self._objective.wants_entropies(tensors.current_version)
         found = {
             name: torch.zeros_like(tensors.rollout_logprobs_NT) for name in ("proximal_logprobs", "entropies", "values")
         }
         for rows, micro_batch in _passes_over(mini_batches):
-            outputs, values_C = self._networks(micro_batch, entropies=wants_entropies)
+            outputs, values_C = self._networks(micro_batch, entropies=with_entropies)
             computed = {"proximal_logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
             for name, values in computed.items():
                 if values is not None and rows:
@@ -87,7 +89,7 @@ class Passes:
             self._phases.move()
         wanted = {
             "proximal_logprobs": "proximal_logprobs" in needs,
-            "entropies": wants_entropies,
+            "entropies": "entropies" in needs and looks_at_policy,
             "values": "values" in needs,
         }
         looked = dataclasses.replace(
@@ -210,6 +212,12 @@ class NonFiniteGuard:
                 "lower optimizer.learning_rate, or look at these trajectories"
             )
         return False
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_in_a_row": self.num_in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_in_a_row = state["num_in_a_row"]
 
     def _save(self, batch: Batch, rows: list[int], *, place: tuple[int, int]) -> str:
         """Writes these trajectories, which this rank computed; says where they are, or why nowhere."""

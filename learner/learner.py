@@ -127,6 +127,7 @@ class Learner:
         self._saver = Saver(
             self.optimizer,
             objective=self.objective,
+            guard=self._guard,
             model=ModelFolder(self.policy.causal_lm, model=config.model, lora=config.learner.lora),
             ranks=self._ranks,
             config=config.checkpoint,

@@ -59,12 +59,14 @@ class Saver:
         optimizer: Optimizer,
         *,
         objective: SmallState,
+        guard: SmallState,
         model: ModelFolder,
         ranks: Ranks,
         config: CheckpointConfig,
     ) -> None:
-        self._optimizer, self._objective, self._model = optimizer, objective, model
+        self._optimizer, self._model = optimizer, model
         self._ranks, self._config = ranks, config
+        self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -121,8 +123,8 @@ class Saver:
         generator = states.of_rank(_RNG, self._ranks.rank)
         if generator is not None:
             torch.set_rng_state(generator)
-        self._objective.load_state_dict(manifest.learner["objective"])
-        self._optimizer.load_state_dict(manifest.learner["optimizer"])
+        for name, part in self._small.items():
+            part.load_state_dict(manifest.learner[name])
         return manifest
 
     def export(self, directory: Path) -> None:
@@ -199,7 +201,7 @@ class Saver:
             num_ranks=self._ranks.size,
             parameters_digest=self._parameters_digest(),
             metric=extra.get("metric"),
-            learner={"objective": self._objective.state_dict(), "optimizer": self._optimizer.state_dict()},
+            learner={name: part.state_dict() for name, part in self._small.items()},
             extra=dict(extra),
             files={},
         )

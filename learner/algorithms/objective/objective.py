@@ -104,6 +104,11 @@ class Objective:
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 
+    def wants_entropies(self, policy_version: int) -> bool:
+        """Whether every pass of a step computes entropies: the loss needs them, or the step is one that measures them."""
+        every_steps = self.config.monitor.entropy
+        return "entropies" in self.needs or (every_steps is not None and policy_version % every_steps == 0)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of prompts whose numbers the batch must bring."""
@@ -133,6 +138,7 @@ class Objective:
             batch,
             parts=self._parts,
             needs=self.needs,
+            wants_entropies=self.wants_entropies(batch.current_version),
             kl_coefficients=self.kl_coefficients,
             moments=self._moments,
             earlier=self._earlier,

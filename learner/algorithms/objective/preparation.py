@@ -34,6 +34,7 @@ def prepare(
     *,
     parts: Parts,
     needs: frozenset[str],
+    wants_entropies: bool,
     kl_coefficients: Mapping[str, float],
     moments: Mapping[str, RunningMoments],
     earlier: EarlierReturns | None,
@@ -97,15 +98,11 @@ def prepare(
         leads_group_N=leads_group_N,
         completion_lengths_N=batch.completion_lengths_N,
         truncated_N=batch.truncated_N,
-        wants_entropies="entropies" in needs or _is_measured(parts.config.monitor.entropy, batch.current_version),
+        wants_entropies=wants_entropies,
         kl_coefficients=kl_coefficients,
         supply=supply,
         **_of_an_update(parts, supply, advantages_NT, mask_NT=mask_NT & is_kept_N[:, None], denominator_NT=counted_NT),
     )
-
-
-def _is_measured(every_steps: int | None, policy_version: int) -> bool:
-    return every_steps is not None and policy_version % every_steps == 0
 
 
 def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step: bool) -> Prepared:

@@ -106,6 +106,20 @@ def test_clip_ranges_act_from_the_second_update_on(model_path: Path):
     assert learner.version == 1
 
 
+def test_a_step_that_measures_entropies_computes_them_in_its_first_look_too(model_path: Path):
+    """Else the fused head of a GPU gives one pass its log-probs, the tiled head the other, and the first ratio is not 1."""
+    algorithm = {"proximal": "recompute", "monitor": {"entropy": 2}}
+    learner = _learner(model_path, algorithm=algorithm, mini_batches=2)
+    asked: list[bool] = []
+    learner.networks.register_forward_pre_hook(
+        lambda _, args, kwargs: asked.append(kwargs["entropies"]), with_kwargs=True
+    )
+    for version in range(2):
+        learner.update(*_groups(version))
+    # Of each step two passes of the first look, and two of its updates.
+    assert asked == [True] * 4 + [False] * 4
+
+
 def test_under_one_update_no_ratio_moves(model_path: Path):
     metrics = _learner(model_path, rate=1e-2).update(*_groups(0)).metrics
     assert metrics["learner/clip_fraction"] == 0.0 and metrics["learner/ratio_max"] == 1.0
@@ -249,6 +263,22 @@ def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path:
     assert learner.update(*bad).metrics["learner/skipped_in_a_row"] == 2.0
     with pytest.raises(NumericsError, match="3 updates in a row"):
         learner.update(*bad)
+
+
+def test_updates_that_are_not_finite_are_counted_in_a_row_over_a_resume(model_path: Path, tmp_path: Path):
+    config = make_config(
+        model_path,
+        learner={"mini_batches": 2, "max_non_finite_updates": 2},
+        algorithm={"policy_loss": "importance_sampling"},
+        checkpoint={"asynchronous": False},
+    )
+    learner, resumed = Learner(config), Learner(config)
+    bad = [make_group(i, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5])) for i in range(2)]
+    learner.update(*bad)
+    learner.save(str(tmp_path / "step-000001"), {})
+    resumed.restore(str(tmp_path / "step-000001"))
+    with pytest.raises(NumericsError, match="3 updates in a row"):
+        resumed.update(*bad)
 
 
 def test_a_mini_batch_whose_trajectories_were_all_filtered_makes_no_update(model_path: Path):
