@@ -42,10 +42,18 @@ class Passes:
     """Of one rank's networks under one objective."""
 
     def __init__(
-        self, networks: Networks, *, objective: Objective, ranks: Ranks, config: LearnerConfig, phases: Phases
+        self,
+        networks: Networks,
+        *,
+        objective: Objective,
+        ranks: Ranks,
+        config: LearnerConfig,
+        measures_kl: bool,
+        phases: Phases,
     ) -> None:
+        """`measures_kl`: the updates are told how far the policy has moved since the step began."""
         self._networks, self._objective, self._ranks, self._config = networks, objective, ranks, config
-        self._phases = phases
+        self._phases, self._measures_kl = phases, measures_kl
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
         """These rows of the batch, laid out."""
@@ -69,27 +77,35 @@ class Passes:
         `mini_batches` are those of the first epoch: in the same passes the first update has a ratio of exactly 1.
         """
         needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
+        needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
         if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
             tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, mini_batches))
-        if not needs & {"proximal_logprobs", "values"}:
+        looks_at_policy = bool(needs & {"proximal_logprobs", "starting_logprobs"})
+        if not looks_at_policy and "values" not in needs:
             return tensors
         self._phases.enter("first look")
-        looks_at_policy = "proximal_logprobs" in needs
         # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
         with_entropies = looks_at_policy and self._objective.wants_entropies(tensors.current_version)
         found = {
-            name: torch.zeros_like(tensors.rollout_logprobs_NT) for name in ("proximal_logprobs", "entropies", "values")
+            name: torch.zeros_like(tensors.rollout_logprobs_NT)
+            for name in ("proximal_logprobs", "starting_logprobs", "entropies", "values")
         }
         for rows, micro_batch in _passes_over(mini_batches):
             outputs, values_C = self._networks(micro_batch, entropies=with_entropies)
-            computed = {"proximal_logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
+            computed = {
+                "proximal_logprobs": outputs.logprobs_C,
+                "starting_logprobs": outputs.logprobs_C,
+                "entropies": outputs.entropies_C,
+                "values": values_C,
+            }
             for name, values in computed.items():
                 if values is not None and rows:
                     found[name][rows] = micro_batch.scatter(values.float())
             self._phases.move()
         wanted = {
             "proximal_logprobs": "proximal_logprobs" in needs,
-            "entropies": "entropies" in needs and looks_at_policy,
+            "starting_logprobs": "starting_logprobs" in needs,
+            "entropies": {"entropies", "proximal_logprobs"} <= needs,
             "values": "values" in needs,
         }
         looked = dataclasses.replace(

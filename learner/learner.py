@@ -109,7 +109,12 @@ class Learner:
             first_step=0 if value is None else value.warmup_steps,
         )
         self._passes = Passes(
-            self.networks, objective=self.objective, ranks=self._ranks, config=config.learner, phases=self._phases
+            self.networks,
+            objective=self.objective,
+            ranks=self._ranks,
+            config=config.learner,
+            measures_kl=config.learner.stop_at_kl is not None or config.optimizer.target_kl is not None,
+            phases=self._phases,
         )
         self._guard = NonFiniteGuard(
             max_in_a_row=config.learner.max_non_finite_updates,

@@ -18,7 +18,15 @@ from learner.model.policy import token_row
 from learner.optimizer import Optimizer
 from learner.progress import Laps
 
-_OF_AN_UPDATE = ("loss", "kl_old_k3_mean", "clip_fraction", "value_clip_fraction", "ratio_min", "ratio_max")
+_OF_AN_UPDATE = (
+    "loss",
+    "kl_old_k3_mean",
+    "kl_step_k3_mean",
+    "clip_fraction",
+    "value_clip_fraction",
+    "ratio_min",
+    "ratio_max",
+)
 """Statistics that are told of every update of a step."""
 
 
@@ -109,8 +117,7 @@ class Updater:
         gradient_norm = self._optimizer.gradient_norm()
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
-        # While the critic warms up, a policy that is far from π_old is not these updates' doing.
-        stops_step = trains_policy and not begins_step and self._moved_too_far(statistics)
+        stops_step = not begins_step and self._moved_too_far(statistics)
         # Weight decay alone is no update.
         if (self._objective.trains(part) or demonstrated) and not stops_step:
             is_finite = self._guard.admits(
@@ -161,8 +168,8 @@ class Updater:
 
 
 def _moved(statistics: Statistics) -> float:
-    """KL(π_old ‖ π), the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
-    return statistics.compute().get("kl_old_k3_mean", math.nan)
+    """KL to the policy since the step began, the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
+    return statistics.compute().get("kl_step_k3_mean", math.nan)
 
 
 def _told(updates: Sequence[Update]) -> Sequence[Update]:

@@ -96,9 +96,9 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     max_grad_norm: PositiveFloat | None = 1.0
     """Global L2 norm; None does not clip."""
     target_kl: PositiveFloat | None = None
-    """Learning rates, a critic's too, follow the policy's movement: each step whose last update finds KL(π_old ‖ π) above twice this
-    divides them by 1.5, one that finds it below half of this multiplies them by 1.5, within 1/100 and 100 of the schedule. The mean of
-    ρ − 1 − log ρ, in nats per token, as in `learner.stop_at_kl`; after rsl_rl and skrl. None leaves the schedule alone."""
+    """Learning rates, a critic's too, follow the policy's movement: each step whose last update finds a KL above twice this
+    divides them by 1.5, one that finds it below half of this multiplies them by 1.5, within 1/100 and 100 of the schedule. The KL
+    is that of `learner.stop_at_kl`, at its cost; after rsl_rl and skrl. None leaves the schedule alone."""
 
 
 class LoraConfig(Section, mark=Mark.MATHEMATICS):
@@ -137,8 +137,9 @@ class LearnerConfig(Section):
     split_by: Mathematics[Literal["groups", "trajectories"]] = "groups"
     """What is dealt to mini-batches: groups stay whole, or trajectories go one by one."""
     stop_at_kl: Mathematics[PositiveFloat | None] = None
-    """An update is not made, and no later one of its step, once KL(π_old ‖ π) is larger on its tokens: the mean of ρ − 1 − log ρ, in
-    nats per token (0.01 to 0.05 is usual). The first update is always made. None makes them all."""
+    """An update is not made, and no later one of its step, once its KL to the policy that began the step is larger: the mean of
+    ρ − 1 − log ρ over its tokens, in nats per token (0.01 to 0.05 is usual), whatever `algorithm.proximal` names. Without
+    `proximal: recompute` it costs a forward pass. The first update is always made. None makes them all."""
     max_non_finite_updates: Resources[NonNegativeInt] = 3
     """An update whose loss or gradient is not finite is skipped. More skipped updates in a row than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0

@@ -49,6 +49,8 @@ class BatchTensors:
     """None: no reference was asked."""
     proximal_logprobs_NT: Tensor | None = None
     """Under the policy at the start of the step (π_old); None: no extra forward pass."""
+    starting_logprobs_NT: Tensor | None = None
+    """From that same pass, whatever π_old is; None: the KL to the start of the step is not measured."""
     entropies_NT: Tensor | None = None
     """From that same pass; None: not needed."""
     values_NT: Tensor | None = None
@@ -91,7 +93,14 @@ class BatchTensors:
             self._refuse(
                 "token_rewards", unearned_NT.any(1), "stand before the first token that trains: nothing has earned them"
             )
-        for name in ("rollout_logprobs", "reference_logprobs", "proximal_logprobs", "entropies", "values"):
+        for name in (
+            "rollout_logprobs",
+            "reference_logprobs",
+            "proximal_logprobs",
+            "starting_logprobs",
+            "entropies",
+            "values",
+        ):
             tensor_NT = getattr(self, f"{name}_NT")
             if tensor_NT is not None:
                 bad_NT = ~torch.isfinite(tensor_NT) & self.loss_mask_NT
@@ -136,6 +145,7 @@ class Prepared:
     correction_weights_NT: Tensor
     """Product of the corrections that need no present policy; 1 without any."""
     proximal_logprobs_NT: Tensor | None
+    starting_logprobs_NT: Tensor | None
     reference_logprobs_NT: Tensor | None
     values_NT: Tensor | None
     """Old ones, in the rewards' units, as the returns are."""

@@ -85,6 +85,7 @@ def prepare(
         lags_NT=supply["lags_NT"],
         correction_weights_NT=_corrections(parts, supply | {"advantages_NT": advantages_NT}, advantages_NT.dtype),
         proximal_logprobs_NT=supply["proximal_logprobs_NT"],
+        starting_logprobs_NT=supply["starting_logprobs_NT"],
         reference_logprobs_NT=supply["reference_logprobs_NT"],
         values_NT=supply["values_NT"],
         returns_NT=None if returns_NT is None else returns_NT.double(),
@@ -174,8 +175,8 @@ def refuse_unknown_sampler(parts: Parts) -> None:
 
 def _supply(batch: BatchTensors) -> dict[str, Any]:
     """Per-token tensors, 0 outside the mask: cleaned once, here."""
-    names = ("rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "values_NT", "entropies_NT")
-    per_token = {name: getattr(batch, name) for name in names}
+    names = ("rollout_logprobs", "proximal_logprobs", "starting_logprobs", "reference_logprobs", "values", "entropies")
+    per_token = {f"{name}_NT": getattr(batch, f"{name}_NT") for name in names}
     cleaned = {
         name: None if x is None else masked(x.double(), loss_mask_BT=batch.loss_mask_NT)
         for name, x in per_token.items()

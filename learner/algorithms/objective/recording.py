@@ -60,6 +60,9 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
     recorder.record("kl_old_k1", -old_BT, mask_BT)
     recorder.record("kl_old_k3", torch.expm1(old_BT) - old_BT, mask_BT)
+    if rows.starting_logprobs_NT is not None:
+        moved_BT = kept_BT - masked(rows.starting_logprobs_NT, loss_mask_BT=mask_BT)
+        recorder.record("kl_step_k3", torch.expm1(moved_BT) - moved_BT, mask_BT)
     rollout_BT = kept_BT - masked(rows.rollout_logprobs_NT, loss_mask_BT=mask_BT)
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)

@@ -41,6 +41,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "ratio_reference_old": (("mean", "max"), "π_ref/π_old."),
     "kl_old_k1": (("mean", "min", "max"), "log π_old − log π."),
     "kl_old_k3": (("mean", "min", "max"), "ρ − 1 − log ρ with ρ = π/π_old: KL(π_old ‖ π)."),
+    "kl_step_k3": (
+        ("mean", "max"),
+        "KL to the policy at the start of the step, as `kl_old_k3`, whatever π_old is: with `stop_at_kl` or `target_kl`.",
+    ),
     "kl_rollout_k1": (("mean", "min", "max"), "log μ − log π."),
     "kl_rollout_k3": (("mean", "min", "max"), "π/μ − 1 − log π/μ: KL(μ ‖ π)."),
     "kl_reference_k1": (("mean", "min", "max"), "log π − log π_ref."),

@@ -138,8 +138,7 @@ def test_the_value_clip_acts_from_the_second_update_on(model_path: Path):
 
 def test_a_critic_that_warms_up_makes_every_update(model_path: Path):
     algorithm = {"advantage": "gae", "value": {"warmup_steps": 1}}
-    learner = _learner(model_path, algorithm=algorithm, epochs=3, stop_at_kl=1e-3)
-    # The rollouts are far from the policy.
+    learner = _learner(model_path, algorithm=algorithm, epochs=3, stop_at_kl=1e-9)
     metrics = [learner.update(*_groups(0)).metrics for _ in range(2)]
     assert [report["learner/updates"] for report in metrics] == [3.0, 1.0]
     assert [report["learner/stopped_at_kl"] for report in metrics] == [0.0, 1.0]
@@ -224,11 +223,15 @@ def test_a_target_kl_is_refused_where_nothing_moves_before_the_update(model_path
         make_config(model_path, optimizer={"target_kl": 0.02})
 
 
-def test_the_first_update_is_made_however_far_the_rollout_policy_is(model_path: Path):
-    learner = _learner(model_path, algorithm={"proximal": "rollout"}, mini_batches=2, stop_at_kl=1e-9)
-    metrics = learner.update(*_groups(0)).metrics
-    assert metrics["updates/kl_old_k3_mean/1"] > 1e-9
-    assert metrics["learner/updates"] == 1.0 and metrics["learner/stopped_at_kl"] == 1.0
+@pytest.mark.parametrize(
+    "algorithm", [{"proximal": "rollout"}, {"proximal": "approximate"}, {"policy_loss": "reinforce"}]
+)
+def test_a_step_stops_by_its_own_updates_however_far_the_rollout_policy_is(model_path: Path, algorithm: dict[str, Any]):
+    for rate, num_made in ((1e-9, 4), (1e-2, 1)):
+        learner = _learner(model_path, algorithm=algorithm, rate=rate, epochs=4, stop_at_kl=1e-4)
+        metrics = learner.update(*_groups(0)).metrics
+        assert metrics["updates/kl_step_k3_mean/1"] == 0.0 and metrics["updates/kl_old_k3_mean/1"] > 1e-4
+        assert metrics["learner/updates"] == num_made
 
 
 def test_an_update_that_is_not_finite_is_skipped_alone(model_path: Path, tmp_path: Path):
