@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -135,6 +135,12 @@ def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> Non
         if type(part).__name__ in layer_names:
             fully_shard(part, mesh=ranks.mesh, mp_policy=policy)
     fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
+
+
+def reshard(module: nn.Module) -> None:
+    """To be called before weights change outside an update: a pass without gradients leaves the root gathered, and shards change."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
 
 
 def own_rows(parameter: DTensor) -> slice:

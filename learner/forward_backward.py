@@ -1,10 +1,11 @@
 """The passes of one step: a mini-batch is split into this rank's micro-batches, looked at, turned into gradients, and these are checked.
 
-Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
+Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights for good.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
-from learner.distributed import Ranks, reduce_once
+from learner.distributed import Ranks, reduce_once, reshard
 from learner.model.critic import Networks
 from learner.model.lora import without_adapters
 from learner.model.packing import MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
@@ -71,20 +72,43 @@ class Passes:
         ]
 
     @torch.no_grad()
-    def with_first_look(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> BatchTensors:
+    def with_first_look(
+        self,
+        tensors: BatchTensors,
+        mini_batches: Sequence[MiniBatch],
+        *,
+        averaged: Callable[[], AbstractContextManager[None]],
+    ) -> BatchTensors:
         """The batch with what the objective must know of the policy at the start of the step.
 
         `mini_batches` are those of the first epoch: in the same passes the first update has a ratio of exactly 1.
+        Inside `averaged` the policy has its averaged weights.
         """
         needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
         needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
         if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
-            tensors = dataclasses.replace(tensors, reference_logprobs_NT=self._base_logprobs(tensors, mini_batches))
-        looks_at_policy = bool(needs & {"proximal_logprobs", "starting_logprobs"})
-        if not looks_at_policy and "values" not in needs:
-            return tensors
+            self._phases.enter("scoring the reference")
+            with without_adapters(self._networks.policy.causal_lm):
+                reference_NT = self._logprobs(tensors, mini_batches)
+            tensors = dataclasses.replace(tensors, reference_logprobs_NT=reference_NT)
+        if needs & {"proximal_logprobs", "starting_logprobs", "values"}:
+            tensors = self._looked(tensors, mini_batches, needs)
+        if "averaged_logprobs" in needs:
+            self._phases.enter("first look")
+            reshard(self._networks)
+            try:
+                with averaged():
+                    averaged_NT = self._logprobs(tensors, mini_batches)
+            finally:
+                reshard(self._networks)
+            tensors = dataclasses.replace(tensors, proximal_logprobs_NT=averaged_NT)
+        return tensors
+
+    def _looked(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch], needs: frozenset[str]) -> BatchTensors:
+        """With what the networks give that begin the step."""
         self._phases.enter("first look")
         # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
+        looks_at_policy = bool(needs & {"proximal_logprobs", "starting_logprobs"})
         with_entropies = looks_at_policy and self._objective.wants_entropies(tensors.current_version)
         found = {
             name: torch.zeros_like(tensors.rollout_logprobs_NT)
@@ -115,16 +139,14 @@ class Passes:
             return looked
         return dataclasses.replace(looked, rollout_logprobs_NT=looked.proximal_logprobs_NT)
 
-    def _base_logprobs(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> Tensor:
-        """The reference's, by the policy without its adapters: no second copy of the model."""
-        self._phases.enter("scoring the reference")
+    def _logprobs(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> Tensor:
+        """Under the policy as it is now. Without its adapters it is the reference: no second copy of the model."""
         found_NT = torch.zeros_like(tensors.rollout_logprobs_NT)
-        with without_adapters(self._networks.policy.causal_lm):
-            for rows, micro_batch in _passes_over(mini_batches):
-                outputs, _ = self._networks(micro_batch)
-                if rows:
-                    found_NT[rows] = micro_batch.scatter(outputs.logprobs_C)
-                self._phases.move()
+        for rows, micro_batch in _passes_over(mini_batches):
+            outputs, _ = self._networks(micro_batch)
+            if rows:
+                found_NT[rows] = micro_batch.scatter(outputs.logprobs_C)
+            self._phases.move()
         return self._ranks.sum(found_NT)
 
     def accumulate(

@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
@@ -32,7 +31,7 @@ from learner.assemble import Batch, assemble
 from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
-from learner.distributed import Ranks, choose_device, leave
+from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.forward_backward import NonFiniteGuard, Passes
 from learner.memory import check_rank
 from learner.model.building import build
@@ -87,6 +86,7 @@ class Learner:
             learner=config.learner,
             checkpoint=config.checkpoint,
             critic=critic_config(config.model, value),
+            keeps_average=config.algorithm.proximal == "ewma",
             device=device,
         )
         self.networks, self._loading = build(
@@ -107,6 +107,7 @@ class Learner:
             compute_dtype=self._compute_dtype,
             learning_rates={} if value is None else {"critic.": value.learning_rate},
             first_step=0 if value is None else value.warmup_steps,
+            average_decay=config.algorithm.proximal_decay if config.algorithm.proximal == "ewma" else None,
         )
         self._passes = Passes(
             self.networks,
@@ -169,7 +170,9 @@ class Learner:
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
         demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")
-        tensors = self._passes.with_first_look(batch.tensors.to(self._ranks.device), first_epoch)
+        tensors = self._passes.with_first_look(
+            batch.tensors.to(self._ranks.device), first_epoch, averaged=self.optimizer.averaged
+        )
         prepared = self.objective.prepare(tensors)
         # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
         self._last_step = None
@@ -195,9 +198,7 @@ class Learner:
         """The running moments of rewards and returns move with the batch; the critic's values do not."""
         factor, shift = self.objective.adopt(prepared)
         if (factor, shift) != (1.0, 0.0):
-            if isinstance(self.networks, FSDPModule):
-                # The first look leaves the root gathered, head included: what changes are the shards.
-                self.networks.reshard()
+            reshard(self.networks)
             # Adam's moments stay: they are of the normalised loss, before and after.
             rescale_head(self.optimizer.masters(), factor=factor, shift=shift)
             self.optimizer.copy_masters()

@@ -27,6 +27,7 @@ class MemoryEstimate:
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    """Two moments, and the averaged policy where one is kept."""
     activations_bytes: int
     """Of one micro-batch."""
     head_bytes: int
@@ -52,11 +53,14 @@ def check_rank(
     learner: LearnerConfig,
     checkpoint: CheckpointConfig,
     critic: ModelConfig | None,
+    keeps_average: bool,
     device: torch.device,
 ) -> None:
     """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
     config = read_config(model)
-    estimated = estimate(config, model=model, learner=learner, checkpoint=checkpoint, critic=critic)
+    estimated = estimate(
+        config, model=model, learner=learner, checkpoint=checkpoint, critic=critic, keeps_average=keeps_average
+    )
     check_fits(estimated, free_bytes=free_bytes(device), model=model)
 
 
@@ -75,10 +79,11 @@ def estimate(
     learner: LearnerConfig,
     checkpoint: CheckpointConfig,
     critic: ModelConfig | None = None,
+    keeps_average: bool = False,
 ) -> MemoryEstimate:
     """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts.
 
-    `critic` is what a critic's own backbone starts from.
+    `critic` is what a critic's own backbone starts from; `keeps_average`: `algorithm.proximal` is `ewma`.
     """
     text = config.get_text_config()
     num_parameters = _count(_without_memory(config, trust_remote_code=model.trust_remote_code))
@@ -95,7 +100,8 @@ def estimate(
     # Several ranks write what they have, and so does the save after the last step.
     is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
     copies = checkpoint.asynchronous and is_regular and learner.num_ranks == 1
-    copied = (12 * per_rank if is_full else 0) + item * num_parameters
+    averages = 4 * (num_parameters // learner.num_ranks) if keeps_average and is_full else 0
+    copied = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
     activations = int(tokens * item * values_per_token)
@@ -105,7 +111,7 @@ def estimate(
         num_parameters=num_parameters,
         weights_bytes=weights,
         gradients_bytes=4 * per_rank if is_full else 0,
-        optimizer_bytes=8 * per_rank if is_full else 0,
+        optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
         head_bytes=logits + 8 * tokens * text.hidden_size,
         saving_bytes=copied if copies and not learner.gpus_per_rank else 0,

@@ -5,8 +5,9 @@ float32, the step is taken on it, and the result is rounded into the model. Wher
 float32), the parameters are their own masters.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from cluster.contracts.config import OptimizerConfig
 from cluster.contracts.errors import CheckpointError
+from learner.averaging import WeightAverage
 from learner.distributed import local
 
 
@@ -51,11 +53,13 @@ class Optimizer:
         compute_dtype: torch.dtype = torch.float32,
         learning_rates: Mapping[str, float] | None = None,
         first_step: int = 0,
+        average_decay: float | None = None,
     ) -> None:
         """Takes float32 parameters, and leaves those of one rank in `compute_dtype`.
 
         `learning_rates`: peaks of parameters by the prefix of their name, where they differ from the configured one.
         `first_step`: where the schedule of the other parameters begins. They must have no gradients before.
+        `average_decay`: of the average that is kept of the policy's weights; None keeps none.
         """
         self._config, self._num_steps, self._first_step = config, num_steps, first_step
         self._factor = 1.0
@@ -66,6 +70,8 @@ class Optimizer:
         for parameter in parameters.values():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(compute_dtype)
+        policy = {name: master for name, master in self._masters.items() if name.startswith("policy.")}
+        self._average = None if average_decay is None else WeightAverage(policy, decay=average_decay)
         groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
         for name, master in self._masters.items():
             peak, begins = next(
@@ -108,6 +114,8 @@ class Optimizer:
             group["lr"] = self._rate(index, peak=group["peak"], begins=group["begins"])
         self._adam.step()
         self.copy_masters()
+        if self._average is not None and index >= self._first_step:
+            self._average.update()
         return self._rate(index, peak=self._config.learning_rate, begins=self._first_step)
 
     def _rate(self, index: int, *, peak: float, begins: int) -> float:
@@ -124,10 +132,12 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, float]:
         """What is not a tensor."""
-        return {"factor": self._factor}
+        return {"factor": self._factor} | ({} if self._average is None else {"average_total": self._average.total})
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self._factor = state["factor"]
+        if self._average is not None:
+            self._average.total = state["average_total"]
 
     @torch.no_grad()
     def copy_masters(self) -> None:
@@ -136,13 +146,28 @@ class Optimizer:
             if parameter is not self._masters[name]:
                 parameter.copy_(self._masters[name])
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with the policy's averaged weights; its own are back, to the bit, when this ends or an exception passes."""
+        self._exchange_averages()
+        try:
+            yield
+        finally:
+            self._exchange_averages()
+
+    def _exchange_averages(self) -> None:
+        assert self._average is not None, "only a run that clips around an average keeps one"
+        self._average.exchange()
+        self.copy_masters()
+
     def masters(self) -> dict[str, nn.Parameter]:
         """Float32 weights by parameter name."""
         return self._masters
 
     def state(self) -> dict[str, Tensor]:
-        """First and second moments and step counts by parameter name; local shards where sharded. Not copies."""
-        found: dict[str, Tensor] = {}
+        """First and second moments, step counts and averages by parameter name; local shards where sharded. Not copies."""
+        averages = {} if self._average is None else self._average.averages
+        found = {f"average/{name}": average for name, average in averages.items()}
         for name, master in self._masters.items():
             for key, value in self._adam.state.get(master, {}).items():
                 found[f"{key}/{name}"] = value
@@ -151,6 +176,7 @@ class Optimizer:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave, of the same parameters. Raises CheckpointError naming the first that does not fit."""
         by_parameter: dict[str, dict[str, Tensor]] = {}
+        averages: dict[str, Tensor] = {}
         for key, value in state.items():
             kind, _, name = key.partition("/")
             if name not in self._masters:
@@ -159,12 +185,22 @@ class Optimizer:
                 raise CheckpointError(
                     f"optimizer state of {name!r} has shape {list(value.shape)}, not {list(self._masters[name].shape)}"
                 )
-            by_parameter.setdefault(name, {})[kind] = value
+            if kind == "average":
+                averages[name] = value
+            else:
+                by_parameter.setdefault(name, {})[kind] = value
+        if self._average is not None and averages.keys() != self._average.averages.keys():
+            raise CheckpointError(
+                "the checkpoint has no averaged policy, which algorithm.proximal='ewma' clips around; resume with the proximal of the run "
+                "that saved it, or start a run from its model folder"
+            )
         # The policy has no state before it trains, while its critic warms up.
         parts = {name.partition(".")[0] for name in by_parameter}
         missing = {name for name in self._masters if name.partition(".")[0] in parts} - set(by_parameter)
         if missing:
             raise CheckpointError(f"no optimizer state of {min(missing)!r}")
+        if self._average is not None:
+            self._average.averages = averages
         self._adam.state.clear()
         for name, values in by_parameter.items():
             self._adam.state[self._masters[name]] = values

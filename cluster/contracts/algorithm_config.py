@@ -220,10 +220,15 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
     """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
-    proximal: Literal["rollout", "recompute", "approximate"] = "rollout"
-    """The log-probs of π_old: the rollout's own; the learner's at the start of the step; or log μ + (1 − 1/lag)(log π − log μ) by
-    version lag. `recompute` costs a forward pass where a step makes several updates, or where a part needs it before the first; under
-    one update the present policy is the one that begins the step, and the ratio is 1."""
+    proximal: Literal["rollout", "recompute", "approximate", "ewma"] = "rollout"
+    """The log-probs of π_old: the rollout's own; the learner's at the start of the step; log μ + (1 − 1/lag)(log π − log μ) by version
+    lag; or those of PPO-EWMA (arXiv:2110.00641), an exponential moving average of the policy's weights, as it is at the start of the
+    step. `recompute` costs a forward pass where a step makes several updates, or where a part needs it before the first; under one
+    update the present policy is the one that begins the step, and the ratio is 1. `ewma` always costs a forward pass, and a float32
+    copy of what the policy trains; the correction `decoupled` makes its loss the paper's."""
+    proximal_decay: Annotated[float, Field(ge=0, lt=1)] = 0.889
+    """Of `proximal: ewma`, by optimizer update, with no bias towards the first weights. The average is decay/(1 − decay) updates old (its
+    centre of mass; 8 by default); updates on fewer trajectories want as many more. With 0, π_old is that of `recompute`."""
     sft: SftConfig | None = None
     """None learns from trajectories alone."""
     monitor: MonitorConfig = MonitorConfig()

@@ -94,6 +94,11 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
                 "proximal": "recompute",
             }
         },
+        {
+            "mini_batches": 2,
+            "split_by": "trajectories",
+            "algorithm": {"proximal": "ewma", "proximal_decay": 0.5, "corrections": ["decoupled"]},
+        },
         {"lora": {"rank": 4}, "algorithm": {"kl": {"loss": {"coefficient": 0.1}}}},
         # The last step has one trajectory, so one update an epoch.
         {
@@ -105,7 +110,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
         {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "lora", "several-updates", "sft"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "several-updates", "sft"],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
@@ -130,11 +135,15 @@ def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, optio
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(ranks: Ranks, tmp_path: Path):
     model = make_tiny_model(tmp_path / "model")
-    whole = learned(ranks, tmp_path / "whole", model, num_ranks=2)
+    # An average of the weights is restored too.
+    ewma = {"proximal": "ewma", "corrections": ["decoupled"]}
+    whole = learned(ranks, tmp_path / "whole", model, num_ranks=2, algorithm=ewma)
     saved = str(tmp_path / "checkpoints" / "step-000003")
-    learned(ranks, tmp_path / "first", model, num_ranks=2, until=3, save=saved)
+    learned(ranks, tmp_path / "first", model, num_ranks=2, until=3, save=saved, algorithm=ewma)
     for num_ranks in (1, 2):
-        resumed = learned(ranks, tmp_path / f"resumed-{num_ranks}", model, num_ranks=num_ranks, restore=saved)
+        resumed = learned(
+            ranks, tmp_path / f"resumed-{num_ranks}", model, num_ranks=num_ranks, restore=saved, algorithm=ewma
+        )
         for name, tensor in whole["weights"].items():
             # On as many ranks bit for bit; on others sums are taken in another order.
             exact = num_ranks == 2

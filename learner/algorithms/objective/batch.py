@@ -48,11 +48,11 @@ class BatchTensors:
     reference_logprobs_NT: Tensor | None = None
     """None: no reference was asked."""
     proximal_logprobs_NT: Tensor | None = None
-    """Under the policy at the start of the step (π_old); None: no extra forward pass."""
+    """Under π_old, as `algorithm.proximal` says; None: no extra forward pass."""
     starting_logprobs_NT: Tensor | None = None
-    """From that same pass, whatever π_old is; None: the KL to the start of the step is not measured."""
+    """Under the policy at the start of the step, whatever π_old is; None: the KL to it is not measured."""
     entropies_NT: Tensor | None = None
-    """From that same pass; None: not needed."""
+    """Of the policy at the start of the step; None: not needed."""
     values_NT: Tensor | None = None
     """The critic's, at the start of the step, as its head gives them; None: no critic."""
     token_rewards_NT: Tensor | None = None

@@ -87,18 +87,20 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """Tensors to supply besides policy and rollout log-probs: "reference_logprobs" (in the batch), "proximal_logprobs" (in the
-        batch, from a pass at the start of the step), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that
-        pass), "values" (old ones in the batch, present ones to `loss`)."""
+        batch, from a pass at the start of the step), "averaged_logprobs" (in the batch as proximal ones, from a pass of the averaged
+        policy then), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that pass), "values" (old ones in the
+        batch, present ones to `loss`)."""
         parts, config = self._parts, self._parts.config
         # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
         is_recomputed = config.proximal == "recompute"
         fixed_before = config.kl.reward is not None
-        covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout"
+        covariances_without_old = parts.asks("covariances_BT") and config.proximal not in ("rollout", "ewma")
         needed = {
             "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl,
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,
+            "averaged_logprobs": config.proximal == "ewma",
             "entropies": config.entropy_coefficient != 0 or parts.asks("entropies_NT", "entropies_BT"),
             "values": config.value is not None,
         }
@@ -284,7 +286,7 @@ class Objective:
 
     def _proximal(self, rows: Prepared, policy_BT: Tensor) -> Tensor:
         proximal = self.config.proximal
-        if proximal == "recompute":
+        if proximal in ("recompute", "ewma"):
             return policy_BT.detach() if rows.proximal_logprobs_NT is None else rows.proximal_logprobs_NT
         if proximal == "approximate":
             return approximate_proximal(rows.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=rows.lags_NT)

@@ -10,6 +10,7 @@ _PROXIMAL = {
     "rollout": "π_old is the rollout's own log-probs (μ)",
     "recompute": "π_old is the learner's policy at the start of the step",
     "approximate": "log π_old = log μ + (1 − 1/lag)·(log π − log μ), lag in policy versions",
+    "ewma": "π_old has the weights θ̄ of the start of the step; after each update θ̄ ← θ̄ + (θ − θ̄)/w, w ← 1 + decay·w, from θ̄ = θ, w = 1",
 }
 
 
@@ -27,7 +28,8 @@ def formula(parts: Parts) -> dict[str, Any]:
         "filters": [part.describe() for part in parts.filters],
         "selection": parts.selection and parts.selection.describe(),
         "corrections": [part.describe() for part in parts.corrections],
-        "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]},
+        "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]}
+        | ({"decay": config.proximal_decay} if config.proximal == "ewma" else {}),
         "kl": _kl(parts),
         "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
         "sft": config.sft and config.sft.model_dump(mode="json"),
@@ -68,6 +70,7 @@ def _text(passport: dict[str, Any], has_critic: bool) -> str:
     if passport["sft"]:
         line += f" − {passport['sft']['coefficient']}·token_mean[log π(demonstrations)]"
     if in_reward:
+        acting = "μ" if passport["proximal"]["name"] == "ewma" else "π_old"
         before = {"trajectory": "r_t − ", "to_go": "A_t − Σ_{s≥t} ", "token": "A_t − "}[in_reward["credit"]]
-        line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}(π_old, π_ref)"
+        line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}({acting}, π_ref)"
     return line

@@ -50,7 +50,7 @@ def prepare(
     supply["rewards_N"] = shaped_N
     supply["token_rewards_NT"] = _token_rewards(batch, shaped_N, placement=parts.config.reward_placement)
     penalty = parts.config.kl.reward
-    penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(supply, penalty)
+    penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(parts, supply, penalty)
     if penalty is not None and penalty_NT is not None and penalty.credit == "trajectory":
         supply["token_rewards_NT"] = supply["token_rewards_NT"] - penalty_NT
         supply["rewards_N"] = shaped_N - penalty_NT.sum(1)
@@ -143,10 +143,9 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
         refuse_unknown_sampler(parts)
     of_the_batch = {"proximal_logprobs", "values"} & needs
     # A resumed run may have begun to monitor the reference: the steps that it learns again were recorded without it.
-    if parts.learn_from_reference:
-        of_the_batch |= {"reference_logprobs"}
-    if parts.asks("entropies_NT"):
-        of_the_batch |= {"entropies"}
+    of_the_batch |= {"reference_logprobs"} if parts.learn_from_reference else set()
+    of_the_batch |= {"entropies"} if parts.asks("entropies_NT") else set()
+    of_the_batch |= {"proximal_logprobs"} if "averaged_logprobs" in needs else set()
     for name in sorted(of_the_batch):
         if getattr(batch, f"{name}_NT") is None:
             raise DataError(
@@ -223,11 +222,16 @@ def _token_rewards(batch: BatchTensors, shaped_N: Tensor, *, placement: Literal[
     return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=batch.loss_mask_NT, placement=placement)
 
 
-def _kl(supply: dict[str, Any], penalty: KlRewardConfig) -> Tensor:
-    """To the reference, per token; of π_old where it is known, else of the rollout policy."""
-    proximal_NT = supply["proximal_logprobs_NT"]
+def _acting(parts: Parts, supply: dict[str, Any]) -> Tensor:
+    """Log-probs of π_old where they are known; else, and where π_old is an average, which never acts, of the rollout policy."""
+    proximal_NT, is_average = supply["proximal_logprobs_NT"], parts.config.proximal == "ewma"
+    return supply["rollout_logprobs_NT"] if proximal_NT is None or is_average else proximal_NT
+
+
+def _kl(parts: Parts, supply: dict[str, Any], penalty: KlRewardConfig) -> Tensor:
+    """To the reference, per token."""
     return kl.ESTIMATORS[penalty.estimator](
-        supply["rollout_logprobs_NT"] if proximal_NT is None else proximal_NT,
+        _acting(parts, supply),
         other_logprobs_BT=supply["reference_logprobs_NT"],
         loss_mask_BT=supply["loss_mask_NT"],
         log_ratio_clamp=penalty.log_ratio_clamp,
@@ -337,9 +341,4 @@ def _corrections(parts: Parts, supply: dict[str, Any], dtype: torch.dtype) -> Te
 def _covariances(parts: Parts, supply: dict[str, Any], advantages_NT: Tensor, mask_NT: Tensor) -> Tensor | None:
     if not parts.asks("covariances_BT"):
         return None
-    proximal_NT = supply["proximal_logprobs_NT"]
-    return covariances(
-        supply["rollout_logprobs_NT"] if proximal_NT is None else proximal_NT,
-        advantages_NT=advantages_NT,
-        loss_mask_NT=mask_NT,
-    )
+    return covariances(_acting(parts, supply), advantages_NT=advantages_NT, loss_mask_NT=mask_NT)

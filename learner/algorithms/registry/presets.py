@@ -95,6 +95,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "corrections": ["decoupled"],
         "proximal": "recompute",
     },
+    "grpo_ewma": {
+        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        "policy_loss": {"name": "ppo_clip"},
+        "aggregation": "token_mean",
+        "corrections": ["decoupled"],
+        "proximal": "ewma",
+    },
     "tapeagents_grpo": {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
         "policy_loss": {"name": "ppo_clip"},

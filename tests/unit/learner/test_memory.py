@@ -22,6 +22,7 @@ def _estimate(
     dtype: str = "bfloat16",
     checkpoint: dict[str, Any] | None = None,
     critic: Path | None = None,
+    keeps_average: bool = False,
     **learner: Any,
 ):
     model = ModelConfig(path=str(path), dtype=dtype)
@@ -31,6 +32,7 @@ def _estimate(
         learner=LearnerConfig(**learner),
         checkpoint=CheckpointConfig(**(checkpoint or {})),
         critic=critic and ModelConfig(path=str(critic), dtype=dtype),
+        keeps_average=keeps_average,
     )
 
 
@@ -53,6 +55,14 @@ def test_a_critic_counts_with_its_own_size(model_path: Path, tmp_path: Path):
     copied = _estimate(model_path, critic=model_path)
     assert copied.weights_bytes == 2 * alone.weights_bytes
     assert alone.activations_bytes < both.activations_bytes < copied.activations_bytes == 2 * alone.activations_bytes
+
+
+def test_an_averaged_policy_counts_in_float32_with_what_trains_and_in_a_copy(model_path: Path):
+    alone, averaged = (_estimate(model_path, critic=model_path, keeps_average=keeps) for keeps in (False, True))
+    assert averaged.optimizer_bytes - alone.optimizer_bytes == 4 * alone.num_parameters
+    assert averaged.saving_bytes - alone.saving_bytes == 4 * alone.num_parameters
+    of_adapters = _estimate(model_path, keeps_average=True, lora={"rank": 2})
+    assert of_adapters.optimizer_bytes == 0 and of_adapters == _estimate(model_path, lora={"rank": 2})
 
 
 def test_two_ranks_hold_half_each(model_path: Path):

@@ -55,7 +55,7 @@ SECTIONS = st.fixed_dictionaries(
         ),
         "value": st.fixed_dictionaries({"loss": variant("value.loss"), "aggregation": variant("value.aggregation")}),
         "entropy_coefficient": st.sampled_from([0.01, -0.1]),
-        "proximal": st.sampled_from(["recompute", "approximate"]),
+        "proximal": st.sampled_from(["recompute", "approximate", "ewma"]),
         "reward_placement": st.just("every_token"),
         **{field: st.lists(variant(field), max_size=2) for field in LISTS},
     },
@@ -102,6 +102,7 @@ def from_passport(passport: dict[str, Any]) -> dict[str, Any]:
     return section | {
         "entropy_coefficient": passport["entropy"]["coefficient"],
         "proximal": passport["proximal"]["name"],
+        **({"proximal_decay": passport["proximal"]["decay"]} if "decay" in passport["proximal"] else {}),
         "reward_placement": passport["reward_placement"],
     }
 

@@ -23,10 +23,10 @@ from tests.unit.learner.algorithms.batches import Case, mixed
 pytestmark = pytest.mark.slow  # all of every variant
 
 OF_THE_LEARNER = (
-    "monitor.", "sft.",
+    "monitor.", "sft.", "proximal_decay",
     "value.backbone", "value.path", "value.revision", "value.trust_remote_code", "value.learning_rate", "value.warmup_steps",
 )  # fmt: skip
-"""They say what the learner builds, looks at, imitates and when it steps, and are no part of the loss of a batch."""
+"""They say what the learner builds, averages, looks at, imitates and when it steps, and are no part of the loss of a batch."""
 
 OF_THE_LOSS = [field for field in HOMES if field != "selection"]
 """A selection chooses what is in the batch, before there is one."""
@@ -192,6 +192,14 @@ def test_every_part_acts_or_is_refused_beside_every_kind_of_loss_and_advantage(f
                 "kl": {"loss": {"coefficient": 0.1, "estimator": "unbiased"}},
             },
             r"proximal='recompute' changes nothing",  # its ratio is to the policy that sampled
+        ),
+        (
+            {"proximal": "recompute", "proximal_decay": 0.5},
+            r"proximal_decay=0.5 changes nothing while proximal='recompute'; leave it out, or set that to 'ewma'",
+        ),
+        (
+            {"policy_loss": "reinforce", "proximal": "ewma", "proximal_decay": 0.5},
+            r"proximal='ewma' changes nothing",
         ),
         (
             {"advantage": {"name": "cpgd", "epsilon": 0.1}},

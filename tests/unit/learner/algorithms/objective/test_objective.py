@@ -64,6 +64,27 @@ def test_the_policy_that_begins_the_step_is_looked_up_where_several_updates_foll
     assert Objective.from_config(AlgorithmConfig(), updates_per_step=2).needs == frozenset()
 
 
+def test_the_averaged_policy_is_looked_up_in_every_step_and_the_one_that_begins_it_only_for_what_is_fixed_before():
+    assert make(preset="grpo_ewma").needs == {"averaged_logprobs"}
+    assert make(proximal="ewma", policy_loss="clip_cov").needs == {"averaged_logprobs"}
+    filtered = make(proximal="ewma", filters=["high_entropy_tokens"])
+    assert filtered.needs == {"averaged_logprobs", "proximal_logprobs", "entropies"}
+    with pytest.raises(DataError, match="the batch of policy version 2 has no proximal_logprobs"):
+        make(proximal="ewma").prepare(_without_old())
+
+
+def test_a_kl_in_the_reward_is_of_the_policy_that_acted_and_not_of_an_average():
+    kl = {"reward": {"coefficient": 0.5}}
+    made, acted = make(proximal="ewma", kl=kl), make(kl=kl).prepare(_without_old())
+    assert torch.equal(made.prepare(case(0).batch).advantages_NT, acted.advantages_NT)
+    assert made.formula()["text"] == "token_mean[ppo_clip(A = grpo)], r_t − 0.5·k1(μ, π_ref)"
+    assert made.formula()["proximal"]["decay"] == 0.889
+
+
+def _without_old() -> BatchTensors:
+    return dataclasses.replace(case(0).batch, proximal_logprobs_NT=None)
+
+
 def test_users_functions_are_named_by_full_path():
     module = own_advantage.__module__
     made = make(advantage={"name": f"{module}:own_advantage", "scale": 2.0}, policy_loss=f"{module}:own_loss")
