@@ -342,7 +342,7 @@ def test_activation_checkpointing_changes_nothing(model_path: Path, backbone: st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, dtype: str):
-    algorithm = {"policy_loss": "reinforce", "proximal": "recompute", "kl": {"loss": {"coefficient": 0.1}}}
+    algorithm = {"policy_loss": "reinforce", "kl": {"loss": {"coefficient": 0.1}}}
     learner = Learner(make_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
     before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
     reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
