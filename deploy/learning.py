@@ -44,7 +44,7 @@ async def _learn(
         )
     from learner.algorithms.objective import Objective
 
-    objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+    objective = Objective.of_run(config)
     data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=objective.dropped_by)
     try:
         objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)

@@ -26,8 +26,10 @@ from cluster.rollouts.tickets import epoch_order
 class RecordedGroups:
     """Groups by index, as tickets are: every epoch is a permutation of the data, seeded by run seed and epoch."""
 
-    def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int, digest: str) -> None:
+    def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int, digest: str, smallest: int) -> None:
         self._groups = groups
+        self.smallest = smallest
+        """Known rewards of the group that has the fewest."""
         self.digest = digest
         """SHA-256 of the files' bytes."""
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(groups), seed=seed, epoch=epoch))
@@ -41,16 +43,18 @@ class RecordedGroups:
         nullable field that others lack; DataError naming file, row and field for what breaks the schema.
         """
         digest = hashlib.sha256()
-        found = list(_read(place, seen=digest.update))
-        groups = [group for group in found if _can_train(summary := summarize(group)) and not dropped_by(summary)]
-        if not groups:
+        found = [(group, summarize(group)) for group in _read(place, seen=digest.update)]
+        kept = [(group, summary) for group, summary in found if _can_train(summary) and not dropped_by(summary)]
+        if not kept:
             raise ConfigError(
                 f"recorded={place!r} has {len(found)} groups, and none to learn from: name a run directory, a folder of .arrow files "
                 "or one file, with rewards that the algorithm's filters keep"
             )
+        groups = [group for group, _ in kept]
         for name in ("rollout_logprobs", "token_rewards"):
             _refuse_mixed(groups, name, place=place)
-        return cls(groups, seed=seed, digest=digest.hexdigest())
+        smallest = min(len(summary.known_rewards) for _, summary in kept)
+        return cls(groups, seed=seed, digest=digest.hexdigest(), smallest=smallest)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -66,11 +70,6 @@ class RecordedGroups:
                     f"the completion {text[:40]!r} has tokens that the tokenizer of model.path decodes to {decoded[:40]!r}; "
                     "learn with the model, or another one of its tokenizer, that made these trajectories"
                 )
-
-    @property
-    def smallest(self) -> int:
-        """Known rewards of the group that has the fewest."""
-        return min(len(summarize(group).known_rewards) for group in self._groups)
 
     @property
     def is_sampler_known(self) -> bool:

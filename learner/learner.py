@@ -78,7 +78,7 @@ class Learner:
             device=device,
             timeout_s=config.learner.timeout_s,
         )
-        self.objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+        self.objective = Objective.of_run(config)
         self._compute_dtype: torch.dtype = getattr(torch, config.model.dtype)
         value = config.algorithm.value
         check_rank(

@@ -96,7 +96,7 @@ def placement_of(config: RunConfig) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
     from learner.algorithms.objective import Objective
 
-    objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+    objective = Objective.of_run(config)
     return plan(demand_of(config, needs=objective.needs), available())
 
 

@@ -143,7 +143,7 @@ def production(
         is_deterministic=config.deterministic,
     )
 
-    objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+    objective = Objective.of_run(config)
     choose = partial(objective.chosen, group_size=config.buffer.trajectories_per_group)
 
     def destination(buffer: Buffer) -> TrainingGroups:

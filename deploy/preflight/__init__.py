@@ -25,7 +25,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     # read is a problem among others.
     with contextlib.suppress(StorageError):
         RunDirectory(config.run_dir).refuse_if_busy()
-    is_local = address is None and "RAY_ADDRESS" not in os.environ
+    is_local = _is_local(address)
     problems = Problems()
     problems.attempt(settings.check_run_dir, config)
     problems.attempt(settings.check_transport, config)
@@ -89,7 +89,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     """As `check`, for a run that learns from recorded trajectories: nothing of prompts and judges."""
-    is_local = address is None and "RAY_ADDRESS" not in os.environ
+    is_local = _is_local(address)
     problems = Problems()
     problems.attempt(settings.check_run_dir, config)
     problems.attempt(settings.check_sinks, config)
@@ -100,6 +100,11 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
         problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
     problems.raise_all()
+
+
+def _is_local(address: str | None) -> bool:
+    """The run starts a cluster of its own, on this machine."""
+    return address is None and "RAY_ADDRESS" not in os.environ
 
 
 __all__ = ["Report", "check", "check_learning"]

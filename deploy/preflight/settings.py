@@ -47,7 +47,7 @@ def check_mathematics(config: RunConfig) -> "Objective":
     from learner.algorithms.objective import Objective
 
     try:
-        objective = Objective.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+        objective = Objective.of_run(config)
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error

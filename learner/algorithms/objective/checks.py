@@ -32,15 +32,13 @@ def refuse_contradictions(parts: Parts) -> None:
                 raise ConfigError(
                     f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
                 )
-    if not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
-        has_kl = config.kl.reward is not None and config.kl.reward.credit == "trajectory"
-        for field, is_set in (("reward_shaping", config.reward_shaping), ("kl.reward.credit='trajectory'", has_kl)):
-            if is_set:
-                raise ConfigError(
-                    f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {field} changes; "
-                    "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
-                    "advantage of the reward"
-                )
+    changing = _changing_the_reward(config)
+    if changing and not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
+        raise ConfigError(
+            f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {changing} changes; "
+            "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
+            "advantage of the reward"
+        )
     if config.advantage.name == "none":
         _require_another_teacher(config)
     if config.proximal == "rollout":
@@ -82,17 +80,42 @@ def refuse_contradictions(parts: Parts) -> None:
 
 
 def _require_another_teacher(config: AlgorithmConfig) -> None:
-    penalty = config.kl.reward
-    if config.reward_shaping or (penalty is not None and penalty.credit == "trajectory"):
-        field = "reward_shaping" if config.reward_shaping else "kl.reward.credit='trajectory'"
+    if changing := _changing_the_reward(config):
         raise ConfigError(
-            f"{field} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
+            f"{changing} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
         )
-    if penalty is None and config.kl.loss is None and config.sft is None:
+    if config.kl.reward is None and config.kl.loss is None and config.sft is None:
         raise ConfigError(
             "advantage='none' and nothing else to learn from; add a teacher (kl.reward: {coefficient: 1, credit: token}, with "
             "reference.path), demonstrations (sft), or use an advantage of the reward such as 'grpo'"
         )
+
+
+def _changing_the_reward(config: AlgorithmConfig) -> str | None:
+    """The first setting that changes rewards before an advantage reads them."""
+    if config.reward_shaping:
+        return "reward_shaping"
+    has_kl = config.kl.reward is not None and config.kl.reward.credit == "trajectory"
+    return "kl.reward.credit='trajectory'" if has_kl else None
+
+
+def refuse_unknown_sampler(parts: Parts) -> None:
+    """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
+    config, sampled = parts.config, ("rollout_logprobs_BT", "rollout_logprobs_NT")
+    has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
+        "rollout",
+        "approximate",
+    )
+    for is_used, setting, way_out in (
+        (has_ratio, f"algorithm.proximal={config.proximal!r}", "set it to 'recompute'"),
+        (bool(parts.corrections), "algorithm.corrections", "leave it out"),
+        (config.kl.rollout is not None, "algorithm.kl.rollout", "leave it out"),
+        (parts.asks(*sampled), f"algorithm.policy_loss={config.policy_loss.name!r}", "choose another one"),
+    ):
+        if is_used:
+            raise ConfigError(
+                f"{setting} compares with the policy that sampled, and these trajectories have no rollout_logprobs; {way_out}"
+            )
 
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) -> None:

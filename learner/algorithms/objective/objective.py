@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig, KlLossConfig, KlRolloutConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.types import GroupSummary
 from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate
@@ -23,12 +24,17 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
-from learner.algorithms.objective.checks import refuse_contradictions, refuse_group_size, refuse_selection
+from learner.algorithms.objective.checks import (
+    refuse_contradictions,
+    refuse_group_size,
+    refuse_selection,
+    refuse_unknown_sampler,
+)
 from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.inert import refuse_inert
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
-from learner.algorithms.objective.preparation import mini_batch, prepare, refuse_unknown_sampler
+from learner.algorithms.objective.preparation import mini_batch, prepare
 from learner.algorithms.objective.proximal import approximate_proximal
 from learner.algorithms.objective.recording import of_the_batch, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
@@ -63,6 +69,11 @@ class Objective:
         refuse_contradictions(parts)
         refuse_inert(parts, updates_per_step=updates_per_step)
         return cls(parts, updates_per_step=updates_per_step)
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> "Objective":
+        """The one that a run's ranks and its driver share. Raises as `from_config`."""
+        return cls.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
         """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import KlRewardConfig
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import DataError
 from learner.algorithms import kl
 from learner.algorithms.advantages.returns import cumulative_returns
 from learner.algorithms.batch_rules.filters import Selection
@@ -23,6 +23,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
+from learner.algorithms.objective.checks import refuse_unknown_sampler
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.streaming import EarlierReturns
 from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
@@ -108,6 +109,8 @@ def prepare(
 
 def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step: bool) -> Prepared:
     """See `Objective.mini_batch`."""
+    if rows == list(range(prepared.num_trajectories)):
+        return replace(prepared, begins_step=begins_step)
     taken = prepared.rows(rows)
     index = torch.as_tensor(rows, dtype=torch.long, device=taken.loss_mask_NT.device)
     supply = {name: each[index] if isinstance(each, Tensor) else each for name, each in prepared.supply.items()}
@@ -150,25 +153,6 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
         if getattr(batch, f"{name}_NT") is None:
             raise DataError(
                 f"the batch of policy version {batch.current_version} has no {name}, which this algorithm needs"
-            )
-
-
-def refuse_unknown_sampler(parts: Parts) -> None:
-    """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
-    config, sampled = parts.config, ("rollout_logprobs_BT", "rollout_logprobs_NT")
-    has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
-        "rollout",
-        "approximate",
-    )
-    for is_used, setting, way_out in (
-        (has_ratio, f"algorithm.proximal={config.proximal!r}", "set it to 'recompute'"),
-        (bool(parts.corrections), "algorithm.corrections", "leave it out"),
-        (config.kl.rollout is not None, "algorithm.kl.rollout", "leave it out"),
-        (parts.asks(*sampled), f"algorithm.policy_loss={config.policy_loss.name!r}", "choose another one"),
-    ):
-        if is_used:
-            raise ConfigError(
-                f"{setting} compares with the policy that sampled, and these trajectories have no rollout_logprobs; {way_out}"
             )
 
 
