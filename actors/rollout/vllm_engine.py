@@ -18,8 +18,9 @@ import torch
 from transformers import PretrainedConfig
 
 from actors.rollout.sampling import structure, vllm_arguments, works_on_text
-from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
+from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import FinishReason, SamplingParams
 from cluster.weights.adapter import write_adapter

@@ -16,8 +16,9 @@ import pyarrow as pa
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from actors.rollout.group import GroupInProgress
-from cluster.contracts.config import LoraConfig, ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
+from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket

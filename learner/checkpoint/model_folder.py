@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from cluster.contracts.config import LoraConfig, ModelConfig
+from cluster.contracts.learner_config import LoraConfig, ModelConfig
 from cluster.weights.adapter import write_adapter
 from learner.checkpoint.files import FileEntry, seal, write_tensors
 from learner.model.lora import adapter_of

@@ -11,8 +11,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cluster.contracts.config import LoraConfig
 from cluster.contracts.errors import ConfigError, headline
+from cluster.contracts.learner_config import LoraConfig
 from cluster.weights.adapter import PREFIX
 from cluster.weights.manifest import Adapter
 from learner.distributed import whole
