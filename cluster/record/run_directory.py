@@ -1,4 +1,4 @@
-"""A run's directory, local or s3:// or gs://: one owner at a time, and one run.
+"""A run's directory: one owner at a time, and one run. One that was copied to s3:// or gs:// is read there, and no run goes on in it.
 
 To write into it as its owner takes a claim; to read it, or to add trajectories, takes none. Once a step is finished, another
 configuration is refused, unless only settings differ that `resume_rules` lets change.
@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import yaml
 
 from cluster.contracts.errors import ConfigError
 from cluster.record.ledger import NAME as LEDGER
-from cluster.record.lock import Claim, LeaseClaim, LocalClaim, Owner, in_use, owner_of
+from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
 from cluster.record.storage import Storage, naming, reason
 from cluster.record.writer import Writer
@@ -49,10 +48,10 @@ def checkpoint_step(name: str) -> int | None:
 class RunDirectory(Storage):
     """The files of one run, with an owner."""
 
-    def __init__(self, url: str, *, filesystem: pafs.FileSystem | None = None) -> None:
+    def __init__(self, url: str) -> None:
         """Touches nothing. Raises ConfigError for a URL of an unknown kind."""
         try:
-            super().__init__(url, filesystem=filesystem)
+            super().__init__(url)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(
                 f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path"
@@ -68,9 +67,7 @@ class RunDirectory(Storage):
 
     def refuse_if_busy(self) -> None:
         """Raises ConfigError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
-        owner = self.owner()
-        # On a shared disk only the kernel knows whether an owner on another machine is alive: claiming asks it.
-        if owner and self._claim is None and (owner.is_here or not self.is_local):
+        if self._claim is None and (owner := self.owner()):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
@@ -78,8 +75,7 @@ class RunDirectory(Storage):
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """
-        if self.is_local:
-            _check_writable(self.url, self._root)
+        self._check_place()
         self.refuse_if_busy()
         self._check_same_run(run_yaml, spelled_out)
 
@@ -89,15 +85,10 @@ class RunDirectory(Storage):
         Raises ConfigError when a living driver has it, it cannot be written, or it belongs to another configuration. A dead driver's
         is taken over. What a run left that never finished a step is removed if this one computes something else.
         """
-        if self.is_local:
-            _check_writable(self.url, self._root)
+        self._check_place()
         try:
-            if self.is_local:
-                os.makedirs(self._root, mode=_OWNER_ONLY, exist_ok=True)
-                self._claim = LocalClaim(self._at(_LOCK))
-            else:
-                self._files.create_dir(self._root, recursive=True)
-                self._claim = LeaseClaim(self._files, self._at(_LOCK))
+            os.makedirs(self._root, mode=_OWNER_ONLY, exist_ok=True)
+            self._claim = Claim(self._at(_LOCK))
         except OSError as error:
             raise ConfigError(
                 f"run_dir={self.url!r} cannot be written: {reason(error)}; mend that, or name another run_dir"
@@ -112,22 +103,35 @@ class RunDirectory(Storage):
         """Writes what waits and gives the directory back. May be called twice."""
         try:
             self.writer.flush()
-            self.flush()
         finally:
             claim, self._claim = self._claim, None
             if claim:
                 claim.release()
 
-    def owner(self) -> Owner | None:
-        """The living driver; None when there is none."""
+    def owner(self) -> str | None:
+        """The living driver, `process 4711 on node-1`; None when there is none."""
         with naming(self.path(_LOCK)):
-            return owner_of(self._files, self._at(_LOCK))
+            return owner_of(self._at(_LOCK)) if self.is_local else None
 
-    def write_file(self, name: str, content: "pa.Buffer | bytes") -> None:
-        """As of any storage; an owner that writes is alive, and a store is told so."""
-        super().write_file(name, content)
-        if self._claim:
-            self._claim.renew()
+    def _check_place(self) -> None:
+        """The folder, or the first one above it that exists, must take new files."""
+        if not self.is_local:
+            raise ConfigError(
+                f"run_dir={self.url!r}: the learner cannot write checkpoints to an object store yet; "
+                "use a local path or a shared file system that all nodes mount"
+            )
+        place = self._root
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        if not os.path.isdir(place):
+            raise ConfigError(f"run_dir={self.url!r} cannot be written: {place} is no folder; name another run_dir")
+        try:
+            # Only a file that was written proves it: root passes every question about permissions, and some file systems take nothing.
+            tempfile.TemporaryFile(dir=place).close()
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={self.url!r} cannot be written: {place} takes no files ({reason(error)}); mend that, or name another run_dir"
+            ) from error
 
     def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> bool:
         self._check_same_run(run_yaml, spelled_out)
@@ -155,19 +159,3 @@ class RunDirectory(Storage):
     def _start_over(self) -> None:
         for name in (LEDGER, METRICS, PASSPORT, *(f"trajectories/{file}" for file in self.names("trajectories"))):
             self.remove(name)
-
-
-def _check_writable(url: str, root: str) -> None:
-    """The folder, or the first one above it that exists, must take new files."""
-    place = root
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    if not os.path.isdir(place):
-        raise ConfigError(f"run_dir={url!r} cannot be written: {place} is no folder; name another run_dir")
-    try:
-        # Only a file that was written proves it: root passes every question about permissions, and some file systems take nothing.
-        tempfile.TemporaryFile(dir=place).close()
-    except OSError as error:
-        raise ConfigError(
-            f"run_dir={url!r} cannot be written: {place} takes no files ({reason(error)}); mend that, or name another run_dir"
-        ) from error

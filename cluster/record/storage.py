@@ -1,12 +1,10 @@
-"""Files below one folder, on a disk or in s3:// or gs://: whole files atomically, lines durably. No pickle."""
+"""Files below one folder, on a disk or in s3:// or gs://: whole files atomically. Lines, durably, on a disk alone. No pickle."""
 
 import contextlib
 import errno
 import json
 import os
 import posixpath
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +13,6 @@ import pyarrow.fs as pafs
 
 from cluster.contracts.errors import StorageError
 
-_REMOTE_FLUSH_S = 20.0
-"""Object stores cannot append: lines that need not be durable at once are written together, at most this late."""
 _ADVICE = {
     errno.ENOENT: "it is missing: check the path, or bring it back from a copy",
     errno.ENOSPC: "free space, then start the same command again",
@@ -31,16 +27,11 @@ _OTHER_ADVICE = "mend that, then start the same command again"
 class Storage:
     """Files by their name below the folder ("metrics.jsonl", "ledger/ledger.jsonl"). Several threads may use it, one for each name."""
 
-    def __init__(self, url: str, *, filesystem: pafs.FileSystem | None = None) -> None:
-        """Touches nothing. `filesystem` is for tests and stores that a URL does not describe; `url` is then a path in it.
-
-        Raises pyarrow's ArrowInvalid for a URL of an unknown kind.
-        """
+    def __init__(self, url: str) -> None:
+        """Touches nothing. Raises pyarrow's ArrowInvalid for a URL of an unknown kind."""
         self.url = url
-        self._files, self._root = (filesystem, url) if filesystem else filesystem_of(url)
+        self._files, self._root = filesystem_of(url)
         self.is_local = isinstance(self._files, pafs.LocalFileSystem)
-        self._remote_lines: dict[str, _RemoteLines] = {}
-        self._lock = threading.Lock()
 
     def path(self, name: str = "") -> str:
         """Where `name` lies: an absolute path, or a URL for an object store."""
@@ -101,13 +92,11 @@ class Storage:
         self._append(name, line, is_durable=True)
 
     def append_json(self, name: str, record: Mapping[str, Any]) -> None:
-        """One JSON line, readable at once on a local disk; an object store shows it within `_REMOTE_FLUSH_S`."""
+        """One JSON line, readable at once."""
         self._append(name, json.dumps(record), is_durable=False)
 
     def read_lines(self, name: str) -> list[str]:
         """All lines, a torn last one included; empty when there is none."""
-        if name in self._remote_lines:
-            return list(self._remote_lines[name].lines)
         return self.read_text(name).splitlines() if self.exists(name) else []
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
@@ -123,26 +112,15 @@ class Storage:
         return records
 
     def replace_lines(self, name: str, lines: Sequence[str]) -> None:
-        with self._lock:
-            self._remote_lines.pop(name, None)
-        self.write_file(name, _joined(lines))
+        self.write_file(name, "".join(f"{line}\n" for line in lines).encode())
 
     def remove_torn_line(self, name: str) -> None:
         """Takes the last line out where a crash left it without an end."""
         if self.exists(name) and (text := self.read_text(name)) and not text.endswith("\n"):
             self.replace_lines(name, text.splitlines()[:-1])
 
-    def flush(self) -> None:
-        """Writes lines that an object store has not got yet."""
-        with self._lock:
-            waiting = [(name, lines) for name, lines in self._remote_lines.items() if lines.is_dirty]
-        for name, lines in waiting:
-            self._write_remote(name, lines)
-
     def _append(self, name: str, line: str, *, is_durable: bool) -> None:
-        if not self.is_local:
-            self._append_remote(name, line, is_durable=is_durable)
-            return
+        assert self.is_local, f"{self.url}: an object store cannot append"
         path = self._at(name)
         with naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -157,42 +135,8 @@ class Storage:
                 if is_durable:
                     os.fsync(file.fileno())
 
-    def _append_remote(self, name: str, line: str, *, is_durable: bool) -> None:
-        if name not in self._remote_lines:
-            before = self.read_lines(name)
-            with self._lock:
-                self._remote_lines[name] = _RemoteLines(before)
-        lines = self._remote_lines[name]
-        lines.add(line)
-        if is_durable or lines.age_s() >= _REMOTE_FLUSH_S:
-            self._write_remote(name, lines)
-
-    def _write_remote(self, name: str, lines: "_RemoteLines") -> None:
-        self.write_file(name, _joined(lines.lines))
-        lines.written()
-
     def _at(self, name: str) -> str:
         return posixpath.join(self._root, name) if name else self._root
-
-
-class _RemoteLines:
-    """A file of lines in an object store, which can only be written whole."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-        self.is_dirty = False
-        self._written_at = time.monotonic()
-
-    def add(self, line: str) -> None:
-        self.lines.append(line)
-        self.is_dirty = True
-
-    def age_s(self) -> float:
-        return time.monotonic() - self._written_at
-
-    def written(self) -> None:
-        self.is_dirty = False
-        self._written_at = time.monotonic()
 
 
 def filesystem_of(url: str) -> tuple[pafs.FileSystem, str]:
@@ -224,7 +168,3 @@ def naming(path: str) -> Iterator[None]:
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
         raise StorageError(f"{path}: {reason(error)}; {advice}") from error
-
-
-def _joined(lines: Sequence[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()

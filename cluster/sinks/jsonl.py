@@ -25,8 +25,7 @@ class JsonLines:
     def event(self, record: Mapping[str, Any]) -> None:
         """Events have a file of their own."""
 
-    def close(self) -> None:
-        """What waits for an object store is written when the directory is given back."""
+    def close(self) -> None: ...
 
     def _replace(self, line: Mapping[str, Any]) -> None:
         """The later numbers count. What a step does not say again stays: its evaluation, and when it was first made."""

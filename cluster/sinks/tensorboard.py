@@ -1,4 +1,4 @@
-"""tensorboard/: the same names as in metrics.jsonl. A run directory in an object store has none (event files are appended to)."""
+"""tensorboard/: the same names as in metrics.jsonl."""
 
 import time
 from collections.abc import Mapping
@@ -39,15 +39,5 @@ class TensorBoard:
         self._writer.close()
 
 
-class Nothing:
-    """Stands in where event files cannot be appended to."""
-
-    def step(self, version: int, metrics: Mapping[str, float]) -> None: ...
-
-    def event(self, record: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def tensorboard(*, directory: RunDirectory, num_steps: int) -> TensorBoard | Nothing:
-    return TensorBoard(directory) if directory.is_local else Nothing()
+def tensorboard(*, directory: RunDirectory, num_steps: int) -> TensorBoard:
+    return TensorBoard(directory)

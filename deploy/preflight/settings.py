@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_run_dir(config: RunConfig) -> None:
-    run_dir = RunDirectory(config.run_dir)
-    if not run_dir.is_local:
-        raise ConfigError(
-            f"run_dir={config.run_dir!r}: the learner cannot write checkpoints to an object store yet; "
-            "use a local path or a shared file system that all nodes mount"
-        )
-    run_dir.check(resolved_yaml(config), spelled_out=spelled_out)
+    RunDirectory(config.run_dir).check(resolved_yaml(config), spelled_out=spelled_out)
 
 
 def check_transport(config: RunConfig) -> None:

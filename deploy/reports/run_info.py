@@ -78,7 +78,7 @@ def _rows(
     yield "model", config.model.path
     yield "steps", f"{done} of {config.num_steps}"
     owner = directory.owner()
-    yield "driver", f"process {owner.pid} on {owner.host}" if owner else f"none: {_end(events)}"
+    yield "driver", owner or f"none: {_end(events)}"
     if steps:
         latest: dict[str, float] = {}
         for numbers in steps.values():

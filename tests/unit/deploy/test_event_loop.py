@@ -167,6 +167,7 @@ def slow(monkeypatch) -> Slow:
     SlowFiles.slow = SlowPrompts.slow = slow
     monkeypatch.setattr(os, "fsync", slow.call("sync", os.fsync))
     monkeypatch.setattr(storage, "open", slow.call("open", open), raising=False)
+    monkeypatch.setattr(storage, "filesystem_of", lambda url: (SlowFiles(), url))
     return slow
 
 
@@ -214,7 +215,7 @@ async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_pat
             "metrics": {"sinks": ["jsonl"]},
         }
     )
-    run_dir = RunDirectory(str(tmp_path), filesystem=SlowFiles())
+    run_dir = RunDirectory(str(tmp_path))
     # One step is in the record, so that it is learned again.
     Ledger(run_dir).append(groups=[0, 1], trajectories="file", trajectories_digest="digest")
     with open_log(config.metrics, directory=run_dir, num_steps=NUM_STEPS) as log:

@@ -1,15 +1,14 @@
 import errno
-import json
+import fcntl
 import os
 import subprocess
 import sys
-import time
 
-import pyarrow.fs as pafs
 import pytest
 import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
+from cluster.record import lock
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
@@ -22,48 +21,32 @@ def directory(tmp_path):
     directory.release()
 
 
-@pytest.fixture(params=["local", "remote"])
-def files(request, tmp_path):
-    """The same promises on a disk and on a store that knows whole files only."""
-    if request.param == "local":
-        return RunDirectory(str(tmp_path / "run"))
-    store = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
-    return RunDirectory("run", filesystem=store)
+def test_a_file_comes_back_whole(directory):
+    directory.write_file("checkpoints/a.bin", b"abc")
+    assert directory.read_file("checkpoints/a.bin").to_pybytes() == b"abc"
+    assert directory.names("checkpoints") == ["a.bin"]
 
 
-def test_a_file_comes_back_whole(files):
-    files.write_file("checkpoints/a.bin", b"abc")
-    assert files.read_file("checkpoints/a.bin").to_pybytes() == b"abc"
-    assert files.names("checkpoints") == ["a.bin"]
+def test_lines_come_back_in_order(directory):
+    directory.append_line("ledger/ledger.jsonl", "one")
+    directory.append_line("ledger/ledger.jsonl", "two")
+    assert directory.read_lines("ledger/ledger.jsonl") == ["one", "two"]
+    directory.replace_lines("ledger/ledger.jsonl", ["one"])
+    directory.append_line("ledger/ledger.jsonl", "three")
+    assert directory.read_lines("ledger/ledger.jsonl") == ["one", "three"]
 
 
-def test_lines_come_back_in_order(files):
-    files.append_line("ledger/ledger.jsonl", "one")
-    files.append_line("ledger/ledger.jsonl", "two")
-    assert files.read_lines("ledger/ledger.jsonl") == ["one", "two"]
-    files.replace_lines("ledger/ledger.jsonl", ["one"])
-    files.append_line("ledger/ledger.jsonl", "three")
-    assert files.read_lines("ledger/ledger.jsonl") == ["one", "three"]
+def test_what_is_not_there_reads_as_nothing(directory):
+    assert directory.read_lines(METRICS) == []
+    assert directory.names("checkpoints") == []
+    assert not directory.exists(RUN_YAML)
 
 
-def test_lines_that_wait_are_written_when_the_directory_is_given_back(files):
-    files.claim(CONFIG)
-    files.append_json(METRICS, {"a": 1})
-    files.release()
-    assert [json.loads(line) for line in files.read_text(METRICS).splitlines()] == [{"a": 1}]
-
-
-def test_what_is_not_there_reads_as_nothing(files):
-    assert files.read_lines(METRICS) == []
-    assert files.names("checkpoints") == []
-    assert not files.exists(RUN_YAML)
-
-
-def test_the_second_claim_says_whether_it_resumes(files):
-    assert files.claim(CONFIG) is False
-    files.release()
-    assert files.claim(CONFIG) is True
-    files.release()
+def test_the_second_claim_says_whether_it_resumes(directory):
+    assert directory.claim(CONFIG) is False
+    directory.release()
+    assert directory.claim(CONFIG) is True
+    directory.release()
 
 
 OTHER = CONFIG.replace("0.1", "0.2")
@@ -110,13 +93,36 @@ def test_a_busy_directory_is_refused_by_a_check_already_whatever_else_is_wrong(d
         RunDirectory(directory.url).check(OTHER)
 
 
-def test_a_dead_driver_of_another_machine_does_not_stop_a_check(directory):
+def test_a_driver_of_another_machine_is_alive_as_long_as_it_holds_the_lock(directory):
     directory.claim(CONFIG)
+    with open(directory.path("driver.lock"), "w") as file:
+        file.write("process 1 on elsewhere")
+    other = RunDirectory(directory.url)
+    assert other.owner() == "process 1 on elsewhere"
+    with pytest.raises(ConfigError, match="in use by process 1 on elsewhere"):
+        other.check(CONFIG)
     directory.release()
-    owner = {"host": "elsewhere", "pid": 1, "started": 0.0, "time": time.time()}
-    directory.write_json("driver.lock", owner)
-    directory.check(CONFIG)
-    assert directory.claim(CONFIG) is True
+    directory.write_file("driver.lock", b"process 1 on elsewhere")
+    assert other.owner() is None
+    assert other.claim(CONFIG) is True
+    other.release()
+
+
+def test_a_look_at_the_owner_does_not_refuse_a_claim(directory, monkeypatch):
+    """A look takes the lock for an instant."""
+    directory.write_file("driver.lock", b"")
+    with open(directory.path("driver.lock")) as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        monkeypatch.setattr(lock.time, "sleep", lambda seconds: look.close())
+        directory.claim(CONFIG)
+
+
+def test_a_run_in_an_object_store_is_refused():
+    for attempt in (RunDirectory("mock://bucket/run").check, RunDirectory("mock://bucket/run").claim):
+        with pytest.raises(
+            ConfigError, match=r"run_dir='mock://bucket/run': .*use a local path or a shared file system"
+        ):
+            attempt(CONFIG)
 
 
 def test_nobody_else_on_the_machine_reads_a_run(directory):
@@ -152,9 +158,9 @@ def test_a_disk_error_says_what_helps(directory, monkeypatch, number, advice):
         directory.write_file(RUN_YAML, b"")
 
 
-def test_a_missing_file_is_missing_and_the_disk_is_not_full(files):
+def test_a_missing_file_is_missing_and_the_disk_is_not_full(directory):
     with pytest.raises(StorageError, match=r"a\.arrow: .*it is missing: check the path") as missing:
-        files.read_file("trajectories/a.arrow")
+        directory.read_file("trajectories/a.arrow")
     assert "free space" not in str(missing.value)
 
 
@@ -167,20 +173,6 @@ def test_a_dead_drivers_claim_is_taken_over(directory):
     assert directory.exists("driver.lock")
     assert directory.owner() is None
     assert directory.claim(CONFIG) is True
-
-
-def test_a_store_believes_a_claim_from_elsewhere_for_a_while(tmp_path):
-    store = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
-    (tmp_path / "run").mkdir()
-    for age_s, is_refused in ((60.0, True), (3600.0, False)):
-        owner = {"host": "elsewhere", "pid": 1, "started": 0.0, "time": time.time() - age_s}
-        (tmp_path / "run" / "driver.lock").write_text(json.dumps(owner))
-        directory = RunDirectory("run", filesystem=store)
-        if is_refused:
-            with pytest.raises(ConfigError, match="in use by process 1 on elsewhere"):
-                directory.claim(CONFIG)
-        else:
-            directory.claim(CONFIG)
 
 
 def test_a_torn_last_line_is_cut_when_a_run_goes_on(directory):
@@ -238,8 +230,8 @@ def test_looking_at_files_names_the_one_that_the_disk_refuses(tmp_path):
             look()
 
 
-def test_removing_what_is_not_there_is_done(files):
-    files.write_file("control.json", b"{}")
+def test_removing_what_is_not_there_is_done(directory):
+    directory.write_file("control.json", b"{}")
     for _ in range(2):
-        files.remove("control.json")
-    assert not files.exists("control.json")
+        directory.remove("control.json")
+    assert not directory.exists("control.json")
