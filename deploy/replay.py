@@ -10,7 +10,7 @@ from typing import Any
 from cluster.contracts.config import CheckpointConfig, RunConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.protocols import PublishingLearner
-from cluster.record.ledger import Ledger, ReadOnly
+from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.weights.broadcast import Weights
@@ -53,7 +53,7 @@ def replay(
     """
     from learner.checkpoint import files
 
-    ledger = Ledger(ReadOnly(run_dir))
+    ledger = Ledger(run_dir)
     num_steps = ledger.version if to_step is None else to_step
     if not 1 <= num_steps <= ledger.version:
         raise ConfigError(
@@ -64,7 +64,7 @@ def replay(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
         )
     files.verify_model(Path(config.model.path))
-    ledger = Ledger(ReadOnly(run_dir, num_lines=num_steps))
+    ledger = Ledger(run_dir, num_steps=num_steps)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
 

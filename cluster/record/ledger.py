@@ -1,7 +1,7 @@
 """What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
-record shows. A last line that a crash tore is removed, and said so.
+record shows. A last line that a crash tore is not read; the next record takes its place.
 """
 
 import hashlib
@@ -30,24 +30,6 @@ class Journal(Protocol):
     def replace_lines(self, name: str, lines: Sequence[str]) -> None: ...
 
 
-class ReadOnly:
-    """Another journal, looked at and left as it is, a torn tail included: for verification and replay."""
-
-    def __init__(self, journal: Journal, *, num_lines: int | None = None) -> None:
-        """`num_lines` shows only so many lines; None shows all."""
-        self._journal = journal
-        self._num_lines = num_lines
-
-    def append_line(self, name: str, line: str) -> None:
-        raise AssertionError(f"{name} is open for reading only")
-
-    def read_lines(self, name: str) -> list[str]:
-        return self._journal.read_lines(name)[: self._num_lines]
-
-    def replace_lines(self, name: str, lines: Sequence[str]) -> None:
-        """Leaves the torn line where it is."""
-
-
 class Record(BaseModel):
     """One step's consumption."""
 
@@ -73,17 +55,19 @@ class Record(BaseModel):
 class Ledger:
     """The run's record of consumption. One writer: the learner. It keeps the last record; earlier ones are read when asked for."""
 
-    def __init__(self, journal: Journal) -> None:
-        """Reads what is there. Raises LedgerError for a record that contradicts the ones before it."""
+    def __init__(self, journal: Journal, *, num_steps: int | None = None) -> None:
+        """Reads what is there, or the first `num_steps` of it, for a ledger that is only read; writes nothing.
+
+        Raises LedgerError for a record that contradicts the ones before it.
+        """
         self._journal = journal
+        self._is_whole = num_steps is None
         self._last: Record | None = None
-        lines = journal.read_lines(NAME)
+        lines = journal.read_lines(NAME)[:num_steps]
         for record in _records(lines):
             self._last = record
         self.num_torn_lines = len(lines) - self.version
         """1 when a crash tore the last line, else 0."""
-        if self.num_torn_lines:
-            journal.replace_lines(NAME, lines[: self.version])
 
     @property
     def version(self) -> int:
@@ -99,6 +83,7 @@ class Ledger:
 
         Raises LedgerError for a group that was consumed before.
         """
+        assert self._is_whole, "a part of a ledger is only read"
         if not groups or min(groups) < self.next_index or list(groups) != sorted(set(groups)):
             raise LedgerError(
                 f"step {self.version + 1} would consume groups {list(groups)[:8]} from {self.next_index} on: never twice, in order"
@@ -111,6 +96,9 @@ class Ledger:
             trajectories_digest=trajectories_digest,
             previous=self._last.digest if self._last else "",
         )
+        if self.num_torn_lines:
+            self._journal.replace_lines(NAME, self._journal.read_lines(NAME)[: self.version])
+            self.num_torn_lines = 0
         self._journal.append_line(NAME, record.model_dump_json())
         self._last = record
         return record

@@ -5,8 +5,7 @@ An actor of its own, so that neither the controller nor the learner touches the 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -14,34 +13,17 @@ from cluster.contracts.errors import LedgerError
 from cluster.contracts.schema import SCHEMA, summarize, validate
 from cluster.contracts.types import GroupSummary
 from cluster.record.run_directory import CHECKPOINTS, checkpoint_step
+from cluster.record.storage import Storage
 
 PRUNED = "trajectories/pruned.json"
 """How many of the first steps have no trajectories any more; not there until some were removed."""
-
-
-class Files(Protocol):
-    """Whole files, written atomically: the run directory."""
-
-    def write_file(self, name: str, content: pa.Buffer) -> None: ...
-
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None: ...
-
-    def read_file(self, name: str) -> pa.Buffer: ...
-
-    def read_text(self, name: str) -> str: ...
-
-    def exists(self, name: str) -> bool: ...
-
-    def names(self, folder: str) -> list[str]: ...
-
-    def remove(self, name: str) -> None: ...
 
 
 def name_of(step: int) -> str:
     return f"trajectories/step-{step:06d}.arrow"
 
 
-def num_pruned_steps(files: Files) -> int:
+def num_pruned_steps(files: Storage) -> int:
     """Trajectories of the steps up to this one were removed; 0 when all are there."""
     return json.loads(files.read_text(PRUNED))["steps"] if files.exists(PRUNED) else 0
 
@@ -49,7 +31,7 @@ def num_pruned_steps(files: Files) -> int:
 class Recorder:
     """One record batch a group, in the order consumed, in one Arrow file a step."""
 
-    def __init__(self, files: Files, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
+    def __init__(self, files: Storage, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
         """Keeps the trajectories of the last `keep_steps` steps (None: of all), and those that one of the last `keep_checkpoints`
         checkpoints needs."""
         self._files = files

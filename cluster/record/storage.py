@@ -125,10 +125,9 @@ class Storage:
         with naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
-            with open(path, "ab+", buffering=0) as file:
+            with open(path, "ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
-                is_torn = before > 0 and os.pread(file.fileno(), 1, before - 1) != b"\n"
-                content = f"{chr(10) * is_torn}{line}\n".encode()
+                content = f"{line}\n".encode()
                 if file.write(content) != len(content):  # an almost full disk takes a part without an error
                     file.truncate(before)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -10,7 +10,7 @@ from cluster.contracts.errors import TreadwheelError
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.controller import Log
 from cluster.metrics import step_metrics
-from cluster.record.ledger import Ledger, ReadOnly
+from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ async def saved_when_stopped(
 
 def how_it_goes_on(run_dir: RunDirectory) -> str:
     """What the command that was stopped will do when it is started again."""
-    recorded = Ledger(ReadOnly(run_dir)).version
+    recorded = Ledger(run_dir).version
     saved = max(run_dir.checkpoints(), default=0)
     if recorded == 0:
         return "stopped before the first step; the same command starts again"

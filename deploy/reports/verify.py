@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, TreadwheelError
-from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
+from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory
 
@@ -40,7 +40,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
     """Digests of trajectories and checkpoints, schema, order, staleness, and that every consumed group was consumed once."""
     num_checkpoints, problems = _check_checkpoints(run_dir)
     try:
-        ledger = Ledger(ReadOnly(run_dir))
+        ledger = Ledger(run_dir)
     except TreadwheelError as error:
         return Verdict(
             num_steps=0,

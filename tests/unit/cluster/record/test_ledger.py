@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.record.ledger import NAME, Ledger, ReadOnly, Record
+from cluster.record.ledger import NAME, Ledger, Record
 
 
 class Paper:
@@ -61,7 +61,7 @@ def test_a_run_that_goes_back_to_a_step_knows_its_next_group(paper):
 
 
 def test_a_replay_sees_only_the_steps_it_learns_again(paper):
-    ledger = Ledger(ReadOnly(paper, num_lines=2))
+    ledger = Ledger(paper, num_steps=2)
     assert [record.step for record in ledger.after(0)] == [1, 2]
 
 
@@ -75,11 +75,12 @@ def test_groups_are_consumed_in_start_order(paper):
         write(Ledger(paper), [8, 7])
 
 
-def test_a_torn_last_line_is_removed(paper):
+def test_a_record_takes_the_place_of_a_torn_last_line(paper):
     paper.lines[-1] = paper.lines[-1][:20]
     ledger = Ledger(paper)
-    assert (ledger.version, ledger.num_torn_lines, len(paper.lines)) == (2, 1, 2)
+    assert (ledger.version, ledger.num_torn_lines, len(paper.lines)) == (2, 1, 3)
     assert write(ledger, [5, 6]).step == 3
+    assert [record.groups for record in Ledger(paper).records()] == [(0, 1), (2, 4), (5, 6)]
 
 
 def test_an_altered_record_is_found_by_its_successor(paper):
