@@ -6,11 +6,11 @@ GPUs are never shared beyond what is asked. The controller moves object refs and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.contracts.config import ElasticConfig, LearnerConfig, ReferenceConfig, RolloutConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
 
@@ -37,19 +37,6 @@ class ClusterResources:
     @property
     def gpus(self) -> float:
         return sum(node.gpus for node in self.nodes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What a run asks of a cluster."""
-
-    learner: LearnerConfig
-    rollout: RolloutConfig
-    reference: ReferenceConfig | None
-    """None for a run that needs no reference scorer."""
-    elastic: ElasticConfig
-    takes_turns: bool
-    """Sampling and learning never go on at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,26 +86,34 @@ class PlacementPlan:
         return [{"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})} for bundle in self.bundles]
 
 
-def plan(demand: Demand, available: ClusterResources) -> PlacementPlan:
-    """Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out."""
+def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
+    """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
+    has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
+    """
     most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
-    ask = partial(_asked, demand, most_threads=most_threads)
-    fewest = _fewest_workers(demand)
-    _check_gpus(demand, ask(num_workers=fewest), available)
-    for num_workers in range(_most_workers(demand, available), fewest - 1, -1):
+    ask = partial(_asked, config, with_reference=needs_reference(config, needs=needs), most_threads=most_threads)
+    fewest = _fewest_workers(config)
+    _check_gpus(config, ask(num_workers=fewest), available)
+    for num_workers in range(_most_workers(config, available), fewest - 1, -1):
         asked = ask(num_workers=num_workers)
         if fitted := _fit(asked, available):
             return PlacementPlan(
                 bundles=fitted,
                 strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
                 is_time_shared=any(given.cpus < wanted.cpus for given, wanted in zip(fitted, asked, strict=True)),
-                num_missing_workers=demand.rollout.num_workers - num_workers,
+                num_missing_workers=config.rollout.num_workers - num_workers,
             )
-    raise _no_room(demand, ask(num_workers=fewest), available)
+    raise _no_room(config, ask(num_workers=fewest), available)
 
 
-def _asked(demand: Demand, *, num_workers: int, most_threads: int) -> tuple[Bundle, ...]:
-    learner, rollout, reference = demand.learner, demand.rollout, demand.reference
+def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
+    """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
+    is_base = config.learner.lora is not None and not (config.reference.path or config.reference.by_source)
+    return "reference_logprobs" in needs and not is_base
+
+
+def _asked(config: RunConfig, *, with_reference: bool, num_workers: int, most_threads: int) -> tuple[Bundle, ...]:
+    learner, rollout, reference = config.learner, config.rollout, config.reference
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
         num_threads = num_threads or min(math.ceil(cpus), most_threads)
@@ -133,32 +128,33 @@ def _asked(demand: Demand, *, num_workers: int, most_threads: int) -> tuple[Bund
         for i in range(num_workers)
     ]
     services = [bundle(ActorKind.REWARD_SERVICE, 0, REWARD_SERVICE_CPUS, 0.0, 1)]
-    if reference is not None:
+    if with_reference:
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))
     return (*ranks, *workers, *services)
 
 
-def _fewest_workers(demand: Demand) -> int:
+def _fewest_workers(config: RunConfig) -> int:
     """An elastic run starts with what is there; any other one with what it asks."""
-    if demand.elastic.max_workers is None:
-        return demand.rollout.num_workers
-    return min(demand.elastic.min_workers, demand.rollout.num_workers)
+    if config.elastic.max_workers is None:
+        return config.rollout.num_workers
+    return min(config.elastic.min_workers, config.rollout.num_workers)
 
 
-def _most_workers(demand: Demand, available: ClusterResources) -> int:
+def _most_workers(config: RunConfig, available: ClusterResources) -> int:
     """All that were asked for. An elastic run waits for nodes instead: it starts with the workers that have CPUs of their own."""
-    learning = 0.0 if demand.takes_turns else demand.learner.cpus_per_rank * demand.learner.num_ranks
-    roomy = int((available.cpus - learning) / demand.rollout.cpus_per_worker)
-    return min(demand.rollout.num_workers, max(roomy, _fewest_workers(demand)))
+    takes_turns = config.buffer.max_off_policy_steps == 0
+    learning = 0.0 if takes_turns else config.learner.cpus_per_rank * config.learner.num_ranks
+    roomy = int((available.cpus - learning) / config.rollout.cpus_per_worker)
+    return min(config.rollout.num_workers, max(roomy, _fewest_workers(config)))
 
 
-def _check_gpus(demand: Demand, fewest: Sequence[Bundle], available: ClusterResources) -> None:
+def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
     asked = sum(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
     settings = {
-        "learner.gpus_per_rank": (demand.learner.gpus_per_rank, f"x {demand.learner.num_ranks} ranks"),
-        "rollout.gpus_per_worker": (demand.rollout.gpus_per_worker, f"x {demand.rollout.num_workers} workers"),
+        "learner.gpus_per_rank": (config.learner.gpus_per_rank, f"x {config.learner.num_ranks} ranks"),
+        "rollout.gpus_per_worker": (config.rollout.gpus_per_worker, f"x {config.rollout.num_workers} workers"),
         "reference.gpus": (sum(each.gpus for each in fewest if each.kind is ActorKind.REFERENCE_SCORER), ""),
     }
     names = ", ".join(f"{name}={value:g} {times}".strip() for name, (value, times) in settings.items() if value)
@@ -197,13 +193,13 @@ def _rounded(cpus: float) -> float:
     return max(math.floor(cpus * 1000) / 1000, 0.001)
 
 
-def _no_room(demand: Demand, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
+def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
     """Some bundle's GPUs are on no single node, or there are too many actors for any CPU share."""
     largest = max(bundles, key=lambda bundle: bundle.gpus)
     fields = {ActorKind.LEARNER: "learner.gpus_per_rank", ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker"}
     asked = f"{fields.get(largest.kind, 'reference.gpus')}={largest.gpus:g}"
     if not largest.gpus:
-        asked = f"learner.num_ranks={demand.learner.num_ranks} and rollout.num_workers={demand.rollout.num_workers}"
+        asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
     nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
     return ConfigError(
         f"{asked}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "

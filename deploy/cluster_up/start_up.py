@@ -22,7 +22,6 @@ from cluster.supervision.tasks import background, together
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import available, seats
 from deploy.cluster_up.wiring import Cluster, learning, wire
-from deploy.config.demand import demand_of
 from deploy.reports.passport import write_passport
 
 
@@ -96,8 +95,7 @@ def placement_of(config: RunConfig) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
     from learner.algorithms.objective import Objective
 
-    objective = Objective.of_run(config)
-    return plan(demand_of(config, needs=objective.needs), available())
+    return plan(config, available(), needs=Objective.of_run(config).needs)
 
 
 async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:

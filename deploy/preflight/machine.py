@@ -8,8 +8,7 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, plan
-from deploy.config.demand import demand_of, needs_reference
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
@@ -48,7 +47,7 @@ def this_machine() -> ClusterResources:
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
     """None: the cluster decides."""
-    return plan(demand_of(config, needs=needs), this_machine()) if is_local else None
+    return plan(config, this_machine(), needs=needs) if is_local else None
 
 
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:

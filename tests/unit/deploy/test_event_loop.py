@@ -24,7 +24,6 @@ from cluster.supervision.placement import ClusterResources, Node, plan
 from cluster.supervision.tasks import beside
 from deploy import launch
 from deploy.cluster_up import actor_specs, start_up
-from deploy.config.demand import demand_of
 from deploy.config.loading import validated
 from tests.fakes import attestation, group_summary
 
@@ -197,7 +196,7 @@ def gaps(monkeypatch, slow) -> list[float]:
     monkeypatch.setattr(launch, "connected", connected)
     monkeypatch.setattr(start_up, "seats", seats)
     here = ClusterResources(nodes=(Node(cpus=4.0),))
-    monkeypatch.setattr(start_up, "placement_of", lambda config: plan(demand_of(config, needs=()), here))
+    monkeypatch.setattr(start_up, "placement_of", lambda config: plan(config, here, needs=()))
     monkeypatch.setattr(actor_specs, "probe_token_ids", lambda config: [1, 2])
     return found
 

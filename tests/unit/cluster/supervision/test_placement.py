@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference
 from cluster.supervision.placement import plan as plan_with
-from deploy.config.demand import demand_of, needs_reference
 
 
 def run(**sections) -> RunConfig:
@@ -21,7 +20,7 @@ def cluster(*nodes: tuple[float, float]) -> ClusterResources:
 
 
 def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str] = ()) -> PlacementPlan:
-    return plan_with(demand_of(config, needs=needs), available)
+    return plan_with(config, available, needs=needs)
 
 
 LAPTOP = cluster((2, 0))

@@ -7,7 +7,6 @@ from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec
 from cluster.supervision.placement import ClusterResources, Node, plan
 from deploy.cluster_up.actor_specs import ActorSpecs
-from deploy.config.demand import demand_of
 from deploy.config.loading import validated
 
 
@@ -22,7 +21,7 @@ def joining(tmp_path, *, cpus: float, **settings) -> ActorSpec:
             **settings,
         }
     )
-    placement = plan(demand_of(config, needs=()), ClusterResources(nodes=(Node(cpus=cpus),)))
+    placement = plan(config, ClusterResources(nodes=(Node(cpus=cpus),)), needs=())
     return ActorSpecs(config, placement, RunDirectory(str(tmp_path))).joining_worker(7)
 
 
