@@ -162,8 +162,9 @@ def parameters(found: Callable[..., Any], *, home: Home) -> dict[str, inspect.Pa
     return {name: parameter for name, parameter in every if name not in home.given and parameter.kind in named}
 
 
+@functools.cache
 def _modules(home: Home) -> dict[str, str]:
-    """Variant to the module that defines it."""
+    """Variant to the module that defines it. Read once: every variant of every objective asks."""
     return {name: module for name, (module, takes) in callables(home.package).items() if home.refusal(takes) is None}
 
 
