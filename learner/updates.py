@@ -41,6 +41,8 @@ class Update:
     """None: no weight was changed."""
     is_skipped: bool = False
     """Its loss or gradient was not finite."""
+    is_empty: bool = False
+    """Filters and corrections left no token to train on."""
     stops_step: bool = False
     """The policy had moved so far before it that it was not made, and none is after it."""
     num_tokens: int
@@ -118,8 +120,9 @@ class Updater:
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
         stops_step = not begins_step and self._moved_too_far(statistics)
-        # Weight decay alone is no update.
-        if (self._objective.trains(part) or demonstrated) and not stops_step:
+        # Weight decay and momentum alone are no update.
+        is_empty = not demonstrated and not self._objective.trains(part, statistics)
+        if not is_empty and not stops_step:
             is_finite = self._guard.admits(
                 batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(version, len(before) + 1)
             )
@@ -131,6 +134,7 @@ class Updater:
             gradient_norm=float(gradient_norm),
             learning_rate=rate,
             is_skipped=not is_finite,
+            is_empty=is_empty,
             stops_step=stops_step,
             num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
             num_passes=len(mini_batch.micro_batches),
@@ -187,6 +191,7 @@ def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
         "learner/learning_rate": rates[-1] if rates else 0.0,
         "learner/updates": float(len(rates)),
         "learner/skipped": float(sum(update.is_skipped for update in updates)),
+        "learner/empty_updates": float(sum(update.is_empty for update in updates)),
         "learner/stopped_at_kl": float(updates[-1].stops_step),
     }
     return metrics | (_one_by_one(updates) if len(updates) > 1 else {})

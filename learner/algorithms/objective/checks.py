@@ -65,6 +65,11 @@ def refuse_contradictions(parts: Parts) -> None:
                 f"{variant.field}={variant.plugin.name!r} with algorithm.streaming: it judges what one ticket earned, and the advantage "
                 "compares with earlier steps too: a group that teaches would count as one that does not; leave one of them out"
             )
+    if config.streaming is not None and config.selection is not None:
+        raise ConfigError(
+            f"selection={config.selection.name!r} with algorithm.streaming: the earlier returns that trajectories are compared with would "
+            "be those of the chosen ones, not what the prompt earns; leave one of them out"
+        )
     for variant in (*parts.filters, *parts.reward_shaping):
         of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
         if of_a_group and others:

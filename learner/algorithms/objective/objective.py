@@ -176,12 +176,17 @@ class Objective:
         """These trajectories of the step as one update: weights and covariances are theirs alone, all else stays the step's."""
         return mini_batch(prepared, rows, parts=self._parts, begins_step=begins_step)
 
-    def trains(self, update: Prepared) -> bool:
-        """Whether any token of an update has a gradient; filters may have left none, or none but of value, KL and entropy."""
+    def trains(self, update: Prepared, statistics: Statistics) -> bool:
+        """Whether any token of an update is trained; filters and corrections may have left none, or none but by value, KL and entropy.
+
+        `statistics` are those of `loss`, of all the update's rows.
+        """
         config = self.config
         is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
-        has_other_losses = is_regularized or config.value is not None
-        return bool((update.loss_mask_NT if has_other_losses else update.gradient_mask_NT).any())
+        if is_regularized or config.value is not None:
+            return bool(update.loss_mask_NT.any())
+        # Absent where filters left no token to correct. Corrections may need the present policy: only its passes know what they drop.
+        return statistics.compute().get("correction_dropped", 1.0) < 1.0
 
     @torch.no_grad()
     def statistics(self, prepared: Prepared) -> Statistics:

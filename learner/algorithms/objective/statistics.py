@@ -112,6 +112,7 @@ OF_THE_LEARNER = {
     "learning_rate": "Of the step's updates; 0 when none was made.",
     "updates": "Optimizer updates that the step made.",
     "skipped": "Updates not made because loss or gradient were not finite.",
+    "empty_updates": "Updates not made because filters and corrections left no token to train on.",
     "stopped_at_kl": "1 when the policy went beyond `learner.stop_at_kl` and the rest of the step's updates were not made.",
     "kl_loss_coefficient": "β in force of `kl.loss`.",
     "kl_reward_coefficient": "β in force of `kl.reward`.",

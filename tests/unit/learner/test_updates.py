@@ -289,7 +289,23 @@ def test_a_mini_batch_whose_trajectories_were_all_filtered_makes_no_update(model
     algorithm = {"filters": ["zero_variance"], "proximal": "recompute"}
     metrics = _learner(model_path, algorithm=algorithm, mini_batches=3).update(*groups).metrics
     assert metrics["learner/updates"] == 1.0 and metrics["learner/skipped"] == 0.0
-    assert metrics["learner/groups"] == 3.0
+    assert metrics["learner/groups"] == 3.0 and metrics["learner/empty_updates"] == 2.0
+
+
+def test_an_update_whose_every_token_was_dropped_by_a_correction_is_not_made(model_path: Path):
+    """Else weight decay, and the momentum of the update before it, would move the weights."""
+    correction = {"name": "sequence_mask", "low": 0.2, "high": 5.0}
+    decayed = {"learning_rate": 1e-2, "weight_decay": 0.1}
+    algorithm = {"proximal": "recompute", "corrections": [correction]}
+    learner = Learner(make_config(model_path, algorithm=algorithm, optimizer=decayed))
+    assert learner.update(*_groups(0)).metrics["learner/empty_updates"] == 0.0
+    before = _weights(learner)
+    far = [make_group(i, version=1, rewards=(1.0, 0.0), lengths=(2, 2), rollout_logprobs=[[-40.0] * 2] * 2) for i in (0, 1)]
+    metrics = learner.update(*far).metrics
+    assert metrics["learner/correction_dropped"] == 1.0 and metrics["learner/updates"] == 0.0
+    assert metrics["learner/empty_updates"] == 1.0 and metrics["learner/skipped"] == 0.0 and learner.version == 2
+    for name, tensor in _weights(learner).items():
+        assert torch.equal(tensor, before[name])
 
 
 @pytest.mark.parametrize(

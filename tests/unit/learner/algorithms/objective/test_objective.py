@@ -248,9 +248,9 @@ def test_a_step_of_which_nothing_is_left_trains_nothing():
     batch = dataclasses.replace(whole.batch, rewards_N=torch.ones_like(whole.batch.rewards_N))
     made = make(filters=["zero_variance"])
     prepared = made.prepare(batch)
-    assert not made.trains(prepared) and not make(filters=["zero_variance"], entropy_coefficient=0.1).trains(prepared)
     result = made.loss(prepared, policy_logprobs_BT=whole.policy.requires_grad_())
-    assert result.loss.item() == 0
+    assert result.loss.item() == 0 and not made.trains(prepared, result.statistics)
+    assert not make(filters=["zero_variance"], entropy_coefficient=0.1).trains(prepared, result.statistics)
     assert made.statistics(prepared).compute()["groups_without_variance"] == 3
 
 

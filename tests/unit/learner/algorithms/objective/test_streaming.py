@@ -115,3 +115,9 @@ def test_what_judges_a_ticket_alone_is_refused(parts):
     ):
         Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}} | parts))
     Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}, "filters": ["overlong_mask"]}))
+
+
+def test_a_selection_may_not_choose_what_later_groups_are_compared_with():
+    """Of rewards 0, 0, 1 the choice is 0 and 1, whose mean of a half is not what the prompt earns."""
+    with pytest.raises(ConfigError, match="selection='max_variance' with algorithm.streaming: .*leave one of them out"):
+        Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}, "selection": "max_variance"}))
