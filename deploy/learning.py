@@ -23,6 +23,7 @@ from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport
 from deploy.cluster_up.stopping import saved_when_stopped
+from deploy.cluster_up.wiring import wanting_reference
 from deploy.launch import as_a_run, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
@@ -51,6 +52,7 @@ async def _learn(
         data.refuse_another_tokenizer(ChatFormatter.load(config.model))
     except ConfigError as error:
         raise ConfigError(f"recorded={config.recorded!r}: {error}") from error
+    scored = wanting_reference(config, objective)
     ledger = open_ledger(run_dir, log)
     if ledger.version:
         _refuse_other_data(config.recorded, data, run_dir)
@@ -70,7 +72,10 @@ async def _learn(
             began = time.monotonic()
             first = ledger.next_index
             indices = range(first, first + config.buffer.groups_per_step)
-            groups = [(index, await _group(data.group(index), reference, config)) for index in indices]
+            groups = [
+                (index, await _group(data.group(index), reference if scored(index) else None, config))
+                for index in indices
+            ]
             stats = await learner.update(groups)
             metrics = step_metrics([group.summary for _, group in groups], stats)
             log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
@@ -100,7 +105,7 @@ async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -
 
 
 async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, config: RunConfig) -> Group:
-    """With log-probs of this run's reference, where the objective needs them."""
+    """With log-probs of `reference`, where one is to score the group."""
     summary, object_ref = summarize(batch), ray.put(batch)
     if reference is not None:
         deadline_s = config.reference.timeout_s

@@ -101,7 +101,7 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
         group_ids=group_ids,
         prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
-        reference_logprobs_NT=_optional(batch, "reference_logprobs"),
+        reference_logprobs_NT=_partial(batch, "reference_logprobs"),
         token_rewards_NT=_optional(batch, "token_rewards"),
         reward_components_NK=components_NK,
         reward_component_names=names,
@@ -126,6 +126,16 @@ def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
             f"{_name_of(batch, row)}, field {name!r}: is null, while other trajectories of the step have it"
         )
     return _Lists.of(batch, name).padded(np.float32)
+
+
+def _partial(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
+    """The column padded, NaN for rows without it; None when no row has it."""
+    column = batch[name]
+    if column.null_count == batch.num_rows:
+        return None
+    padded_NT = _Lists.of(batch, name).padded(np.float32)
+    padded_NT[torch.from_numpy(column.is_null().to_numpy(zero_copy_only=False))] = torch.nan
+    return padded_NT
 
 
 def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | None]:
@@ -173,7 +183,7 @@ class _Lists:
     @classmethod
     def of(cls, batch: pa.RecordBatch, name: str) -> "_Lists":
         column = batch[name]
-        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return cls(column.flatten().to_numpy(zero_copy_only=False), offsets)
 

@@ -50,11 +50,12 @@ class Passes:
         ranks: Ranks,
         config: LearnerConfig,
         measures_kl: bool,
+        scores_reference: bool,
         phases: Phases,
     ) -> None:
-        """`measures_kl`: the updates are told how far the policy has moved since the step began."""
+        """`measures_kl`: the updates are told how far the policy has moved since the step began. `scores_reference`: no scorer does."""
         self._networks, self._objective, self._ranks, self._config = networks, objective, ranks, config
-        self._phases, self._measures_kl = phases, measures_kl
+        self._phases, self._measures_kl, self._scores_reference = phases, measures_kl, scores_reference
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
         """These rows of the batch, laid out."""
@@ -86,7 +87,7 @@ class Passes:
         """
         needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
         needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
-        if "reference_logprobs" in needs and tensors.reference_logprobs_NT is None and self._config.lora:
+        if self._scores_reference and self._objective.wants_reference(tensors.current_version):
             self._phases.enter("scoring the reference")
             with without_adapters(self._networks.policy.causal_lm):
                 reference_NT = self._logprobs(tensors, mini_batches)

@@ -115,6 +115,7 @@ class Learner:
             ranks=self._ranks,
             config=config.learner,
             measures_kl=config.learner.stop_at_kl is not None or config.optimizer.target_kl is not None,
+            scores_reference=config.is_reference_the_base,
             phases=self._phases,
         )
         self._guard = NonFiniteGuard(

@@ -188,8 +188,16 @@ class MonitorConfig(Section, mark=Mark.LAYOUT):
     entropy: PositiveInt | None = 10
     """Steps between two measures of the entropy, by policy version; None never measures. On a CPU one adds up to a third to the
     vocabulary head's time; a fused head is not used in such a step. A loss with entropies has them at every step."""
-    reference_kl: bool = False
-    """True has the reference model score every trajectory, as a KL to it does, for the KL's metrics alone."""
+    reference_kl: PositiveInt | None = None
+    """Steps between two measures of the KL to the reference, whose model then scores that step's groups, counted by the order in which
+    groups start: where groups are dropped, a step may have a part of them. 1 measures every step; None never. A loss with a KL to the
+    reference has it at every step."""
+
+    @field_validator("reference_kl", mode="before")
+    @classmethod
+    def _read_a_switch(cls, value: Any) -> Any:
+        """As runs of earlier versions were written: on is every step."""
+        return (1 if value else None) if isinstance(value, bool) else value
 
 
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):

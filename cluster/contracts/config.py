@@ -86,6 +86,11 @@ class RunConfig(Section):
         return self
 
     @property
+    def is_reference_the_base(self) -> bool:
+        """The reference is what the learner's adapters are put on: the learner scores it itself, with the adapters off."""
+        return self.learner.lora is not None and not (self.reference.path or self.reference.by_source)
+
+    @property
     def judged_per_group(self) -> int:
         """Trajectories of a group that are finished and judged."""
         num_candidates = self.rollout.extra_trajectories if self.algorithm.selection else 0

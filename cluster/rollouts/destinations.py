@@ -11,6 +11,9 @@ from cluster.rollouts.scoring import Scorers, describe
 DroppedBy = Callable[[GroupSummary], str | None]
 """The name of the filter that drops a judged group; None: it trains."""
 
+WantsReference = Callable[[int], bool]
+"""Whether the reference scores the group with this place in the start order."""
+
 Choose = Callable[[GroupSummary], list[int]]
 """The trajectories of an over-sampled group that make it, by their places."""
 
@@ -36,7 +39,7 @@ class Destination(Protocol):
 
 
 class TrainingGroups:
-    """Groups for the learner: enough rewards known, chosen, kept by the filters, with reference log-probs where the loss needs them."""
+    """Groups for the learner: enough rewards known, chosen, kept by the filters, with reference log-probs where they are wanted."""
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class TrainingGroups:
         scorers: Scorers,
         dropped_by: DroppedBy,
         choose: Choose | None,
+        wants_reference: WantsReference,
         max_failed_share: float,
         events: Events,
     ) -> None:
@@ -53,6 +57,7 @@ class TrainingGroups:
         self._scorers = scorers
         self._dropped_by = dropped_by
         self._choose = choose
+        self._wants_reference = wants_reference
         self._max_failed_share = max_failed_share
         self._events = events
 
@@ -71,7 +76,8 @@ class TrainingGroups:
         if name := self._dropped_by(summary):
             self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")
         else:
-            summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)
+            if self._wants_reference(ticket.index):
+                summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)
             self._buffer.add(ticket.index, Group(object_ref=object_ref, summary=summary))
 
     def drop(self, ticket: Ticket, *, why: str) -> None:

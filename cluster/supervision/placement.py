@@ -108,8 +108,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
     """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
-    is_base = config.learner.lora is not None and not (config.reference.path or config.reference.by_source)
-    return "reference_logprobs" in needs and not is_base
+    return "reference_logprobs" in needs and not config.is_reference_the_base
 
 
 def _asked(config: RunConfig, *, with_reference: bool, num_workers: int, most_threads: int) -> tuple[Bundle, ...]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.types import GroupSummary
@@ -25,6 +26,9 @@ from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import Seats
+
+if TYPE_CHECKING:
+    from learner.algorithms.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +156,7 @@ def production(
             scorers=scorers,
             dropped_by=objective.dropped_by,
             choose=choose if config.algorithm.selection else None,
+            wants_reference=wanting_reference(config, objective),
             max_failed_share=config.buffer.max_failed_share,
             events=events,
         )
@@ -170,6 +175,14 @@ def judging_deadline_s(config: RunConfig) -> float:
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
     return config.reward.timeout_s * num_queued + 60.0
+
+
+def wanting_reference(config: RunConfig, objective: "Objective") -> Callable[[int], bool]:
+    """Whether the reference scores a group, by its place in the start order: known as it starts, and the same after a restart.
+
+    That is where it trains, but for groups that are dropped before it.
+    """
+    return lambda index: objective.wants_reference(index // config.buffer.groups_per_step)
 
 
 def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None]:

@@ -46,7 +46,7 @@ class BatchTensors:
     prompt_lengths_N: Tensor | None = None
     """int64; tokens of the prompt, counted and nothing else."""
     reference_logprobs_NT: Tensor | None = None
-    """None: no reference was asked."""
+    """NaN for a trajectory that the reference did not score, which only a KL that is monitored may miss. None: it scored none."""
     proximal_logprobs_NT: Tensor | None = None
     """Under π_old, as `algorithm.proximal` says; None: no extra forward pass."""
     starting_logprobs_NT: Tensor | None = None
@@ -67,7 +67,7 @@ class BatchTensors:
     def to(self, device: torch.device | str) -> Self:
         return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})
 
-    def validate(self) -> None:
+    def validate(self, *, needs_reference: bool = False) -> None:
         """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
         num_trajectories, width = self.loss_mask_NT.shape
         for name, tensor in _tensors(self).items():
@@ -103,8 +103,9 @@ class BatchTensors:
         ):
             tensor_NT = getattr(self, f"{name}_NT")
             if tensor_NT is not None:
-                bad_NT = ~torch.isfinite(tensor_NT) & self.loss_mask_NT
-                self._refuse(name, bad_NT.any(1), "is not finite at an unmasked token")
+                may_miss = name == "reference_logprobs" and not needs_reference
+                bad_NT = (tensor_NT.isinf() if may_miss else ~tensor_NT.isfinite()) & self.loss_mask_NT
+                self._refuse(name, bad_NT.any(1), "is not finite at an unmasked token, or missing")
 
     def name(self, row: int) -> str:
         """A trajectory's name in messages."""

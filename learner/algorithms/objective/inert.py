@@ -44,6 +44,11 @@ def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
         raise ConfigError(
             f"proximal_decay={decay} changes nothing while proximal={parts.config.proximal!r}; leave it out, or set that to 'ewma'"
         )
+    every_steps = parts.config.monitor.reference_kl
+    if every_steps not in (None, 1) and parts.learn_from_reference:
+        raise ConfigError(
+            f"monitor.reference_kl={every_steps} changes nothing: the loss needs the reference at every step; leave it out"
+        )
     for variant in parts.all():
         for name, default, conditions in _set_away_from_default(variant):
             shown = f"{variant.field}.{name}={variant.plugin.params[name]!r}"

@@ -107,7 +107,7 @@ class Objective:
         fixed_before = config.kl.reward is not None
         covariances_without_old = parts.asks("covariances_BT") and config.proximal not in ("rollout", "ewma")
         needed = {
-            "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl,
+            "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl is not None,
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,
@@ -121,6 +121,11 @@ class Objective:
         """Whether every pass of a step computes entropies: the loss needs them, or the step is one that measures them."""
         every_steps = self.config.monitor.entropy
         return "entropies" in self.needs or (every_steps is not None and policy_version % every_steps == 0)
+
+    def wants_reference(self, step: int) -> bool:
+        """Whether the reference scores the groups of a step (from 0): the loss needs it, or the step is one that measures the KL to it."""
+        every_steps = self.config.monitor.reference_kl
+        return self._parts.learn_from_reference or (every_steps is not None and step % every_steps == 0)
 
     @property
     def columns(self) -> tuple[str, ...]:

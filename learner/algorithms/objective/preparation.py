@@ -41,7 +41,7 @@ def prepare(
     earlier: EarlierReturns | None,
 ) -> Prepared:
     """See `Objective.prepare`."""
-    batch.validate()
+    batch.validate(needs_reference=parts.learn_from_reference)
     _refuse_missing(batch, needs=needs, parts=parts)
     mask_NT = batch.loss_mask_NT
     supply = _supply(batch)

@@ -73,12 +73,13 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
         recorder.record("mismatch", rollout_BT.abs(), newest_BT)
         recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
     if rows.reference_logprobs_NT is not None:
+        mask_BT = mask_BT & ~rows.reference_logprobs_NT.isnan()
         reference_BT = kept_BT - masked(rows.reference_logprobs_NT, loss_mask_BT=mask_BT)
         recorder.record("ratio_reference", (-reference_BT).exp(), mask_BT)
         recorder.record("ratio_reference_old", (old_BT - reference_BT).exp(), mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)
         recorder.record("kl_reference_k3", torch.expm1(-reference_BT) + reference_BT, mask_BT)
-        recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), rows.is_kept_N)
+        recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), mask_BT.any(1))
 
 
 def of_the_batch(prepared: Prepared) -> Statistics:
@@ -87,7 +88,8 @@ def of_the_batch(prepared: Prepared) -> Statistics:
     recorder.record("advantage", prepared.advantages_NT, mask_NT)
     recorder.record("rollout_logprob", prepared.rollout_logprobs_NT, mask_NT)
     if prepared.reference_logprobs_NT is not None:
-        recorder.record("reference_logprob", prepared.reference_logprobs_NT, mask_NT)
+        is_scored_NT = ~prepared.reference_logprobs_NT.isnan()
+        recorder.record("reference_logprob", prepared.reference_logprobs_NT, mask_NT & is_scored_NT)
     if prepared.returns_NT is not None and prepared.values_NT is not None:
         recorder.record("return", prepared.returns_NT, mask_NT)
         recorder.record("value_error", prepared.returns_NT - prepared.values_NT, mask_NT)

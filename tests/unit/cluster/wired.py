@@ -28,19 +28,22 @@ def wired(
     sequences_per_group: int,
     dropped_by: Callable[[GroupSummary], str | None] = lambda summary: None,
     choose: Callable[[GroupSummary], list[int]] | None = None,
+    wants_reference: Callable[[int], bool] | None = None,
     sampling_deadline_s: float = 600.0,
     judging_deadline_s: float = 60.0,
     is_deterministic: bool = False,
 ) -> Production:
-    """A production over `fleet`, whose reward service `start` starts."""
+    """A production over `fleet`, whose reward service `start` starts, and its reference scorer where groups want one."""
 
     def suspects() -> Suspects:
         return Suspects(max_failures=supervisor.config.max_prompt_failures, events=events)
 
-    reward: Any = SupervisedActor(actor_spec("reward", ActorKind.REWARD_SERVICE), start=start, supervisor=supervisor)
+    def scorer(name: str, kind: ActorKind) -> Any:
+        return SupervisedActor(actor_spec(name, kind), start=start, supervisor=supervisor)
+
     scorers = Scorers(
-        reward=reward,
-        reference=None,
+        reward=scorer("reward", ActorKind.REWARD_SERVICE),
+        reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),
         events=events,
         judging_deadline_s=judging_deadline_s,
@@ -63,6 +66,12 @@ def wired(
         dispatcher=dispatcher,
         office=office,
         destination=lambda buffer: TrainingGroups(
-            buffer, scorers=scorers, dropped_by=dropped_by, choose=choose, max_failed_share=0.5, events=events
+            buffer,
+            scorers=scorers,
+            dropped_by=dropped_by,
+            choose=choose,
+            wants_reference=wants_reference or (lambda index: False),
+            max_failed_share=0.5,
+            events=events,
         ),
     )

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
+from cluster.contracts.schema import with_columns
 from cluster.weights.manifest import Canary, WeightManifest, unpack
 from learner import memory
 from learner.checkpoint import saving
@@ -188,11 +189,22 @@ def test_the_entropy_is_measured_every_so_many_steps_and_changes_nothing(model_p
 
 
 def test_the_kl_to_the_reference_may_be_measured_without_a_penalty(model_path: Path):
-    algorithm = {"monitor": {"reference_kl": True}, "policy_loss": "reinforce"}
+    algorithm = {"monitor": {"reference_kl": 2}, "policy_loss": "reinforce"}
     learner = Learner(make_config(model_path, learner={"lora": {"rank": 4}}, algorithm=algorithm))
-    reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
-    assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[1]["learner/kl_reference_k3_mean"]
-    assert "learner/kl_loss" not in reports[1]
+    reports = [learner.update(*_groups(learner)).metrics for _ in range(3)]
+    assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[2]["learner/kl_reference_k3_mean"]
+    assert "learner/kl_reference_k3_mean" not in reports[1] and "learner/kl_loss" not in reports[2]
+
+
+def test_a_step_of_which_the_reference_scored_a_part_measures_that_part(model_path: Path):
+    """A dropped group moves those behind it forward, into a step that they were not meant for."""
+    groups = [make_group(i, rewards=(1.0, 0.0), lengths=(3, 2)) for i in range(2)]
+    scored = with_columns(groups[1], reference_logprobs=[[-1.0] * 3, [-1.0] * 2])
+    learner, plain = (Learner(make_config(model_path, algorithm={"monitor": {"reference_kl": n}})) for n in (2, None))
+    assert learner.update(groups[0], scored).metrics["learner/reference_logprob_mean"] == -1.0
+    plain.update(*groups)
+    for name, tensor in _weights(learner).items():
+        assert torch.equal(tensor, _weights(plain)[name])
 
 
 def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp_path: Path):

@@ -300,7 +300,9 @@ def test_an_update_whose_every_token_was_dropped_by_a_correction_is_not_made(mod
     learner = Learner(make_config(model_path, algorithm=algorithm, optimizer=decayed))
     assert learner.update(*_groups(0)).metrics["learner/empty_updates"] == 0.0
     before = _weights(learner)
-    far = [make_group(i, version=1, rewards=(1.0, 0.0), lengths=(2, 2), rollout_logprobs=[[-40.0] * 2] * 2) for i in (0, 1)]
+    far = [
+        make_group(i, version=1, rewards=(1.0, 0.0), lengths=(2, 2), rollout_logprobs=[[-40.0] * 2] * 2) for i in (0, 1)
+    ]
     metrics = learner.update(*far).metrics
     assert metrics["learner/correction_dropped"] == 1.0 and metrics["learner/updates"] == 0.0
     assert metrics["learner/empty_updates"] == 1.0 and metrics["learner/skipped"] == 0.0 and learner.version == 2

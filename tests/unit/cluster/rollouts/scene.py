@@ -40,6 +40,7 @@ class Scene:
         prompts=None,
         dropped_by=lambda summary: None,
         choose=None,
+        wants_reference=None,
         make_worker=ScriptedWorker,
         make_scorer=ScriptedScorer,
         extra_trajectories=0,
@@ -71,7 +72,7 @@ class Scene:
         )
         self._make_worker, self._make_scorer = make_worker, make_scorer
         self._script, self._score, self._dropped_by = script, score, dropped_by
-        self._choose = choose
+        self._choose, self._wants_reference = choose, wants_reference
         self._num_workers = num_workers
         self._sequences_per_group = 2 + extra_trajectories
         self._max_sequences = max_concurrent_sequences
@@ -101,6 +102,7 @@ class Scene:
                 sequences_per_group=self._sequences_per_group,
                 dropped_by=self._dropped_by,
                 choose=self._choose,
+                wants_reference=self._wants_reference,
                 is_deterministic=self._deterministic,
             )
             await self.production.start()

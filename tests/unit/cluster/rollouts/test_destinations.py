@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import RewardFailure
+from cluster.contracts.types import ActorKind, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import ScriptedScorer, death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
@@ -107,3 +107,19 @@ async def test_a_reward_service_that_dies_while_it_takes_what_was_chosen_is_repl
     )
     assert await scene.take() == [0, 1, 2, 3]
     assert "recovery" in scene.events.kinds()
+
+
+@simulated
+@pytest.mark.parametrize("max_off_policy_steps", [0, 1])
+async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_off_policy_steps):
+    scored = []
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            if self.spec.kind is ActorKind.REFERENCE_SCORER:
+                scored.append(object_ref)
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
+    assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))
+    assert sorted(scored) == [0, 1, 2, 3, 8, 9, 10, 11]

@@ -45,7 +45,7 @@ def test_the_default_is_grpo_and_needs_nothing_more():
 
 def test_needs_follow_from_the_parts():
     assert make(kl={"loss": {"coefficient": 0.1}}).needs == {"reference_logprobs"}
-    assert make(monitor={"reference_kl": True}).needs == {"reference_logprobs"}
+    assert make(monitor={"reference_kl": 10}).needs == {"reference_logprobs"}
     assert make(entropy_coefficient=0.01).needs == {"entropies"}
     assert make(preset="ppo").needs == {"reference_logprobs", "values"}
     assert make(proximal="recompute").needs == frozenset()
@@ -225,9 +225,43 @@ def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configu
 def test_a_monitored_reference_may_be_missing_from_what_was_recorded_without_it():
     """A resumed run learns such steps again, and a replay all of them."""
     batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
-    monitored, plain = (make(monitor={"reference_kl": is_on}).prepare(batch) for is_on in (True, False))
+    monitored, plain = (make(monitor={"reference_kl": every}).prepare(batch) for every in (1, None))
     assert monitored.reference_logprobs_NT is None
     assert torch.equal(monitored.advantages_NT, plain.advantages_NT)
+
+
+def test_the_kl_to_the_reference_is_that_of_the_trajectories_that_it_scored():
+    whole = case(1)
+    some_NT = whole.batch.reference_logprobs_NT.clone()
+    some_NT[1:] = torch.nan
+    batch = dataclasses.replace(whole.batch, reference_logprobs_NT=some_NT)
+    loss, found, gradient = Case(batch, whole.policy, whole.entropies, whole.values).loss(
+        make(monitor={"reference_kl": 3})
+    )
+    plain_loss, _, plain_gradient = whole.loss(make())
+    assert torch.equal(loss, plain_loss) and torch.equal(gradient, plain_gradient)
+    mask_T = whole.batch.loss_mask_NT[0]
+    expected = (whole.policy[0] - some_NT[0])[mask_T]
+    assert found["kl_reference_k1_mean"] == pytest.approx(expected.mean().item())
+    assert found["kl_reference_per_trajectory_mean"] == pytest.approx(expected.sum().item())
+    assert found["reference_logprob_mean"] == pytest.approx(some_NT[0][mask_T].mean().item())
+    with pytest.raises(
+        DataError, match="trajectory t1 of group g0: reference_logprobs is not finite at an unmasked token, or missing"
+    ):
+        make(kl={"loss": {"coefficient": 0.1}}).prepare(batch)
+
+
+@pytest.mark.parametrize(("written", "every"), [(True, 1), (False, None), (4, 4), (None, None)])
+def test_a_switch_for_the_monitored_reference_means_every_step(written, every):
+    assert AlgorithmConfig.model_validate({"monitor": {"reference_kl": written}}).monitor.reference_kl == every
+
+
+def test_the_reference_is_wanted_in_the_first_step_and_in_every_so_many_after_it():
+    wanted = [make(monitor={"reference_kl": 3}).wants_reference(step) for step in range(7)]
+    assert wanted == [True, False, False, True, False, False, True]
+    assert not make().wants_reference(0) and make(kl={"loss": {"coefficient": 0.1}}).wants_reference(1)
+    with pytest.raises(ConfigError, match=r"monitor\.reference_kl=3 changes nothing: .*leave it out"):
+        make(monitor={"reference_kl": 3}, kl={"loss": {"coefficient": 0.1}})
 
 
 def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_not():
