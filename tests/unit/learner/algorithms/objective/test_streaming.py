@@ -119,5 +119,7 @@ def test_what_judges_a_ticket_alone_is_refused(parts):
 
 def test_a_selection_may_not_choose_what_later_groups_are_compared_with():
     """Of rewards 0, 0, 1 the choice is 0 and 1, whose mean of a half is not what the prompt earns."""
-    with pytest.raises(ConfigError, match=r"selection='max_variance' with algorithm.streaming: .*leave one of them out"):
+    with pytest.raises(
+        ConfigError, match=r"selection='max_variance' with algorithm.streaming: .*leave one of them out"
+    ):
         Objective.from_config(AlgorithmConfig.model_validate({"streaming": {}, "selection": "max_variance"}))
