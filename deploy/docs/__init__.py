@@ -1,6 +1,23 @@
-"""Pages made from the code, so that they cannot go stale: `make docs` writes them, a test compares them."""
+"""Pages made from the code and from the prose in this folder, so that they cannot go stale: `make docs` writes them, a test compares."""
 
-NOTE = "<!-- Made by `make docs` from the code; edit the docstrings there. -->"
+from collections.abc import Iterable
+from pathlib import Path
+
+_NOTE = "<!-- Made by `make docs` from the code and from deploy/docs: edit there. -->"
+_PROSE = Path(__file__).parent
+
+
+def filled(page: str, **parts: str) -> str:
+    """The prose of a page, with each part in the place of its `{name}`."""
+    text = (_PROSE / f"{page}.md").read_text(encoding="utf-8")
+    for name, part in {"note": _NOTE, **parts}.items():
+        text = text.replace(f"{{{name}}}", part)
+    return text
+
+
+def rows(cells: Iterable[tuple[str, ...]]) -> str:
+    """Of a Markdown table."""
+    return "\n".join(f"| {' | '.join(each)} |" for each in cells)
 
 
 def cell(text: str) -> str:

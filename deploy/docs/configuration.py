@@ -3,7 +3,6 @@
 import inspect
 import json
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -13,7 +12,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields, section_in
 from cluster.record.resume_rules import when_it_may_change
-from deploy.docs import NOTE, cell
+from deploy.docs import cell, filled, rows
 from learner.algorithms.registry.presets import PRESETS
 
 PRESET = FieldInfo(
@@ -22,18 +21,6 @@ PRESET = FieldInfo(
     description="A named bundle of the settings below, which those that you give override; `docs/algorithms.md` has what each stands for.",
 )
 """`algorithm.preset`, which a run file may have and a validated configuration has not: it is expanded before."""
-
-
-_INTRODUCTION = f"""\
-# Configuration
-{NOTE}
-
-A run file is YAML with these sections. Unknown settings are errors. `section.setting=value` on the command line comes last;
-`section.setting=null` gives the default back where null is not a value of its own, and `algorithm.preset=ppo` replaces the file's whole
-algorithm section. A setting of kind *variant* is a name (`grpo`) or a mapping of name and parameters (`{{name: grpo, epsilon: 1e-6}}`);
-your own go by full path (`my_package.rewards:judge`). All names: [variants](variants.md), [algorithms](algorithms.md), `treadwheel list`.
-The column *on resume* says whether a resumed run may change the setting: see [resuming](resuming.md). `docs/config_schema.json` is the
-JSON schema, for editors."""
 
 
 def schema() -> str:
@@ -47,29 +34,28 @@ def schema() -> str:
 
 def configuration() -> str:
     """Every setting: name, default, meaning."""
-    lines = [_INTRODUCTION]
     top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
     sections = [(name, field) for name, field in fields(RunConfig) if section_in(field) is not None]
-    lines += ["", "## Top level", "", *_table(top)]
-    for name, field in sections:
-        section = typing.cast(type[Any], section_in(field))
-        own = [(f"{name}.{key}", each) for key, each in section.model_fields.items() if section_in(each) is None]
-        own = [("algorithm.preset", PRESET), *own] if name == "algorithm" else own
-        lines += ["", f"## `{name}`", ""]
-        if meaning := field.description or _docstring(section):
-            lines += [" ".join(meaning.split()), ""]
-        if field.default is None:
-            lines += ["Absent unless given.", ""]
-        lines += _table(own)
-    return "\n".join(lines) + "\n"
+    parts = [f"## Top level\n\n{_table(top)}", *(_section(name, field) for name, field in sections)]
+    return filled("configuration", settings="\n\n".join(parts))
 
 
-def _table(rows: list[tuple[str, FieldInfo]]) -> Iterator[str]:
-    yield "| setting | default | on resume | meaning |"
-    yield "|---|---|---|---|"
-    for name, field in rows:
-        shown = (f"`{name.rpartition('.')[2]}`", _default(field), when_it_may_change(name), cell(_meaning(field)))
-        yield f"| {' | '.join(shown)} |"
+def _section(name: str, field: FieldInfo) -> str:
+    section = typing.cast(type[Any], section_in(field))
+    own = [(f"{name}.{key}", each) for key, each in section.model_fields.items() if section_in(each) is None]
+    if name == "algorithm":
+        own.insert(0, ("algorithm.preset", PRESET))
+    meaning = " ".join((field.description or inspect.cleandoc(section.__doc__ or "")).split())
+    absent = "Absent unless given." if field.default is None else ""
+    return "\n\n".join(part for part in (f"## `{name}`", meaning, absent, _table(own) if own else "") if part)
+
+
+def _table(settings: list[tuple[str, FieldInfo]]) -> str:
+    head = "| setting | default | on resume | meaning |\n|---|---|---|---|\n"
+    return head + rows(
+        (f"`{name.rpartition('.')[2]}`", _default(field), when_it_may_change(name), cell(_meaning(field)))
+        for name, field in settings
+    )
 
 
 def _meaning(field: FieldInfo) -> str:
@@ -99,7 +85,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(shown, tuple):
         shown = [each.model_dump() if isinstance(each, Plugin) else each for each in shown]
     return "none" if shown is None else f"`{json.dumps(shown)}`"
-
-
-def _docstring(section: type[Any]) -> str:
-    return inspect.cleandoc(section.__doc__ or "")

@@ -1,17 +1,19 @@
 """What the page promises of judges, tried out."""
 
+import re
+
 import pytest
 
 from actors.reward_service.judgement import judge_now, to_reward
 from cluster.contracts.types import Reward, RewardStatus
-from deploy.docs.variants import EXAMPLE
+from deploy.docs.variants import page
 
 CALL = {"prompt": "1 + 1 =", "completion": " 2", "columns": {"answer": 2}}
 
 
 def test_the_example_judges():
     defined = {}
-    exec(EXAMPLE, defined)
+    exec(re.findall(r"```python\n(.*?)```", page(), re.DOTALL)[0], defined)
     assert judge_now(defined["judge"], **CALL) == Reward(value=1.1, components={"right": 1.0, "short": 1.0})
 
 
