@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 130 inter
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +45,7 @@ def main() -> None:
 @app.command()
 def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
     """Train, from wherever the run directory stands."""
-    with _reporting(debug=debug):
+    with _reporting(debug=debug) as ctrl_c:
         from deploy import preflight
         from deploy.config import loading as configuration
 
@@ -52,6 +53,7 @@ def train(run: RunFile, overrides: Overrides = None, address: Address = None, de
         preflight.check(config, address=address)
         from deploy import launch
 
+        ctrl_c.raise_if_pressed()
         _show(config.run_dir, launch.train(config, address=address))
 
 
@@ -66,7 +68,7 @@ def learn(
     debug: Debug = False,
 ) -> None:
     """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
-    with _reporting(debug=debug):
+    with _reporting(debug=debug) as ctrl_c:
         from deploy import preflight
         from deploy.config import loading as configuration
 
@@ -74,6 +76,7 @@ def learn(
         preflight.check_learning(config, address=address)
         from deploy import learning
 
+        ctrl_c.raise_if_pressed()
         _show(config.run_dir, learning.learn(config, address=address))
 
 
@@ -254,11 +257,28 @@ def _show(run_dir: str, summary: "Summary") -> None:
     run_info.print_summary(directory, summary)
 
 
+class _CtrlC:
+    """Python's own handler, with a memory: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
+
+    def __init__(self) -> None:
+        self._is_pressed = False
+
+    def __call__(self, *_: object) -> None:
+        self._is_pressed = True
+        raise KeyboardInterrupt
+
+    def raise_if_pressed(self) -> None:
+        if self._is_pressed:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _reporting(*, debug: bool) -> Iterator[None]:
+def _reporting(*, debug: bool) -> Iterator[_CtrlC]:
     """Our own errors end the command with one line and a code; with --debug they show where they came from."""
+    ctrl_c = _CtrlC()
+    before = signal.signal(signal.SIGINT, ctrl_c)
     try:
-        yield
+        yield ctrl_c
     except KeyboardInterrupt as interrupt:
         typer.echo(f"treadwheel: {str(interrupt) or 'interrupted'}", err=True)
         raise typer.Exit(130) from None
@@ -267,6 +287,8 @@ def _reporting(*, debug: bool) -> Iterator[None]:
             raise
         typer.echo(f"treadwheel: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -46,17 +46,25 @@ def train(config: RunConfig, *, address: str | None = None) -> Summary:
 
 def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) -> Summary:
     """Does `work(run_dir, log, interrupted=...)` as the owner of the run directory. Raises as `train`."""
-    run_dir = RunDirectory(config.run_dir)
+    run_dir, interrupted = RunDirectory(config.run_dir), asyncio.Event()
+    try:
+        asyncio.run(until_interrupted(_owning(config, run_dir, work, interrupted), interrupted=interrupted))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
+    return summarize(run_dir)
+
+
+async def _owning(
+    config: RunConfig, run_dir: RunDirectory, work: Callable[..., Coroutine[Any, Any, None]], interrupted: asyncio.Event
+) -> None:
+    """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     try:
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
-            _verify_models(config.model.path, config.reference.path, *config.reference.by_source.values())
-            interrupted = asyncio.Event()
-            asyncio.run(until_interrupted(work(run_dir, log, interrupted=interrupted), interrupted=interrupted))
-        return summarize(run_dir)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
+            paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
+            await asyncio.to_thread(_verify_models, *paths)
+            await work(run_dir, log, interrupted=interrupted)
     finally:
         run_dir.release()
 
@@ -66,9 +74,7 @@ def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, floa
 
     Raises ConfigError without held-out prompts, CheckpointError for a checkpoint's model that is not what was saved.
     """
-    _verify_models(config.model.path)
-    run_dir = RunDirectory(config.run_dir)
-    return asyncio.run(until_interrupted(_evaluate(config, run_dir, address=address)))
+    return asyncio.run(until_interrupted(_evaluate(config, RunDirectory(config.run_dir), address=address)))
 
 
 def _verify_models(*paths: str | None) -> None:
@@ -84,7 +90,7 @@ def _noting_the_end(log: MetricLog) -> Iterator[None]:
     """The last event says how the run ended."""
     try:
         yield
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:
         log.event("stopped")
         raise
     except BaseException as error:
@@ -153,6 +159,7 @@ async def save_the_end(learner: LearnerGroup, *, metric: float | None) -> None:
 
 
 async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | None) -> dict[str, float]:
+    await asyncio.to_thread(_verify_models, config.model.path)
     evaluator = make_evaluator(config)
     if evaluator is None:
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")

@@ -12,12 +12,20 @@ class _BlockOver(Exception):
 
 @contextlib.asynccontextmanager
 async def background() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup whose tasks end with the block. Their first failure cancels the block and the others, and is raised as itself."""
+    """A TaskGroup whose tasks end with the block. Their first failure cancels the block and the others, and is raised as itself.
+
+    A cancel that comes while the tasks end already is raised after them. Before Python 3.13 a TaskGroup forgets it.
+    """
+    block = asyncio.current_task()
+    assert block is not None, "structured concurrency takes a task"
+    num_cancels = block.cancelling()
     try:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
             raise _BlockOver
     except BaseExceptionGroup as group:
+        if block.cancelling() > num_cancels:
+            raise asyncio.CancelledError from group
         errors = [error for error in group.exceptions if not isinstance(error, _BlockOver)]
         if errors:
             raise errors[0] from errors[0].__cause__
@@ -33,9 +41,8 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 async def together(*work: Coroutine[None, None, Any]) -> list[Any]:
     """All at once; their results, in the order given. The first failure cancels the others and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            made = [tasks.create_task(each) for each in work]
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group.exceptions[0].__cause__
+    async with background() as tasks:
+        made = [tasks.create_task(each) for each in work]
+        if made:
+            await asyncio.wait(made)
     return [each.result() for each in made]

@@ -68,18 +68,32 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await asyncio.to_thread(ray.shutdown)
+        await _to_its_end(ray.shutdown)
 
 
 async def _started(initialize: Callable[[], Any]) -> None:
-    """Returns when Ray is up. When it is cancelled it waits for that too: a Ray that still starts cannot be ended, and needs its token."""
-    starting = asyncio.ensure_future(asyncio.to_thread(initialize))
+    """Returns when Ray is up. A cancel ends it as soon as it is."""
     try:
-        await asyncio.shield(starting)
+        await _to_its_end(initialize)
     except asyncio.CancelledError:
-        await asyncio.wait({starting})
-        await asyncio.to_thread(ray.shutdown)
+        await _to_its_end(ray.shutdown)
         raise
+
+
+async def _to_its_end(call: Callable[[], Any]) -> None:
+    """In a thread; cancels are raised after it. A Ray that still starts cannot be ended, and one that ends needs its token."""
+    calling = asyncio.ensure_future(asyncio.to_thread(call))
+    is_cancelled = False
+    while not calling.done():
+        try:
+            await asyncio.wait({calling})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    error = calling.exception()
+    if is_cancelled:
+        raise asyncio.CancelledError from error
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     num_received = 0
 
     def interrupt() -> None:
@@ -41,16 +41,22 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
         if interrupted is not None:
             interrupted.set()
         if num_received == 2:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         task.cancel()
 
-    for number in signals:
-        loop.add_signal_handler(number, interrupt)
+    for number in before:
+        # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
+        # the pipe too: Ctrl-C, which reaches both, would count twice.
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(interrupt))
+        signal.siginterrupt(number, False)
     try:
         return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,16 @@
 """What the command line does before anything heavy is imported."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 
+import pytest
+from typer.testing import CliRunner
+
 from cluster.record.run_directory import RunDirectory
+from deploy import launch, preflight
+from deploy.cli import app
 from deploy.config.loading import load, resolved_yaml
 
 QUICKSTART = "deploy/runs/quickstart.yaml"
@@ -26,3 +33,15 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
     directory.release()
     assert refused.returncode == 2 and "is in use by process" in refused.stderr, refused.stderr
     assert refused.stdout == "[]\n"
+
+
+def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command_before_the_run(tmp_path, monkeypatch):
+    def check(config, *, address):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(preflight, "check", check)
+    monkeypatch.setattr(launch, "train", lambda *_, **__: pytest.fail("the run began"))
+    stopped = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
+    assert stopped.exit_code == 130 and "treadwheel: interrupted" in stopped.output
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

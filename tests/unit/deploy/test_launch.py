@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
 
 from cluster.contracts.errors import WorkerError
 from cluster.contracts.types import SamplingParams
+from cluster.metrics import MetricLog
+from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.config.loading import validated
 
@@ -62,6 +65,27 @@ def test_a_run_that_ends_says_so(ended):
 
 def test_a_run_that_is_stopped_says_so(ended):
     assert ended(asyncio.CancelledError()) == {"kind": "stopped", "policy_version": 2}
+
+
+def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directory_back(tmp_path, monkeypatch):
+    class Pressed:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    async def work(config, run_dir, log, *, interrupted, address):
+        await asyncio.sleep(0)
+        raise AssertionError("the run went on")
+
+    def open_log(*_, **__):
+        Pressed()
+        return MetricLog([])
+
+    monkeypatch.setattr(launch, "_train", work)
+    monkeypatch.setattr(launch, "open_log", open_log)
+    config = validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path)})
+    with pytest.raises(KeyboardInterrupt, match="stopped before the first step"):
+        launch.train(config)
+    assert RunDirectory(str(tmp_path)).owner() is None
 
 
 def test_a_run_that_fails_says_of_what(ended):

@@ -1,10 +1,11 @@
 """Work beside other work ends with it, and takes it along when it dies."""
 
 import asyncio
+import contextlib
 
 import pytest
 
-from cluster.supervision.tasks import beside, together
+from cluster.supervision.tasks import background, beside, together
 
 
 async def forever(seen):
@@ -67,3 +68,49 @@ async def test_the_first_failure_ends_the_others_before_it_is_raised():
     with pytest.raises(ValueError, match="no longer"):
         await together(forever(seen), dying(), forever(seen))
     assert seen == ["ended", "ended"]
+
+
+async def ending_slowly(may_end):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await may_end.wait()
+
+
+async def cancelled_in_mid_end(work, may_end):
+    task = asyncio.create_task(work)
+    for _ in range(5):  # the task, its children, the cancel that ends them
+        await asyncio.sleep(0)
+    task.cancel()
+    may_end.set()
+    await task
+
+
+async def test_a_cancel_that_comes_while_the_tasks_of_a_block_end_is_not_lost():
+    may_end = asyncio.Event()
+
+    async def work():
+        async with background() as tasks:
+            tasks.create_task(ending_slowly(may_end))
+            await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled_in_mid_end(work(), may_end)
+
+
+async def test_a_failure_that_somebody_heals_does_not_hide_a_cancel():
+    may_end = asyncio.Event()
+
+    async def work():
+        with contextlib.suppress(ValueError):
+            await together(ending_slowly(may_end), dying())
+
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled_in_mid_end(work(), may_end)
+
+
+async def test_work_that_failed_together_leaves_no_cancel_behind():
+    with pytest.raises(ValueError, match="no longer"):
+        await together(dying(), asyncio.Event().wait())
+    assert asyncio.current_task().cancelling() == 0
+    assert await together() == []

@@ -10,7 +10,8 @@ import ray
 from deploy.cluster_up.connection import connected
 
 
-async def test_a_start_that_is_cancelled_keeps_its_token_until_ray_is_up_and_ends_it(monkeypatch):
+@pytest.mark.parametrize("num_presses", [1, 2])
+async def test_a_start_that_is_cancelled_keeps_its_token_until_ray_is_up_and_ends_it(num_presses, monkeypatch):
     begun, may_end = threading.Event(), threading.Event()
     modes: list[str | None] = []
     ended: list[bool] = []
@@ -30,8 +31,9 @@ async def test_a_start_that_is_cancelled_keeps_its_token_until_ray_is_up_and_end
 
     running = asyncio.create_task(run())
     await asyncio.to_thread(begun.wait, 10)
-    running.cancel()
-    await asyncio.sleep(0)
+    for _ in range(num_presses):
+        running.cancel()
+        await asyncio.sleep(0)
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
 
 def test_a_second_signal_ends_the_saving():
     assert _stop(ScriptedLearner(is_stuck=True), timeout_s=1e6).kinds() == ["stopping"]
+
+
+def test_ctrl_c_in_a_child_that_is_not_yet_another_program_is_not_one_of_ours():
+    def start() -> None:
+        subprocess.run(["true"], check=True, preexec_fn=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    async def work() -> str:
+        await asyncio.to_thread(start)
+        await asyncio.sleep(0)  # the loop would hear of it now
+        return "done"
+
+    assert asyncio.run(until_interrupted(work())) == "done"
 
 
 def test_a_run_that_is_to_stop_at_once_saves_nothing():
