@@ -242,3 +242,8 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     monitor: MonitorConfig = MonitorConfig()
     value: ValueConfig | None = None
     """None trains no critic."""
+
+    @property
+    def clips_around_average(self) -> bool:
+        """π_old is an average of the policy's weights, which the learner keeps beside them and which never acts."""
+        return self.proximal == "ewma"

@@ -62,7 +62,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         learner=config.learner,
         checkpoint=config.checkpoint,
         critic=critic_config(config.model, config.algorithm.value),
-        keeps_average=config.algorithm.proximal == "ewma",
+        keeps_average=config.algorithm.clips_around_average,
     )
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     on_gpus = config.rollout.gpus_per_worker > 0

@@ -5,7 +5,7 @@ A mini-batch of a step of several updates is a `Prepared` too: `Objective.mini_b
 Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
+from learner.algorithms.masks import masked
 from learner.algorithms.moments import RunningMoments
+from learner.algorithms.registry.homes import OF_THE_BATCH
+
+_OF_MODELS = (
+    *("rollout_logprobs_NT", "reference_logprobs_NT", "proximal_logprobs_NT", "starting_logprobs_NT"),
+    *("entropies_NT", "values_NT"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,29 @@ class BatchTensors:
     columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of prompts: [N] numbers by the column's name, those that `Objective.columns` asks for."""
 
+    @property
+    def lags_NT(self) -> Tensor:
+        """Off-policy steps of each token, 0 where the loss mask is false."""
+        return torch.where(self.loss_mask_NT, self.current_version - self.policy_versions_NT, 0)
+
+    def offered(self, **instead: Any) -> dict[str, Any]:
+        """What variants may ask of a batch, by name, with these in the place of the batch's own; None where the run has none."""
+        return {name: getattr(self, name, None) for name in OF_THE_BATCH} | instead
+
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, **{name: tensor.to(device) for name, tensor in _tensors(self).items()})
+        return self._each(lambda tensor: tensor.to(device))
+
+    def rows(self, rows: list[int]) -> Self:
+        """These trajectories, in the given order."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.rewards_N.device)
+        ids = {
+            name: [getattr(self, name)[row] for row in rows] for name in ("trajectory_ids", "group_ids", "prompt_ids")
+        }
+        return replace(self._each(lambda tensor: tensor[index]), **ids)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        columns = {name: change(column) for name, column in self.columns.items()}
+        return replace(self, columns=columns, **{name: change(tensor) for name, tensor in _tensors(self).items()})
 
     def validate(self, *, needs_reference: bool = False) -> None:
         """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
@@ -93,19 +121,19 @@ class BatchTensors:
             self._refuse(
                 "token_rewards", unearned_NT.any(1), "stand before the first token that trains: nothing has earned them"
             )
-        for name in (
-            "rollout_logprobs",
-            "reference_logprobs",
-            "proximal_logprobs",
-            "starting_logprobs",
-            "entropies",
-            "values",
-        ):
-            tensor_NT = getattr(self, f"{name}_NT")
-            if tensor_NT is not None:
-                may_miss = name == "reference_logprobs" and not needs_reference
-                bad_NT = (tensor_NT.isinf() if may_miss else ~tensor_NT.isfinite()) & self.loss_mask_NT
-                self._refuse(name, bad_NT.any(1), "is not finite at an unmasked token, or missing")
+        for name, tensor_NT in self._of_models().items():
+            may_miss = name == "reference_logprobs_NT" and not needs_reference
+            bad_NT = (tensor_NT.isinf() if may_miss else ~tensor_NT.isfinite()) & self.loss_mask_NT
+            self._refuse(name.removesuffix("_NT"), bad_NT.any(1), "is not finite at an unmasked token, or missing")
+
+    def cleaned(self) -> Self:
+        """What models gave per token in float64, 0 where masked."""
+        found = self._of_models().items()
+        return replace(self, **{name: masked(x_NT.double(), loss_mask_BT=self.loss_mask_NT) for name, x_NT in found})
+
+    def _of_models(self) -> dict[str, Tensor]:
+        """Log-probs, entropies and values, which may be anything where masked."""
+        return {name: tensor for name in _OF_MODELS if (tensor := getattr(self, name)) is not None}
 
     def name(self, row: int) -> str:
         """A trajectory's name in messages."""
@@ -127,8 +155,12 @@ class Prepared:
     `rows` takes a micro-batch out of it.
     """
 
+    batch: BatchTensors
+    """The trajectories, filtered ones too. Numbers per token are float64 and 0 where masked, values in the rewards' units, as the returns
+    are, and `token_rewards_NT` is every token's reward: shaped, placed, less a KL that `kl.reward` takes off it."""
+    shaped_rewards_N: Tensor
     loss_mask_NT: Tensor
-    """Without the trajectories that filters took out."""
+    """The batch's, without the trajectories that filters took out."""
     gradient_mask_NT: Tensor
     """Tokens that the policy loss trains: the loss mask less tokens that filters took out."""
     denominator_mask_NT: Tensor
@@ -137,72 +169,51 @@ class Prepared:
     """Of the aggregation over all that the update trains on: the loss is Σ w·l."""
     policy_weights_NT: Tensor
     """The same for the policy loss, whose denominator a filter may narrow. KL and entropy keep theirs."""
+    value_weights_NT: Tensor | None
     advantages_NT: Tensor
-    rollout_logprobs_NT: Tensor
-    lags_NT: Tensor
-    """Off-policy steps of each token."""
+    returns_NT: Tensor | None
     newest_lag: int
     """The fewest off-policy steps of any token left; 0 without tokens. The mismatch is measured on tokens of this lag."""
     correction_weights_NT: Tensor
     """Product of the corrections that need no present policy; 1 without any."""
-    proximal_logprobs_NT: Tensor | None
-    starting_logprobs_NT: Tensor | None
-    reference_logprobs_NT: Tensor | None
-    values_NT: Tensor | None
-    """Old ones, in the rewards' units, as the returns are."""
-    returns_NT: Tensor | None
-    returns_by_prompt: Mapping[str, list[float]]
-    """What the advantage saw, for `streaming`; empty without."""
-    moments: Mapping[str, RunningMoments]
-    """Up to this batch, by what they are of. Under `returns` those by which what the critic's head gives while the step is learned is
-    normalised; without, it gives values as they are."""
-    value_weights_NT: Tensor | None
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None
     """Of all that the update trains on: `rows` leaves it whole."""
-    sampled_mask_NT: Tensor
-    """The batch's loss mask, filtered trajectories included: for counting."""
-    rewards_N: Tensor
-    shaped_rewards_N: Tensor
     is_kept_N: Tensor
     zero_variance_N: Tensor
     """bool; its group's shaped rewards are all equal."""
     leads_group_N: Tensor
     """bool; true for one trajectory of each group, so that groups can be counted over any split."""
-    completion_lengths_N: Tensor
-    truncated_N: Tensor
+    returns_by_prompt: Mapping[str, list[float]]
+    """What the advantage saw, for `streaming`; empty without."""
+    moments: Mapping[str, RunningMoments]
+    """Up to this batch, by what they are of. Under `returns` those by which what the critic's head gives while the step is learned is
+    normalised; without, it gives values as they are."""
     wants_entropies: bool
     """The loss needs the entropies of the present policy, or the step is one that measures them."""
     kl_coefficients: Mapping[str, float]
     """β of this step, of each term of `kl`: adaptive controllers change them between steps."""
-    supply: dict[str, Any]
-    """Tensors of the whole step by the names that variants ask for; None where the run has none."""
     begins_step: bool = True
     """True until the first update of the step is made: the present policy is the one that begins it."""
 
-    @property
-    def num_trajectories(self) -> int:
-        return len(self.rewards_N)
-
-    def rows(self, index: slice | list[int] | Tensor) -> "Prepared":
+    def rows(self, rows: list[int]) -> "Prepared":
         """The same for some trajectories, in the given order."""
-        chosen = (
-            torch.as_tensor(index, dtype=torch.long, device=self.rewards_N.device) if isinstance(index, list) else index
-        )
-        taken = {name: tensor[chosen] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
-        return replace(self, **taken)
+        index = torch.tensor(rows, dtype=torch.long, device=self.loss_mask_NT.device)
+        taken = {name: tensor[index] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
+        return replace(self, batch=self.batch.rows(rows), **taken)
 
-    def columns(self, width: int) -> "Prepared":
+    def first_tokens(self, width: int) -> "Prepared":
         """The first `width` tokens of each trajectory. Raises DataError if unmasked tokens would be lost."""
-        if width == self.loss_mask_NT.shape[1]:
+        full = self.loss_mask_NT.shape[1]
+        if width == full:
             return self
-        if width > self.loss_mask_NT.shape[1] or bool(self.sampled_mask_NT[:, width:].any()):
-            raise DataError(
-                f"policy_logprobs have {width} tokens, but the loss mask reaches to {self.loss_mask_NT.shape[1]}"
-            )
-        return replace(
-            self, **{name: tensor[:, :width] for name, tensor in _tensors(self).items() if name.endswith("_NT")}
-        )
+        if width > full or bool(self.batch.loss_mask_NT[:, width:].any()):
+            raise DataError(f"policy_logprobs have {width} tokens, but the loss mask reaches to {full}")
+        return replace(self, batch=replace(self.batch, **_first(self.batch, width)), **_first(self, width))
+
+
+def _first(item: BatchTensors | Prepared, width: int) -> dict[str, Tensor]:
+    return {name: tensor[:, :width] for name, tensor in _tensors(item).items() if name.endswith("_NT")}
 
 
 def _tensors(item: BatchTensors | Prepared) -> dict[str, Tensor]:

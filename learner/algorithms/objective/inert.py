@@ -40,7 +40,7 @@ def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
     """Raises ConfigError that names field, value and way out for the first option that can change nothing."""
     _refuse_unread(parts)
     decay = parts.config.proximal_decay
-    if parts.config.proximal != "ewma" and decay != AlgorithmConfig.model_fields["proximal_decay"].default:
+    if not parts.config.clips_around_average and decay != AlgorithmConfig.model_fields["proximal_decay"].default:
         raise ConfigError(
             f"proximal_decay={decay} changes nothing while proximal={parts.config.proximal!r}; leave it out, or set that to 'ewma'"
         )

@@ -5,48 +5,30 @@ then a sum over its own rows, and any split of the rows gives the same loss, gra
 mini-batch out for each: advantages and filters stay those of the step, the aggregation's weights are the mini-batch's own.
 Numbers per token are float64: no ratio of log-probs down to -700 overflows or underflows, and a gradient that float32 cannot hold
 is inf or 0, never NaN.
-Shapes: N trajectories of the step, B of a micro-batch, T tokens, M all loss tokens.
+Shapes: B rows of a micro-batch, T tokens, C demonstrated tokens.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cluster.contracts.algorithm_config import AlgorithmConfig, KlLossConfig, KlRolloutConfig
+from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.config import RunConfig
 from cluster.contracts.types import GroupSummary
-from learner.algorithms import kl
-from learner.algorithms.batch_rules.aggregation import aggregate
-from learner.algorithms.losses.surrogates import TokenLosses
-from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
-from learner.algorithms.objective import group_rules
+from learner.algorithms.objective import checks, group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
-from learner.algorithms.objective.checks import (
-    refuse_contradictions,
-    refuse_group_size,
-    refuse_selection,
-    refuse_unknown_sampler,
-)
 from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.inert import refuse_inert
+from learner.algorithms.objective.loss import LossResult, imitation_loss, loss
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.passport import formula
 from learner.algorithms.objective.preparation import mini_batch, prepare
-from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import of_the_batch, record
-from learner.algorithms.objective.statistics import Recorder, Statistics
+from learner.algorithms.objective.recording import of_the_batch
+from learner.algorithms.objective.statistics import Statistics
 from learner.algorithms.objective.streaming import EarlierReturns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossResult:
-    loss: Tensor
-    """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
-    statistics: Statistics
-    """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
 
 
 class Objective:
@@ -66,7 +48,7 @@ class Objective:
     def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
         """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out."""
         parts = Parts.from_config(algorithm)
-        refuse_contradictions(parts)
+        checks.refuse_contradictions(parts)
         refuse_inert(parts, updates_per_step=updates_per_step)
         return cls(parts, updates_per_step=updates_per_step)
 
@@ -78,8 +60,10 @@ class Objective:
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
         """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""
         given = f"buffer.trajectories_per_group={trajectories_per_group}"
-        refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group, given=given)
-        refuse_selection(self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates)
+        checks.refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group, given=given)
+        checks.refuse_selection(
+            self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates
+        )
 
     def check_recorded(self, *, smallest_group: int, is_sampler_known: bool) -> None:
         """Raises ConfigError when these groups, recorded by another run or imported, cannot be learned from with this algorithm.
@@ -87,9 +71,9 @@ class Objective:
         `smallest_group` counts known rewards; `is_sampler_known`: the groups have log-probs of the policy that sampled them.
         """
         given = f"a recorded group with {smallest_group} known reward{'' if smallest_group == 1 else 's'}"
-        refuse_group_size(self._parts, trajectories_per_group=smallest_group, given=given)
+        checks.refuse_group_size(self._parts, trajectories_per_group=smallest_group, given=given)
         if not is_sampler_known:
-            refuse_unknown_sampler(self._parts)
+            checks.refuse_unknown_sampler(self._parts)
 
     @property
     def config(self) -> AlgorithmConfig:
@@ -104,14 +88,14 @@ class Objective:
         parts, config = self._parts, self._parts.config
         # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
         is_recomputed = config.proximal == "recompute"
-        fixed_before = config.kl.reward is not None
-        covariances_without_old = parts.asks("covariances_BT") and config.proximal not in ("rollout", "ewma")
+        averages, fixed_before = config.clips_around_average, config.kl.reward is not None
+        covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout" and not averages
         needed = {
             "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl is not None,
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,
-            "averaged_logprobs": config.proximal == "ewma",
+            "averaged_logprobs": averages,
             "entropies": config.entropy_coefficient != 0 or parts.asks("entropies_NT", "entropies_BT"),
             "values": config.value is not None,
         }
@@ -210,64 +194,13 @@ class Objective:
 
         `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter.
         """
-        config = self.config
-        rows = prepared.columns(policy_logprobs_BT.shape[1])
-        mask_BT, weights_BT = rows.loss_mask_NT, rows.weights_NT
-        policy_BT = masked(policy_logprobs_BT.double(), loss_mask_BT=rows.sampled_mask_NT)
-        proximal_BT = self._proximal(rows, policy_BT)
-        supply = _row_tensors(
-            rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
-        )
-
-        policy_losses = _as_token_losses(self._parts.policy_loss.with_given(supply))
-        corrections_BT = self._corrections(rows, supply)
-        losses: dict[str, Tensor] = {
-            "policy_loss": aggregate(
-                masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
-                * corrections_BT,
-                weights_BT=rows.policy_weights_NT,
-            )
-        }
-        if config.kl.loss is not None:
-            estimate_BT = _kl(config.kl.loss, policy_BT, rows.reference_logprobs_NT, rows)
-            losses["kl_loss"] = rows.kl_coefficients["loss"] * aggregate(estimate_BT, weights_BT=weights_BT)
-        if config.kl.rollout is not None:
-            estimate_BT = _kl(config.kl.rollout, policy_BT, rows.rollout_logprobs_NT, rows)
-            losses["kl_rollout_loss"] = rows.kl_coefficients["rollout"] * aggregate(estimate_BT, weights_BT=weights_BT)
-        if config.entropy_coefficient and entropies_BT is not None:
-            bonus_BT = masked(entropies_BT, loss_mask_BT=mask_BT)
-            losses["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=weights_BT)
-        value_losses = None
-        if config.value is not None and self._parts.value_loss is not None and rows.value_weights_NT is not None:
-            value_losses = _as_token_losses(self._parts.value_loss.with_given(supply))
-            losses["value_loss"] = config.value.coefficient * aggregate(
-                value_losses.losses_BT, weights_BT=rows.value_weights_NT
-            )
-
-        total = torch.stack([loss.to(policy_BT.dtype) for loss in losses.values()]).sum()
-        if values_BT is not None and "returns" in rows.moments:
-            values_BT = rows.moments["returns"].restore(values_BT)
-        recorder = Recorder(policy_BT.device)
-        record(
-            recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
-            policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses | {"loss": total},
-        )  # fmt: skip
-        return LossResult(loss=total, statistics=recorder.statistics())
+        given = {"policy_logprobs_BT": policy_logprobs_BT, "entropies_BT": entropies_BT, "values_BT": values_BT}
+        return loss(prepared.first_tokens(policy_logprobs_BT.shape[1]), self._parts, **given)
 
     def imitation_loss(self, demonstrated_logprobs_C: Tensor, *, num_tokens: int) -> LossResult:
-        """Of some of an update's demonstrations, by log π of their tokens, at the run's temperature as all log-probs are.
-
-        Formula: −coefficient · Σ log π / num_tokens, with the tokens of all the update's demonstrations
-        Source: an auxiliary SFT loss, as PTX of InstructGPT (arXiv:2203.02155) and the demonstrations of DAPG (arXiv:1709.10087)
-        """
-        sft = self.config.sft
-        assert sft is not None, "only algorithm.sft has demonstrations"
-        loss = -sft.coefficient * at_least_float32(demonstrated_logprobs_C).sum() / num_tokens
-        recorder = Recorder(demonstrated_logprobs_C.device)
-        recorder.record("demonstration_logprob", demonstrated_logprobs_C)
-        recorder.total("sft_loss", loss)
-        recorder.total("loss", loss)
-        return LossResult(loss=loss, statistics=recorder.statistics())
+        """Loss of some of an update's demonstrations; `num_tokens` counts the tokens of all of them."""
+        assert self.config.sft is not None, "only algorithm.sft has demonstrations"
+        return imitation_loss(demonstrated_logprobs_C, self.config.sft, num_tokens=num_tokens)
 
     @property
     def kl_coefficients(self) -> dict[str, float]:
@@ -302,55 +235,4 @@ class Objective:
 
     def formula(self) -> dict[str, Any]:
         """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
-
         return formula(self._parts)
-
-    def _proximal(self, rows: Prepared, policy_BT: Tensor) -> Tensor:
-        proximal = self.config.proximal
-        if proximal in ("recompute", "ewma"):
-            return policy_BT.detach() if rows.proximal_logprobs_NT is None else rows.proximal_logprobs_NT
-        if proximal == "approximate":
-            return approximate_proximal(rows.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=rows.lags_NT)
-        return rows.rollout_logprobs_NT
-
-    def _corrections(self, rows: Prepared, supply: dict[str, Tensor | None]) -> Tensor:
-        weights_BT = rows.correction_weights_NT
-        for correction in self._parts.corrections:
-            if not correction.is_of_the_batch:
-                weights_BT = weights_BT * correction.with_given(supply).detach()
-        return weights_BT
-
-
-def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tensor | None, rows: Prepared) -> Tensor:
-    assert other_BT is not None, "prepare() refuses a batch without them"
-    given = {"other_logprobs_BT": other_BT, "loss_mask_BT": rows.loss_mask_NT, "log_ratio_clamp": term.log_ratio_clamp}
-    if term.estimator == "unbiased":
-        return kl.unbiased(policy_BT, rollout_logprobs_BT=rows.rollout_logprobs_NT, **given)
-    return kl.ESTIMATORS[term.estimator](policy_BT, **given)
-
-
-def _row_tensors(
-    rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
-) -> dict[str, Tensor | None]:
-    old_values_BT, returns_BT = rows.values_NT, rows.returns_NT
-    if "returns" in rows.moments and old_values_BT is not None and returns_BT is not None:
-        old_values_BT, returns_BT = map(rows.moments["returns"].normalise, (old_values_BT, returns_BT))
-    return {
-        "policy_logprobs_BT": policy_BT,
-        "proximal_logprobs_BT": proximal_BT,
-        "rollout_logprobs_BT": rows.rollout_logprobs_NT,
-        "reference_logprobs_BT": rows.reference_logprobs_NT,
-        "advantages_BT": rows.advantages_NT,
-        "loss_mask_BT": rows.loss_mask_NT,
-        "lags_BT": rows.lags_NT,
-        "entropies_BT": None if entropies_BT is None else at_least_float32(entropies_BT),
-        "values_BT": None if values_BT is None else at_least_float32(values_BT),
-        "old_values_BT": old_values_BT,
-        "returns_BT": returns_BT,
-        "covariances_BT": rows.covariances_NT,
-        "batch_covariances_M": rows.batch_covariances_M,
-    }
-
-
-def _as_token_losses(result: TokenLosses | Tensor) -> TokenLosses:
-    return result if isinstance(result, TokenLosses) else TokenLosses(result)

@@ -29,7 +29,7 @@ def formula(parts: Parts) -> dict[str, Any]:
         "selection": parts.selection and parts.selection.describe(),
         "corrections": [part.describe() for part in parts.corrections],
         "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]}
-        | ({"decay": config.proximal_decay} if config.proximal == "ewma" else {}),
+        | ({"decay": config.proximal_decay} if config.clips_around_average else {}),
         "kl": _kl(parts),
         "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
         "sft": config.sft and config.sft.model_dump(mode="json"),
@@ -42,7 +42,7 @@ def formula(parts: Parts) -> dict[str, Any]:
             "loss": parts.value_loss.describe(),
             "aggregation": parts.value_aggregation.describe(),
         }
-    passport["text"] = _text(passport, config.value is not None)
+    passport["text"] = _text(passport, has_critic=config.value is not None, averages=config.clips_around_average)
     return passport
 
 
@@ -53,7 +53,7 @@ def _kl(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _text(passport: dict[str, Any], has_critic: bool) -> str:
+def _text(passport: dict[str, Any], *, has_critic: bool, averages: bool) -> str:
     """One line: the loss that the optimizer minimises."""
     to_reference, in_reward, to_rollout = (passport["kl"][name] for name in ("loss", "reward", "rollout"))
     terms = [f"{passport['policy_loss']['name']}(A = {passport['advantage']['name']})"]
@@ -70,7 +70,7 @@ def _text(passport: dict[str, Any], has_critic: bool) -> str:
     if passport["sft"]:
         line += f" − {passport['sft']['coefficient']}·token_mean[log π(demonstrations)]"
     if in_reward:
-        acting = "μ" if passport["proximal"]["name"] == "ewma" else "π_old"
+        acting = "μ" if averages else "π_old"
         before = {"trajectory": "r_t − ", "to_go": "A_t − Σ_{s≥t} ", "token": "A_t − "}[in_reward["credit"]]
         line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}({acting}, π_ref)"
     return line

@@ -60,21 +60,21 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
     recorder.record("kl_old_k1", -old_BT, mask_BT)
     recorder.record("kl_old_k3", torch.expm1(old_BT) - old_BT, mask_BT)
-    if rows.starting_logprobs_NT is not None:
-        moved_BT = kept_BT - masked(rows.starting_logprobs_NT, loss_mask_BT=mask_BT)
+    if rows.batch.starting_logprobs_NT is not None:
+        moved_BT = kept_BT - masked(rows.batch.starting_logprobs_NT, loss_mask_BT=mask_BT)
         recorder.record("kl_step_k3", torch.expm1(moved_BT) - moved_BT, mask_BT)
-    rollout_BT = kept_BT - masked(rows.rollout_logprobs_NT, loss_mask_BT=mask_BT)
+    rollout_BT = kept_BT - masked(rows.batch.rollout_logprobs_NT, loss_mask_BT=mask_BT)
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
     recorder.record("trajectory_weight", rollout_BT.sum(1).clamp(-100, 100).exp(), rows.is_kept_N)
     if rows.begins_step:
-        newest_BT = mask_BT & (rows.lags_NT == rows.newest_lag)
+        newest_BT = mask_BT & (rows.batch.lags_NT == rows.newest_lag)
         recorder.record("mismatch", rollout_BT.abs(), newest_BT)
-        recorder.record("mismatch_off_policy_steps", rows.lags_NT, newest_BT)
-    if rows.reference_logprobs_NT is not None:
-        mask_BT = mask_BT & ~rows.reference_logprobs_NT.isnan()
-        reference_BT = kept_BT - masked(rows.reference_logprobs_NT, loss_mask_BT=mask_BT)
+        recorder.record("mismatch_off_policy_steps", rows.batch.lags_NT, newest_BT)
+    if rows.batch.reference_logprobs_NT is not None:
+        mask_BT = mask_BT & ~rows.batch.reference_logprobs_NT.isnan()
+        reference_BT = kept_BT - masked(rows.batch.reference_logprobs_NT, loss_mask_BT=mask_BT)
         recorder.record("ratio_reference", (-reference_BT).exp(), mask_BT)
         recorder.record("ratio_reference_old", (old_BT - reference_BT).exp(), mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)
@@ -83,28 +83,29 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
 
 
 def of_the_batch(prepared: Prepared) -> Statistics:
-    recorder, mask_NT = Recorder(prepared.loss_mask_NT.device), prepared.loss_mask_NT
-    recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, prepared.sampled_mask_NT)
+    batch, mask_NT, recorder = prepared.batch, prepared.loss_mask_NT, Recorder(prepared.loss_mask_NT.device)
+    recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, batch.loss_mask_NT)
     recorder.record("advantage", prepared.advantages_NT, mask_NT)
-    recorder.record("rollout_logprob", prepared.rollout_logprobs_NT, mask_NT)
-    if prepared.reference_logprobs_NT is not None:
-        is_scored_NT = ~prepared.reference_logprobs_NT.isnan()
-        recorder.record("reference_logprob", prepared.reference_logprobs_NT, mask_NT & is_scored_NT)
-    if prepared.returns_NT is not None and prepared.values_NT is not None:
+    recorder.record("rollout_logprob", batch.rollout_logprobs_NT, mask_NT)
+    if batch.reference_logprobs_NT is not None:
+        is_scored_NT = ~batch.reference_logprobs_NT.isnan()
+        recorder.record("reference_logprob", batch.reference_logprobs_NT, mask_NT & is_scored_NT)
+    if prepared.returns_NT is not None and batch.values_NT is not None:
         recorder.record("return", prepared.returns_NT, mask_NT)
-        recorder.record("value_error", prepared.returns_NT - prepared.values_NT, mask_NT)
-    recorder.record("reward", prepared.rewards_N)
+        recorder.record("value_error", prepared.returns_NT - batch.values_NT, mask_NT)
+    recorder.record("reward", batch.rewards_N)
     recorder.record("shaped_reward", prepared.shaped_rewards_N)
-    recorder.record("trajectory_return", prepared.supply["token_rewards_NT"].sum(1))
-    recorder.record("completion_length", prepared.completion_lengths_N)
-    if (prompt_lengths_N := prepared.supply["prompt_lengths_N"]) is not None:
-        recorder.record("prompt_length", prompt_lengths_N)
-        recorder.record("length", prompt_lengths_N + prepared.completion_lengths_N)
-    recorder.record("truncated", prepared.truncated_N)
-    recorder.record("off_policy_steps", prepared.lags_NT, prepared.sampled_mask_NT)
+    if batch.token_rewards_NT is not None:
+        recorder.record("trajectory_return", batch.token_rewards_NT.sum(1))
+    recorder.record("completion_length", batch.completion_lengths_N)
+    if batch.prompt_lengths_N is not None:
+        recorder.record("prompt_length", batch.prompt_lengths_N)
+        recorder.record("length", batch.prompt_lengths_N + batch.completion_lengths_N)
+    recorder.record("truncated", batch.truncated_N)
+    recorder.record("off_policy_steps", batch.lags_NT, batch.loss_mask_NT)
     recorder.record("groups", prepared.leads_group_N)
     recorder.record("groups_without_variance", prepared.leads_group_N & prepared.zero_variance_N)
     recorder.record("trajectories", torch.ones_like(prepared.is_kept_N))
     recorder.record("trajectories_filtered", ~prepared.is_kept_N)
-    recorder.record("tokens", prepared.sampled_mask_NT)
+    recorder.record("tokens", batch.loss_mask_NT)
     return recorder.statistics()

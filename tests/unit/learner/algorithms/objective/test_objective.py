@@ -226,7 +226,7 @@ def test_a_monitored_reference_may_be_missing_from_what_was_recorded_without_it(
     """A resumed run learns such steps again, and a replay all of them."""
     batch = dataclasses.replace(case(1).batch, reference_logprobs_NT=None)
     monitored, plain = (make(monitor={"reference_kl": every}).prepare(batch) for every in (1, None))
-    assert monitored.reference_logprobs_NT is None
+    assert monitored.batch.reference_logprobs_NT is None
     assert torch.equal(monitored.advantages_NT, plain.advantages_NT)
 
 
@@ -382,13 +382,6 @@ def test_a_narrower_micro_batch_is_welcome_unless_it_loses_tokens():
     assert narrow.item() == pytest.approx(made.loss(prepared, policy_logprobs_BT=wide.policy).loss.item())
     with pytest.raises(DataError, match="policy_logprobs have 1 tokens, but the loss mask reaches to 9"):
         made.loss(prepared, policy_logprobs_BT=whole.policy[:, :1])
-
-
-def test_rows_may_be_a_slice_or_a_list():
-    whole, made = case(5), make()
-    prepared = made.prepare(whole.batch)
-    a = made.loss(prepared.rows(slice(2, 4)), policy_logprobs_BT=whole.policy[2:4]).loss
-    assert a.item() == made.loss(prepared.rows([2, 3]), policy_logprobs_BT=whole.policy[2:4]).loss.item()
 
 
 def test_the_adaptive_coefficient_is_checkpointed():
@@ -588,8 +581,9 @@ def test_the_whole_step_as_one_mini_batch_is_what_was_prepared():
     made = make(preset="ppo", policy_loss="clip_cov", kl={"reward": None})
     prepared = made.prepare(whole.batch)
     taken = made.mini_batch(prepared, list(range(9)), begins_step=True)
+    assert taken.batch is prepared.batch
     for field in dataclasses.fields(prepared):
-        if field.name != "supply":
+        if field.name != "batch":
             torch.testing.assert_close(getattr(taken, field.name), getattr(prepared, field.name), rtol=0, atol=0)
 
 

@@ -73,7 +73,7 @@ def test_a_column_of_the_prompt_weighs_its_trajectories_and_no_mini_batch_change
     weighted = dataclasses.replace(batch_of([1.0, 2.0, 3.0, 4.0]), columns={"difficulty": tensor([0.5, 0.5, 2.0, 2.0])})
     assert_close(advantages(made, weighted), tensor([0.5, 1.0, 6.0, 8.0]).double())
     taken = made.mini_batch(made.prepare(weighted), [3, 0], begins_step=True)
-    assert taken.supply["columns"]["difficulty"].tolist() == [2.0, 0.5]
+    assert taken.batch.columns["difficulty"].tolist() == [2.0, 0.5]
 
 
 def test_a_negative_weight_is_refused():

@@ -1,0 +1,175 @@
+"""From rewards to advantages: shaping, a KL to the reference that is taken off, then the advantage, per group or over the batch.
+
+Advantages see all trajectories, filtered ones too: a truncated answer still moves its group's mean.
+Shapes: N trajectories, T tokens, G of a group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import KlRewardConfig
+from cluster.contracts.errors import DataError
+from learner.algorithms import kl
+from learner.algorithms.groups import sorted_group_rows
+from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.moments import RunningMoments
+from learner.algorithms.objective import group_rules
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.streaming import EarlierReturns
+from learner.algorithms.objective.token_rewards import move_to_earner, place_rewards, to_go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What the trajectories of a step earned, and what that says of their tokens."""
+
+    token_rewards_NT: Tensor
+    advantages_NT: Tensor
+    """Before advantage shaping."""
+    returns_NT: Tensor | None
+    """None: the advantage gave none."""
+    returns_by_prompt: Mapping[str, list[float]]
+
+
+def shaped(
+    batch: BatchTensors, parts: Parts, moments: Mapping[str, RunningMoments]
+) -> tuple[Tensor, dict[str, RunningMoments]]:
+    """Rewards after `reward_shaping`, and the running moments with those in them that a step of it asks for."""
+    shaped_N, after = at_least_float32(batch.rewards_N), dict(moments)
+    for step in parts.reward_shaping:
+        if step.field in after:
+            after[step.field] = after[step.field].update(shaped_N)
+        if not step.is_of_a_group:
+            # Rewards per token follow from these, and come after them.
+            given = batch.offered(rewards_N=shaped_N, token_rewards_NT=None, reward_moments=after.get(step.field))
+            shaped_N = step.with_given(given)
+            continue
+        by_group_N = torch.empty_like(shaped_N)
+        for rows, group in group_rules.of_batch(replace(batch, rewards_N=shaped_N)):
+            by_group_N[rows] = step.with_given(group).to(by_group_N)
+        shaped_N = by_group_N
+    return shaped_N, after
+
+
+def credited(
+    batch: BatchTensors,
+    parts: Parts,
+    *,
+    shaped_N: Tensor,
+    kl_coefficients: Mapping[str, float],
+    earlier: EarlierReturns | None,
+) -> Credit:
+    """`shaped_N` are the rewards after shaping."""
+    penalty = parts.config.kl.reward
+    token_rewards_NT, rewards_N = _token_rewards(batch, parts, shaped_N), shaped_N
+    penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(batch, parts, penalty)
+    credit = penalty and penalty.credit
+    if penalty_NT is not None and credit == "trajectory":
+        token_rewards_NT, rewards_N = token_rewards_NT - penalty_NT, shaped_N - penalty_NT.sum(1)
+    advantages_NT, returns_NT = _advantages(
+        replace(batch, token_rewards_NT=token_rewards_NT), parts, rewards_N=rewards_N, earlier=earlier
+    )
+    if penalty_NT is not None and credit != "trajectory":
+        advantages_NT = advantages_NT - (to_go(penalty_NT) if credit == "to_go" else penalty_NT)
+    return Credit(
+        token_rewards_NT=token_rewards_NT,
+        advantages_NT=advantages_NT,
+        returns_NT=returns_NT,
+        returns_by_prompt={} if earlier is None else _by_prompt(batch, rewards_N),
+    )
+
+
+def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) -> None:
+    """Raises DataError that names a trajectory that lacks a component the advantage asks for (its NaN reaches the whole group), else the
+    first that is wrong."""
+    is_bad_NT = ~torch.isfinite(advantages_NT)
+    if not bool(is_bad_NT.any()):
+        return
+    name, components_NK = parts.advantage.plugin.name, batch.reward_components_NK
+    if (
+        components_NK is not None
+        and "reward_components_NK" in parts.advantage.asks
+        and bool(components_NK.isnan().any())
+    ):
+        row, component = components_NK.isnan().nonzero()[0].tolist()
+        lacking = f"lacks the reward component {batch.reward_component_names[component]!r}"
+        raise DataError(f"{batch.name(row)} {lacking}, and advantage {name!r} is not made for missing ones")
+    row = int(is_bad_NT.any(1).nonzero()[0])
+    raise DataError(f"{batch.name(row)}: advantages are not finite; {name!r} cannot take these rewards")
+
+
+def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
+    """Log-probs of π_old where they are known; else, and where π_old is an average, which never acts, of the rollout policy."""
+    if batch.proximal_logprobs_NT is None or parts.config.clips_around_average:
+        return batch.rollout_logprobs_NT
+    return batch.proximal_logprobs_NT
+
+
+def _token_rewards(batch: BatchTensors, parts: Parts, shaped_N: Tensor) -> Tensor:
+    """Where turns carry their own rewards, the difference that shaping made is placed as a whole trajectory's reward is."""
+    mask_NT, placement = batch.loss_mask_NT, parts.config.reward_placement
+    if batch.token_rewards_NT is None:
+        return place_rewards(shaped_N, loss_mask_NT=mask_NT, placement=placement)
+    own_NT = move_to_earner(batch.token_rewards_NT, loss_mask_NT=mask_NT)
+    return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=mask_NT, placement=placement)
+
+
+def _kl(batch: BatchTensors, parts: Parts, penalty: KlRewardConfig) -> Tensor:
+    """To the reference, per token."""
+    assert batch.reference_logprobs_NT is not None, "prepare() refuses a batch without them"
+    return kl.ESTIMATORS[penalty.estimator](
+        acting_logprobs(batch, parts),
+        other_logprobs_BT=batch.reference_logprobs_NT,
+        loss_mask_BT=batch.loss_mask_NT,
+        log_ratio_clamp=penalty.log_ratio_clamp,
+    )
+
+
+def _advantages(
+    batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier: EarlierReturns | None
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages per token, and the returns that came with them."""
+    advantage, mask_NT = parts.advantage, batch.loss_mask_NT
+    if "rewards_G" in advantage.asks:
+        result = _per_group(batch, parts, rewards_N=rewards_N, earlier=earlier)
+    else:
+        try:
+            result = advantage.with_given(batch.offered(rewards_N=rewards_N))
+        except ValueError as error:
+            raise DataError(
+                f"advantage {advantage.plugin.name!r} of {len(batch.trajectory_ids)} trajectories: {error}"
+            ) from error
+    advantages, returns_NT = result if isinstance(result, tuple) else (result, None)
+    per_token_NT = advantages if advantages.dim() == 2 else advantages[:, None].expand(mask_NT.shape)
+    return masked(per_token_NT, loss_mask_BT=mask_NT), returns_NT
+
+
+def _per_group(batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier: EarlierReturns | None) -> Tensor:
+    result_N, given = torch.empty_like(rewards_N), batch.offered(rewards_N=rewards_N)
+    index_N = batch.group_index_N if earlier is None else _prompt_index(batch)
+    for rows in sorted_group_rows(rewards_N, group_index_N=index_N):
+        own_G, first = rewards_N[rows], int(rows[0])
+        group_G = own_G if earlier is None else earlier.joined(own_G, prompt_id=batch.prompt_ids[first])
+        try:
+            advantages_G = parts.advantage.with_given(given | {"rewards_G": group_G})
+            result_N[rows] = advantages_G[: len(rows)].to(result_N.dtype)
+        except ValueError as error:
+            members = ", ".join(batch.trajectory_ids[row] for row in rows.tolist())
+            raise DataError(f"group {batch.group_ids[first]} (trajectory {members}): rewards: {error}") from error
+    return result_N
+
+
+def _prompt_index(batch: BatchTensors) -> Tensor:
+    places = {prompt_id: place for place, prompt_id in enumerate(dict.fromkeys(batch.prompt_ids))}
+    return torch.tensor([places[prompt_id] for prompt_id in batch.prompt_ids], device=batch.group_index_N.device)
+
+
+def _by_prompt(batch: BatchTensors, rewards_N: Tensor) -> dict[str, list[float]]:
+    returns: dict[str, list[float]] = {}
+    for prompt_id, value in zip(batch.prompt_ids, rewards_N.tolist(), strict=True):
+        returns.setdefault(prompt_id, []).append(value)
+    return returns

@@ -1,0 +1,151 @@
+"""The loss of a micro-batch, composed of the configured parts, and that of demonstrations.
+
+Shapes: B rows, T tokens, C demonstrated tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig, KlLossConfig, KlRolloutConfig, SftConfig
+from learner.algorithms import kl
+from learner.algorithms.batch_rules.aggregation import aggregate
+from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.objective.batch import Prepared
+from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.proximal import approximate_proximal
+from learner.algorithms.objective.recording import record
+from learner.algorithms.objective.statistics import Recorder, Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossResult:
+    loss: Tensor
+    """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
+    statistics: Statistics
+    """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
+
+
+def loss(
+    rows: Prepared,
+    parts: Parts,
+    *,
+    policy_logprobs_BT: Tensor,
+    entropies_BT: Tensor | None,
+    values_BT: Tensor | None,
+) -> LossResult:
+    """See `Objective.loss`; the rows are as wide as the log-probs."""
+    value = parts.config.value
+    policy_BT = masked(policy_logprobs_BT.double(), loss_mask_BT=rows.batch.loss_mask_NT)
+    proximal_BT = _proximal(rows, policy_BT, proximal=parts.config.proximal)
+    offered = _offered(
+        rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
+    )
+    policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
+    corrections_BT = _corrections(rows, parts, offered)
+    kept_BT = masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
+    losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
+    losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
+    value_losses = None
+    if value is not None and parts.value_loss is not None and rows.value_weights_NT is not None:
+        value_losses = _as_token_losses(parts.value_loss.with_given(offered))
+        total = aggregate(value_losses.losses_BT, weights_BT=rows.value_weights_NT)
+        losses["value_loss"] = value.coefficient * total
+    losses["loss"] = torch.stack([each.to(policy_BT.dtype) for each in losses.values()]).sum()
+    if values_BT is not None and "returns" in rows.moments:
+        values_BT = rows.moments["returns"].restore(values_BT)
+    recorder = Recorder(policy_BT.device)
+    record(
+        recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
+        policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
+    )  # fmt: skip
+    return LossResult(loss=losses["loss"], statistics=recorder.statistics())
+
+
+def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_tokens: int) -> LossResult:
+    """Of some of an update's demonstrations, by log π of their tokens, at the run's temperature as all log-probs are.
+
+    Formula: −coefficient · Σ log π / num_tokens, with the tokens of all the update's demonstrations
+    Source: an auxiliary SFT loss, as PTX of InstructGPT (arXiv:2203.02155) and the demonstrations of DAPG (arXiv:1709.10087)
+    """
+    loss = -sft.coefficient * at_least_float32(demonstrated_logprobs_C).sum() / num_tokens
+    recorder = Recorder(demonstrated_logprobs_C.device)
+    recorder.record("demonstration_logprob", demonstrated_logprobs_C)
+    recorder.total("sft_loss", loss)
+    recorder.total("loss", loss)
+    return LossResult(loss=loss, statistics=recorder.statistics())
+
+
+def _regularisers(
+    rows: Prepared, config: AlgorithmConfig, *, policy_BT: Tensor, entropies_BT: Tensor | None
+) -> dict[str, Tensor]:
+    """KL terms and the entropy's, which count all tokens, those without policy gradient too."""
+    found: dict[str, Tensor] = {}
+    for field, name, other_BT in (
+        ("loss", "kl_loss", rows.batch.reference_logprobs_NT),
+        ("rollout", "kl_rollout_loss", rows.batch.rollout_logprobs_NT),
+    ):
+        if (term := getattr(config.kl, field)) is not None:
+            estimate_BT = _kl(term, policy_BT, other_BT, rows)
+            found[name] = rows.kl_coefficients[field] * aggregate(estimate_BT, weights_BT=rows.weights_NT)
+    if config.entropy_coefficient and entropies_BT is not None:
+        bonus_BT = masked(entropies_BT, loss_mask_BT=rows.loss_mask_NT)
+        found["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=rows.weights_NT)
+    return found
+
+
+def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:
+    """Log-probs of π_old."""
+    batch = rows.batch
+    if proximal == "rollout":
+        return batch.rollout_logprobs_NT
+    if proximal == "approximate":
+        return approximate_proximal(batch.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=batch.lags_NT)
+    return policy_BT.detach() if batch.proximal_logprobs_NT is None else batch.proximal_logprobs_NT
+
+
+def _corrections(rows: Prepared, parts: Parts, offered: dict[str, Any]) -> Tensor:
+    weights_BT = rows.correction_weights_NT
+    for correction in parts.corrections:
+        if not correction.is_of_the_batch:
+            weights_BT = weights_BT * correction.with_given(offered).detach()
+    return weights_BT
+
+
+def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tensor | None, rows: Prepared) -> Tensor:
+    assert other_BT is not None, "prepare() refuses a batch without them"
+    given = {"other_logprobs_BT": other_BT, "loss_mask_BT": rows.loss_mask_NT, "log_ratio_clamp": term.log_ratio_clamp}
+    if term.estimator == "unbiased":
+        return kl.unbiased(policy_BT, rollout_logprobs_BT=rows.batch.rollout_logprobs_NT, **given)
+    return kl.ESTIMATORS[term.estimator](policy_BT, **given)
+
+
+def _offered(
+    rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
+) -> dict[str, Tensor | None]:
+    """What losses and corrections may ask for, by name."""
+    old_values_BT, returns_BT = rows.batch.values_NT, rows.returns_NT
+    if "returns" in rows.moments and old_values_BT is not None and returns_BT is not None:
+        old_values_BT, returns_BT = map(rows.moments["returns"].normalise, (old_values_BT, returns_BT))
+    return {
+        "policy_logprobs_BT": policy_BT,
+        "proximal_logprobs_BT": proximal_BT,
+        "rollout_logprobs_BT": rows.batch.rollout_logprobs_NT,
+        "reference_logprobs_BT": rows.batch.reference_logprobs_NT,
+        "advantages_BT": rows.advantages_NT,
+        "loss_mask_BT": rows.loss_mask_NT,
+        "lags_BT": rows.batch.lags_NT,
+        "entropies_BT": None if entropies_BT is None else at_least_float32(entropies_BT),
+        "values_BT": None if values_BT is None else at_least_float32(values_BT),
+        "old_values_BT": old_values_BT,
+        "returns_BT": returns_BT,
+        "covariances_BT": rows.covariances_NT,
+        "batch_covariances_M": rows.batch_covariances_M,
+    }
+
+
+def _as_token_losses(result: TokenLosses | Tensor) -> TokenLosses:
+    return result if isinstance(result, TokenLosses) else TokenLosses(result)
