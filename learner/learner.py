@@ -23,25 +23,25 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Progress, StepStats
-from cluster.weights.manifest import Canary, WeightManifest, packing
-from cluster.weights.model_files import fingerprint
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
-from learner.assemble import Batch, assemble
+from learner.assemble import assemble
 from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.saving import Saver
 from learner.distributed import Ranks, choose_device, leave, reshard
-from learner.forward_backward import NonFiniteGuard, Passes
+from learner.first_look import FirstLook
+from learner.forward_backward import Passes
+from learner.guard import NonFiniteGuard
 from learner.memory import check_rank
 from learner.model.building import build
-from learner.model.critic import critic_config, rescale_head
-from learner.model.lora import adapter_of
+from learner.model.critic import rescale_head
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
-from learner.publishing import exported, exported_adapter, probe_logprobs, spread_token_ids
-from learner.updates import Update, Updater, metrics_of, split
+from learner.publishing import Publisher
+from learner.reporting import statistics_of, stats_of
+from learner.updates import Update, Updater, split
 
 
 class Learner:
@@ -79,45 +79,14 @@ class Learner:
             timeout_s=config.learner.timeout_s,
         )
         self.objective = Objective.of_run(config)
-        self._compute_dtype: torch.dtype = getattr(torch, config.model.dtype)
-        value = config.algorithm.value
-        check_rank(
-            config.model,
-            learner=config.learner,
-            checkpoint=config.checkpoint,
-            critic=critic_config(config.model, value),
-            keeps_average=config.algorithm.proximal == "ewma",
-            device=device,
-        )
-        self.networks, self._loading = build(
-            config.model,
-            learner=config.learner,
-            value=value,
-            sampling=config.sampling,
-            seed=config.seed,
-            ranks=self._ranks,
-            compute_dtype=self._compute_dtype,
-        )
+        check_rank(config, device=device)
+        self.networks, self._loading = build(config, ranks=self._ranks)
         self.policy = self.networks.policy
         self.vocabulary_size = output_layer(self.policy.causal_lm).weight.shape[0]
-        self.optimizer = Optimizer(
-            self.networks.named_parameters(),
-            config=config.optimizer,
-            num_steps=config.num_steps,
-            compute_dtype=self._compute_dtype,
-            learning_rates={} if value is None else {"critic.": value.learning_rate},
-            first_step=0 if value is None else value.warmup_steps,
-            average_decay=config.algorithm.proximal_decay if config.algorithm.proximal == "ewma" else None,
-        )
-        self._passes = Passes(
-            self.networks,
-            objective=self.objective,
-            ranks=self._ranks,
-            config=config.learner,
-            measures_kl=config.learner.stop_at_kl is not None or config.optimizer.target_kl is not None,
-            scores_reference=config.is_reference_the_base,
-            phases=self._phases,
-        )
+        self.optimizer = Optimizer.of_run(self.networks.named_parameters(), config)
+        shared: dict[str, Any] = {"objective": self.objective, "ranks": self._ranks, "phases": self._phases}
+        self._passes = Passes(self.networks, config=config.learner, **shared)
+        self._first_look = FirstLook(self.networks, config=config, averaged=self.optimizer.averaged, **shared)
         self._guard = NonFiniteGuard(
             max_in_a_row=config.learner.max_non_finite_updates,
             ranks=self._ranks,
@@ -139,11 +108,9 @@ class Learner:
             ranks=self._ranks,
             config=config.checkpoint,
         )
-        num_tokens = config.weights.canary_tokens
-        self._probe = tuple(probe_token_ids) or tuple(spread_token_ids(self.policy.causal_lm, num_tokens=num_tokens))
-        # Now, before a checkpoint replaces the weights that engines start from too.
-        self._starting_logprobs = probe_logprobs(self.networks, self._probe, device=device)
-        self._starting_files = fingerprint(config.model)
+        self._publisher = Publisher(
+            self.networks, config=config, ranks=self._ranks, phases=self._phases, probe_token_ids=probe_token_ids
+        )
         self._phases.enter("waiting")
 
     # One step
@@ -171,10 +138,7 @@ class Learner:
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
         demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")
-        tensors = self._passes.with_first_look(
-            batch.tensors.to(self._ranks.device), first_epoch, averaged=self.optimizer.averaged
-        )
-        prepared = self.objective.prepare(tensors)
+        prepared = self.objective.prepare(self._first_look.at(batch.tensors.to(self._ranks.device), first_epoch))
         # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
         self._last_step = None
         self._move_moments(prepared)
@@ -189,10 +153,22 @@ class Learner:
             updates.append(update)
             if update.stops_step:
                 break
-        report = self._updater.report(prepared, updates, version=self.version)
+        report = statistics_of(self.objective, prepared, updates)
+        self._updater.observe(report, updates, version=self.version)
         self.version += 1
         self._phases.enter("waiting")
-        self._last_step = self._stats(batch, report, updates=updates, laps=laps)
+        of_what_stays = {
+            f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()
+        }
+        self._last_step = stats_of(
+            batch,
+            report,
+            updates,
+            laps=laps,
+            policy_version=self.version,
+            num_ranks=self._ranks.size,
+            more=of_what_stays | {"learner/skipped_in_a_row": float(self._guard.num_in_a_row)},
+        )
         return self._last_step
 
     def _move_moments(self, prepared: Prepared) -> None:
@@ -211,31 +187,6 @@ class Learner:
         """
         return self._last_step
 
-    def _stats(self, batch: Batch, report: dict[str, float], *, updates: Sequence[Update], laps: Laps) -> StepStats:
-        metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates)
-        metrics |= {
-            **{f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()},
-            "learner/skipped_in_a_row": float(self._guard.num_in_a_row),
-            "learner/failed_rewards": float(batch.num_failed),
-            "learner/aborted": float(batch.num_aborted),
-            "learner/micro_batches": float(sum(update.num_passes for update in updates) * self._ranks.size),
-            "speed/learning_tokens_per_s": sum(update.num_tokens for update in updates) / laps.total,
-            **laps.seconds,
-        }
-        if "mismatch_mean" in report:
-            metrics |= {
-                "mismatch/mean_abs_nats": report["mismatch_mean"],
-                "mismatch/max_abs_nats": report["mismatch_max"],
-                "mismatch/off_policy_steps": report["mismatch_off_policy_steps_min"],
-            }
-        return StepStats(
-            policy_version=self.version,
-            metrics=metrics,
-            num_trajectories=len(batch.rows),
-            num_trained_tokens=int(batch.tensors.loss_mask_NT.sum()),
-            seconds=laps.total,
-        )
-
     # Weights
 
     def publish(self) -> Iterator[Any]:
@@ -244,32 +195,7 @@ class Learner:
         All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for.
         """
         self._phases.enter("publishing")
-        config, causal_lm = self._config, self.policy.causal_lm
-        canary = Canary(
-            token_ids=self._probe,
-            logprobs=probe_logprobs(self.networks, self._probe, device=self._ranks.device),
-            starting_logprobs=self._starting_logprobs,
-            starting_files=self._starting_files,
-        )
-        lora, adapter = config.learner.lora, None
-        if lora is not None and lora.publish == "adapter":
-            adapter = adapter_of(causal_lm, lora=lora)
-            named = exported_adapter(causal_lm, dtype=self._compute_dtype)
-        else:
-            named = exported(causal_lm, dtype=self._compute_dtype)
-        if self._ranks.rank == 0:
-            for part in packing(
-                named,
-                policy_version=self.version,
-                bucket_bytes=config.weights.bucket_bytes,
-                canary=canary,
-                adapter=adapter,
-            ):
-                self._phases.move()
-                yield part.model_dump() if isinstance(part, WeightManifest) else part
-        else:
-            for _ in named:
-                self._phases.move()
+        yield from self._publisher.publish(self.version)
         self._phases.enter("waiting")
 
     # Checkpoints
@@ -318,16 +244,8 @@ class Learner:
         Without it that group's threads outlive the interpreter, which now and then aborts them natively.
         """
         self._saver.close()
-        del (
-            self.networks,
-            self.policy,
-            self.optimizer,
-            self._passes,
-            self._guard,
-            self._updater,
-            self._saver,
-            self._ranks,
-        )
+        del self.networks, self.policy, self.optimizer, self._passes, self._first_look
+        del self._guard, self._updater, self._saver, self._publisher, self._ranks
         leave()
         gc.collect()
 

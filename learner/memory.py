@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
+from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
+from learner.model.critic import critic_config
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
@@ -47,21 +48,21 @@ class MemoryEstimate:
         return self.needed_bytes + self.saving_bytes
 
 
-def check_rank(
-    model: ModelConfig,
-    *,
-    learner: LearnerConfig,
-    checkpoint: CheckpointConfig,
-    critic: ModelConfig | None,
-    keeps_average: bool,
-    device: torch.device,
-) -> None:
-    """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
-    config = read_config(model)
-    estimated = estimate(
-        config, model=model, learner=learner, checkpoint=checkpoint, critic=critic, keeps_average=keeps_average
+def of_run(config: RunConfig) -> MemoryEstimate:
+    """Of one rank of a run. Raises ConfigError when a model's configuration cannot be read."""
+    return estimate(
+        read_config(config.model),
+        model=config.model,
+        learner=config.learner,
+        checkpoint=config.checkpoint,
+        critic=critic_config(config.model, config.algorithm.value),
+        keeps_average=config.algorithm.clips_around_average,
     )
-    check_fits(estimated, free_bytes=free_bytes(device), model=model)
+
+
+def check_rank(config: RunConfig, *, device: torch.device) -> None:
+    """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
+    check_fits(of_run(config), free_bytes=free_bytes(device), model=config.model)
 
 
 def _without_memory(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cluster.contracts.config import OptimizerConfig
+from cluster.contracts.config import OptimizerConfig, RunConfig
 from cluster.contracts.errors import CheckpointError
 from learner.averaging import WeightAverage
 from learner.distributed import local
@@ -87,6 +87,20 @@ class Optimizer:
             betas=config.betas,
             eps=config.epsilon,
             fused=True,
+        )
+
+    @classmethod
+    def of_run(cls, named_parameters: Iterable[tuple[str, nn.Parameter]], config: RunConfig) -> "Optimizer":
+        """The parameters are those of the run's networks."""
+        algorithm, value = config.algorithm, config.algorithm.value
+        return cls(
+            named_parameters,
+            config=config.optimizer,
+            num_steps=config.num_steps,
+            compute_dtype=getattr(torch, config.model.dtype),
+            learning_rates={} if value is None else {"critic.": value.learning_rate},
+            first_step=0 if value is None else value.warmup_steps,
+            average_decay=algorithm.proximal_decay if algorithm.clips_around_average else None,
         )
 
     def zero(self) -> None:

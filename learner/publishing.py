@@ -4,16 +4,59 @@ Shapes: C probe tokens after the first.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from cluster.contracts.config import RunConfig
+from cluster.weights.manifest import Canary, WeightManifest, packing
+from cluster.weights.model_files import fingerprint
+from learner.distributed import Ranks, reshard
 from learner.model.critic import Networks
-from learner.model.lora import adapters, merged
+from learner.model.lora import adapter_of, adapters, merged
 from learner.model.policy import output_layer, score, token_row
+from learner.progress import Phases
+
+
+class Publisher:
+    """Gives the weights of a rank away, with a canary that proves them."""
+
+    def __init__(
+        self, networks: Networks, *, config: RunConfig, ranks: Ranks, phases: Phases, probe_token_ids: Sequence[int]
+    ) -> None:
+        """To be made before a checkpoint replaces the weights that engines start from too: the canary says what these compute."""
+        self._networks, self._config, self._ranks, self._phases = networks, config, ranks, phases
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        spread = spread_token_ids(networks.policy.causal_lm, num_tokens=config.weights.canary_tokens)
+        self._probe = tuple(probe_token_ids or spread)
+        self._starting_logprobs = probe_logprobs(networks, self._probe, device=ranks.device)
+        self._starting_files = fingerprint(config.model)
+
+    def publish(self, policy_version: int) -> Iterator[Any]:
+        """See `Learner.publish`."""
+        canary = Canary(
+            token_ids=self._probe,
+            logprobs=probe_logprobs(self._networks, self._probe, device=self._ranks.device),
+            starting_logprobs=self._starting_logprobs,
+            starting_files=self._starting_files,
+        )
+        lora, causal_lm, adapter = self._config.learner.lora, self._networks.policy.causal_lm, None
+        named = exported(causal_lm, dtype=self._dtype)
+        if lora is not None and lora.publish == "adapter":
+            adapter, named = adapter_of(causal_lm, lora=lora), exported_adapter(causal_lm, dtype=self._dtype)
+        if self._ranks.rank != 0:
+            for _ in named:
+                self._phases.move()
+            return
+        bucket_bytes = self._config.weights.bucket_bytes
+        for part in packing(
+            named, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
+        ):
+            self._phases.move()
+            yield part.model_dump() if isinstance(part, WeightManifest) else part
 
 
 def spread_token_ids(causal_lm: PreTrainedModel, *, num_tokens: int) -> list[int]:
@@ -33,9 +76,7 @@ def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torc
                 lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=len(token_ids), device=device
             )
     finally:
-        if isinstance(networks, FSDPModule):
-            # The root stays gathered after a forward pass without a backward one; shards are what is exported and trained.
-            networks.reshard()
+        reshard(networks)  # shards are what is exported and trained
     return tuple(logprobs_C.tolist())
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.contracts.config import LearnerConfig, RunConfig
@@ -12,22 +12,12 @@ from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
-from learner.forward_backward import MiniBatch, NonFiniteGuard, Passes
+from learner.forward_backward import MiniBatch, Passes
+from learner.guard import NonFiniteGuard
 from learner.model.packing import TokenRow
 from learner.model.policy import token_row
 from learner.optimizer import Optimizer
 from learner.progress import Laps
-
-_OF_AN_UPDATE = (
-    "loss",
-    "kl_old_k3_mean",
-    "kl_step_k3_mean",
-    "clip_fraction",
-    "value_clip_fraction",
-    "ratio_min",
-    "ratio_max",
-)
-"""Statistics that are told of every update of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +138,13 @@ class Updater:
         found = (self._demonstrations.of_update(number) for number in range(first, first + num_updates))
         return [[token_row(prompt, completion) for prompt, completion in pairs] for pairs in found]
 
-    def report(self, prepared: Prepared, updates: Sequence[Update], *, version: int) -> dict[str, float]:
-        """The statistics of the whole step, which the objective observes."""
-        of_the_batch = Statistics.from_tensor(self._objective.statistics(prepared).to_tensor().cpu())
-        of_the_updates = [update.statistics for update in _told(updates)]
-        report = Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
+    def observe(self, report: Mapping[str, float], updates: Sequence[Update], *, version: int) -> None:
+        """Gives the numbers of a step to what moves between steps: the objective, and the learning rate that follows a KL."""
         if self._trains_policy(version) and any(update.is_made for update in updates):
             self._objective.observe(report)
             # The first update finds the policy where the step began: a KL of 0 that says nothing of the learning rate.
             if any(update.is_made for update in updates[:-1]):
                 self._optimizer.observe_kl(_moved(updates[-1].statistics))
-        return report
 
     def _trains_policy(self, version: int) -> bool:
         """False while the critic warms up."""
@@ -174,34 +160,3 @@ class Updater:
 def _moved(statistics: Statistics) -> float:
     """KL to the policy since the step began, the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
     return statistics.compute().get("kl_step_k3_mean", math.nan)
-
-
-def _told(updates: Sequence[Update]) -> Sequence[Update]:
-    """The updates whose numbers are the step's: those that were made; all where none was."""
-    return [update for update in updates if update.is_made] or updates
-
-
-def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
-    """What the learner logs of a step's updates, beyond their statistics."""
-    norms = [update.gradient_norm for update in _told(updates)]
-    rates = [update.learning_rate for update in updates if update.learning_rate is not None]
-    metrics = {
-        "learner/gradient_norm": sum(norms) / len(norms),
-        "learner/gradient_norm_max": max(norms),
-        "learner/learning_rate": rates[-1] if rates else 0.0,
-        "learner/updates": float(len(rates)),
-        "learner/skipped": float(sum(update.is_skipped for update in updates)),
-        "learner/empty_updates": float(sum(update.is_empty for update in updates)),
-        "learner/stopped_at_kl": float(updates[-1].stops_step),
-    }
-    return metrics | (_one_by_one(updates) if len(updates) > 1 else {})
-
-
-def _one_by_one(updates: Sequence[Update]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for number, update in enumerate(updates, 1):
-        report = update.statistics.compute()
-        numbers = {name: report[name] for name in _OF_AN_UPDATE if name in report}
-        numbers |= {"gradient_norm": update.gradient_norm, "skipped": float(update.is_skipped)}
-        found |= {f"updates/{name}/{number}": value for name, value in numbers.items()}
-    return found

@@ -53,17 +53,8 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
     from learner import memory
-    from learner.model.critic import critic_config
-    from learner.model.policy import read_config
 
-    rank = memory.estimate(
-        read_config(config.model),
-        model=config.model,
-        learner=config.learner,
-        checkpoint=config.checkpoint,
-        critic=critic_config(config.model, config.algorithm.value),
-        keeps_average=config.algorithm.clips_around_average,
-    )
+    rank = memory.of_run(config)
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     on_gpus = config.rollout.gpus_per_worker > 0
     worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)

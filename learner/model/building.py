@@ -4,47 +4,40 @@ import copy
 from typing import cast
 
 import torch
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import AutoModel, PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
-from cluster.contracts.config import LearnerConfig, ModelConfig, SamplingConfig
-from learner.distributed import Ranks, shard
+from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
+from learner.distributed import Ranks, reshard, shard
 from learner.model.critic import Critic, Networks, critic_config, refuse_another_architecture
 from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
 from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, load, load_backbone, unproven
 
 
-def build(
-    model: ModelConfig,
-    *,
-    learner: LearnerConfig,
-    value: ValueConfig | None,
-    sampling: SamplingConfig,
-    seed: int,
-    ranks: Ranks,
-    compute_dtype: torch.dtype,
-) -> tuple[Networks, str]:
+def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     """Policy and critic (None: no critic), and how they were loaded: whole on one rank, as float32 shards on several.
 
-    One rank proves and returns them in float32; several gather their shards in `compute_dtype`, and prove that.
+    One rank proves and returns them in float32; several gather their shards in the model's dtype, and prove that.
     """
+    model, learner, value = config.model, config.learner, config.algorithm.value
+    compute_dtype: torch.dtype = getattr(torch, model.dtype)
     is_sharded = ranks.mesh is not None
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
-    policy = unproven(causal_lm, sampling=sampling, head_chunk_tokens=learner.head_chunk_tokens)
+    policy = unproven(causal_lm, sampling=config.sampling, head_chunk_tokens=learner.head_chunk_tokens)
     own = critic_config(model, value)
     critic = None
     if value is not None:
         backbone = None if own is None else _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
         critic = Critic(policy, backbone=backbone)
-    networks = _prepared(Networks(policy, critic), learner=learner, seed=seed)
+    networks = _prepared(Networks(policy, critic), learner=learner, seed=config.seed)
     loading = "whole"
     if is_sharded:
         shard(networks, ranks=ranks, compute_dtype=compute_dtype)
         register_fsdp_forward_method(networks, "own_logits")
         materialise(networks, device=ranks.device)
-        loading = load_shards(networks, model=model, critic=own, ranks=ranks, seed=seed)
+        loading = load_shards(networks, model=model, critic=own, ranks=ranks, seed=config.seed)
     elif critic is not None and own is not None:
         critic.start_head(read_score(own))
     choose_layout(
@@ -57,9 +50,7 @@ def build(
     )
     if networks.critic is not None and networks.critic.backbone is not None:
         networks.critic.backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")
-    if isinstance(networks, FSDPModule):
-        # The root stays gathered after a forward pass without a backward one.
-        networks.reshard()
+    reshard(networks)
     return networks, loading
 
 

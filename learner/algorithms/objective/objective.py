@@ -8,6 +8,7 @@ is inf or 0, never NaN.
 Shapes: B rows of a micro-batch, T tokens, C demonstrated tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -207,7 +208,7 @@ class Objective:
         """β in force of each term of `kl` that the run has; moves only with the term's `adaptive`."""
         return {name: controller.coefficient for name, controller in self._kl_controllers.items()}
 
-    def observe(self, report: dict[str, float]) -> None:
+    def observe(self, report: Mapping[str, float]) -> None:
         """Gives the KL controllers the numbers of a step (`Statistics.compute()` of the whole step)."""
         measured = report.get("kl_reference_per_trajectory_mean")
         if measured is not None:

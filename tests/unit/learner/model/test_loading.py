@@ -41,15 +41,7 @@ def alone(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def _built(config: RunConfig, ranks: Ranks) -> tuple[Networks, str]:
-    return build(
-        config.model,
-        learner=config.learner,
-        value=config.algorithm.value,
-        sampling=config.sampling,
-        seed=config.seed,
-        ranks=ranks,
-        compute_dtype=torch.float32,
-    )
+    return build(config, ranks=ranks)
 
 
 def _unsharded(config: RunConfig) -> Networks:

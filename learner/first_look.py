@@ -1,0 +1,98 @@
+"""The look at a step's policy and critic before anything is learned: the log-probs, entropies and values that updates compare with."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cluster.contracts.config import RunConfig
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import BatchTensors
+from learner.distributed import Ranks, reshard
+from learner.forward_backward import MiniBatch
+from learner.model.critic import Networks
+from learner.model.lora import without_adapters
+from learner.progress import Phases
+
+
+class FirstLook:
+    """Passes without gradients, over the mini-batches of the first epoch: in the same passes the first update has a ratio of exactly 1."""
+
+    def __init__(
+        self,
+        networks: Networks,
+        *,
+        objective: Objective,
+        ranks: Ranks,
+        phases: Phases,
+        config: RunConfig,
+        averaged: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Inside `averaged` the policy has its averaged weights."""
+        self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
+        self._averaged, self._scores_reference = averaged, config.is_reference_the_base
+        # Updates are told how far the policy has moved since the step began.
+        self._measures_kl = config.learner.stop_at_kl is not None or config.optimizer.target_kl is not None
+
+    @torch.no_grad()
+    def at(self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch]) -> BatchTensors:
+        """The batch with what the objective must know of the networks at the start of the step."""
+        needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
+        needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
+        if self._scores_reference and self._objective.wants_reference(tensors.current_version):
+            self._phases.enter("scoring the reference")
+            # The policy without its adapters is the reference: no second copy of the model.
+            with without_adapters(self._networks.policy.causal_lm):
+                found = self._seen(tensors, mini_batches, ("logprobs",))
+            tensors = replace(tensors, reference_logprobs_NT=found["logprobs"])
+        tensors = self._with_start(tensors, mini_batches, needs)
+        if "averaged_logprobs" in needs:
+            self._phases.enter("first look")
+            reshard(self._networks)
+            try:
+                with self._averaged():
+                    found = self._seen(tensors, mini_batches, ("logprobs",))
+            finally:
+                reshard(self._networks)
+            tensors = replace(tensors, proximal_logprobs_NT=found["logprobs"])
+        return tensors
+
+    def _with_start(
+        self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch], needs: frozenset[str]
+    ) -> BatchTensors:
+        """With what the networks give that begin the step."""
+        policies = needs & {"proximal_logprobs", "starting_logprobs"}
+        wanted = {
+            "logprobs": bool(policies),
+            "entropies": {"entropies", "proximal_logprobs"} <= needs,
+            "values": "values" in needs,
+        }
+        names = [name for name, is_wanted in wanted.items() if is_wanted]
+        if not names:
+            return tensors
+        self._phases.enter("first look")
+        # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
+        entropies = bool(policies) and self._objective.wants_entropies(tensors.current_version)
+        found = self._seen(tensors, mini_batches, names, entropies=entropies)
+        if policies:
+            found |= dict.fromkeys(policies, found.pop("logprobs"))
+        if not tensors.is_sampler_known:
+            found["rollout_logprobs"] = found["proximal_logprobs"]
+        return replace(tensors, **{f"{name}_NT": x_NT for name, x_NT in found.items()})
+
+    def _seen(
+        self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch], names: Sequence[str], *, entropies: bool = False
+    ) -> dict[str, Tensor]:
+        """Of the policy's "logprobs" and "entropies" and the critic's "values" these, [N, T], 0 where masked."""
+        found = {name: torch.zeros_like(tensors.rollout_logprobs_NT) for name in names}
+        for mini_batch in mini_batches:
+            for micro_batch in mini_batch.micro_batches:
+                outputs, values_C = self._networks(micro_batch, entropies=entropies)
+                computed = {"logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
+                rows = mini_batch.in_batch(micro_batch)
+                for name in names if rows else ():
+                    found[name][rows] = micro_batch.scatter(computed[name].float())
+                self._phases.move()
+        return {name: self._ranks.sum(x_NT) for name, x_NT in found.items()}

@@ -1,0 +1,72 @@
+"""What keeps an update that is not finite from the weights."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from cluster.contracts.errors import NumericsError
+from learner.assemble import Batch
+from learner.distributed import Ranks
+from learner.forward_backward import MiniBatch
+
+
+class NonFiniteGuard:
+    """Keeps updates whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
+
+    def __init__(self, *, max_in_a_row: int, ranks: Ranks, folder: Path | None) -> None:
+        """`folder` takes the trajectories of such updates, for inspection; None saves none."""
+        self._max_in_a_row, self._ranks, self._folder = max_in_a_row, ranks, folder
+        self.num_in_a_row = 0
+
+    def admits(
+        self,
+        batch: Batch,
+        mini_batch: MiniBatch,
+        *,
+        losses: Tensor,
+        gradient_norm: Tensor,
+        place: tuple[int, int],
+    ) -> bool:
+        """Whether the update may be made. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
+
+        `place` is the policy version and the update's number in its step. Raises NumericsError when this is one update too many in a
+        row that may not.
+        """
+        is_bad = ~losses.isfinite()
+        num_bad = int(self._ranks.sum(is_bad.sum()))
+        if num_bad == 0 and bool(gradient_norm.isfinite()):
+            self.num_in_a_row = 0
+            return True
+        self.num_in_a_row += 1
+        # Where only the gradient is not finite, any micro-batch of any rank may be why.
+        found = zip(mini_batch.micro_batches, is_bad.tolist(), strict=True)
+        suspects = sorted(row for m, bad in found if bad or num_bad == 0 for row in mini_batch.in_batch(m))
+        saved = self._save(batch, suspects, place=place)
+        if self.num_in_a_row > self._max_in_a_row:
+            raise NumericsError(
+                f"loss or gradient was not finite in {self.num_in_a_row} updates in a row, the last at policy version {place[0]} "
+                f"(gradient norm {float(gradient_norm)}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
+                "lower optimizer.learning_rate, or look at these trajectories"
+            )
+        return False
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_in_a_row": self.num_in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_in_a_row = state["num_in_a_row"]
+
+    def _save(self, batch: Batch, rows: list[int], *, place: tuple[int, int]) -> str:
+        """Writes these trajectories, which this rank computed; says where they are, or why nowhere."""
+        if not rows:
+            return "its trajectories are with another rank"
+        if self._folder is None:
+            return "its trajectories were not saved (no local run directory)"
+        version, update = place
+        path = self._folder / f"version-{version:06d}-update-{update}-rank-{self._ranks.rank}.arrow"
+        try:
+            batch.write_rows(rows, path)
+        except OSError as error:
+            # They are for inspection: a full disk does not end a run that goes on without them.
+            return f"its trajectories were not saved ({error})"
+        return f"its trajectories are in {path}"

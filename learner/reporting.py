@@ -1,0 +1,94 @@
+"""What a step and its updates come to, in numbers for the log."""
+
+from collections.abc import Mapping, Sequence
+
+from cluster.contracts.types import StepStats
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import Prepared
+from learner.algorithms.objective.statistics import Statistics
+from learner.assemble import Batch
+from learner.progress import Laps
+from learner.updates import Update
+
+_OF_AN_UPDATE = (
+    "loss",
+    "kl_old_k3_mean",
+    "kl_step_k3_mean",
+    "clip_fraction",
+    "value_clip_fraction",
+    "ratio_min",
+    "ratio_max",
+)
+"""Statistics that are told of every update of a step."""
+
+
+def statistics_of(objective: Objective, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
+    """The statistics of the whole step, as they are reported."""
+    of_the_batch = Statistics(objective.statistics(prepared).moments_Q5.cpu())
+    of_the_updates = [update.statistics for update in _told(updates)]
+    return Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
+
+
+def stats_of(
+    batch: Batch,
+    report: Mapping[str, float],
+    updates: Sequence[Update],
+    *,
+    laps: Laps,
+    policy_version: int,
+    num_ranks: int,
+    more: Mapping[str, float],
+) -> StepStats:
+    """What a learner tells of a step. `report` are its statistics, `more` metrics of what outlives it."""
+    metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates) | dict(more)
+    metrics |= {
+        "learner/failed_rewards": float(batch.num_failed),
+        "learner/aborted": float(batch.num_aborted),
+        "learner/micro_batches": float(sum(update.num_passes for update in updates) * num_ranks),
+        "speed/learning_tokens_per_s": sum(update.num_tokens for update in updates) / laps.total,
+        **laps.seconds,
+    }
+    if "mismatch_mean" in report:
+        metrics |= {
+            "mismatch/mean_abs_nats": report["mismatch_mean"],
+            "mismatch/max_abs_nats": report["mismatch_max"],
+            "mismatch/off_policy_steps": report["mismatch_off_policy_steps_min"],
+        }
+    return StepStats(
+        policy_version=policy_version,
+        metrics=metrics,
+        num_trajectories=len(batch.rows),
+        num_trained_tokens=int(batch.tensors.loss_mask_NT.sum()),
+        seconds=laps.total,
+    )
+
+
+def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
+    """What the learner logs of a step's updates, beyond their statistics."""
+    norms = [update.gradient_norm for update in _told(updates)]
+    rates = [update.learning_rate for update in updates if update.learning_rate is not None]
+    metrics = {
+        "learner/gradient_norm": sum(norms) / len(norms),
+        "learner/gradient_norm_max": max(norms),
+        "learner/learning_rate": rates[-1] if rates else 0.0,
+        "learner/updates": float(len(rates)),
+        "learner/skipped": float(sum(update.is_skipped for update in updates)),
+        "learner/empty_updates": float(sum(update.is_empty for update in updates)),
+        "learner/stopped_at_kl": float(updates[-1].stops_step),
+    }
+    return metrics | (_one_by_one(updates) if len(updates) > 1 else {})
+
+
+def _one_by_one(updates: Sequence[Update]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for number, update in enumerate(updates, 1):
+        report = update.statistics.compute()
+        numbers = {name: report[name] for name in _OF_AN_UPDATE if name in report}
+        numbers |= {"gradient_norm": update.gradient_norm, "skipped": float(update.is_skipped)}
+        found |= {f"updates/{name}/{number}": value for name, value in numbers.items()}
+    return found
+
+
+def _told(updates: Sequence[Update]) -> Sequence[Update]:
+    """The updates whose numbers are the step's: those that were made; all where none was."""
+    return [update for update in updates if update.is_made] or updates
