@@ -1,0 +1,1 @@
+"""Programs of models, run where they can do no harm."""

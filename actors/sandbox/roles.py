@@ -1,0 +1,227 @@
+"""What a confined process does: runs a program, serves a program's functions, or asks them a test's questions.
+
+A program and the tests of it run in two processes. Only plain values pass from the first to the second, so a program can answer and
+nothing else: it sees no expected value, and no trick inside its process decides what the tests conclude.
+"""
+
+import atexit
+import builtins
+import importlib
+import json
+import os
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TextIO
+
+OUT_OF_MEMORY = 77
+"""Exit code after a MemoryError that nobody caught."""
+_PROGRAM = 3
+_SCALARS = (bool, int, float, str, type(None))
+_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def run(role: str) -> NoReturn:
+    """Files 0 to 2 are the program's own, 3 is its text; further ones are the role's."""
+    random.seed(0)
+    try:
+        _ROLES[role](_read(_PROGRAM))
+        code = _finish(None)
+    except MemoryError:
+        code = OUT_OF_MEMORY
+    except SystemExit as error:
+        code = _finish(error.code)
+    except BaseException as error:  # noqa: BLE001 - foreign code
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = _finish(1)
+    os._exit(code)
+
+
+def _finish(code: Any) -> int:
+    """What an interpreter does at its end, as far as a program can tell: taking it apart would take longer than most programs run."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.modules["__main__"].__dict__.clear()  # closes the files that it left open
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
+
+
+def _script(source: str) -> None:
+    _execute(source, "__main__")
+
+
+def _serve(source: str) -> None:
+    """Answers on file 5 what is asked on file 4."""
+    questions, answers = os.fdopen(4), os.fdopen(5, "w")
+    space = _execute(source, "program")
+    objects: list[Any] = []
+    for line in questions:
+        try:
+            what, *values = decode(json.loads(line), objects.__getitem__)
+            answer = ["ok", _encode(_answer(space, what, values), objects)]
+        except BaseException as error:  # noqa: BLE001 - foreign code; its name and message are the answer
+            answer = ["raised", type(error).__name__, _message(error)]
+        _say(answers, answer)
+
+
+def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
+    match what:
+        case "names":
+            return [name for name in space if not name.startswith("__")]
+        case "global":
+            return space[values[0]]
+        case "get":
+            return getattr(values[0], values[1])
+        case "list":
+            return list(values[0])
+        case _:
+            return values[0](*values[1], **values[2])
+
+
+def _test(source: str) -> None:
+    """Runs each question of a JSON list, an expression or statements, and writes to file 6 what it came to."""
+    questions: list[str] = json.loads(source)
+    program, results = _Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
+    space: dict[str, Any] = {"__name__": "tests"}
+    try:
+        space |= dict(_names(program, questions))
+    except _Ended:
+        return
+    for question in questions:
+        try:
+            is_expression = _compiles(question, "eval")
+            value = eval(question, space) if is_expression else exec(question, space)
+            result = ["ok", _encode(value if is_expression else None, None)]
+        except BaseException as error:  # noqa: BLE001 - foreign code; a test may fail in any way
+            result = ["raised", f"{type(error).__name__}: {_message(error)}"]
+        if program.has_ended:
+            return
+        _say(results, result)
+
+
+def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
+    """Those that the program defines. A name of Python's own, or a module's that the tests look into, means what it says."""
+    for name in program.ask("names"):
+        if hasattr(builtins, name) or not any(name in question for question in questions):
+            continue
+        is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
+        yield name, importlib.import_module(name) if is_module else program.ask("global", name)
+
+
+class _Ended(BaseException):
+    """The program's process is gone."""
+
+
+class _Program:
+    """The program's process, from the tests' side."""
+
+    def __init__(self, answers: TextIO, questions: TextIO) -> None:
+        self._answers = answers
+        self._questions = questions
+        self.has_ended = False
+
+    def ask(self, *what: Any) -> Any:
+        """Raises what the program raised: the exception of Python's own of that name, else RuntimeError."""
+        question = _encode(list(what), None)
+        try:
+            _say(self._questions, question)
+            line = self._answers.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):
+            self.has_ended = True
+            raise _Ended
+        status, *answer = json.loads(line)
+        if status == "ok":
+            return decode(answer[0], lambda number: _Object(self, number))
+        kind = getattr(builtins, answer[0], RuntimeError)
+        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(answer[1])
+
+
+class _Object:
+    """Something of the program's that is no plain value: a function, a class, an instance. It equals nothing but itself."""
+
+    def __init__(self, program: _Program, number: int) -> None:
+        self._program = program
+        self._number = number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program.ask("call", self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._program.ask("get", self, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._program.ask("list", self))
+
+
+def _encode(value: Any, objects: list[Any] | None) -> Any:
+    """As JSON. What is no plain value is kept in `objects` and named by its number; raises TypeError where there is None."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, _Object):
+        return ["object", value._number]
+    if isinstance(value, dict):
+        return ["dict", [[_encode(key, objects), _encode(item, objects)] for key, item in value.items()]]
+    for name, kind in _KINDS.items():
+        if isinstance(value, kind):
+            return [name, [_encode(item, objects) for item in value]]
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        return _encode(value.tolist(), objects)
+    if objects is None:
+        raise TypeError(f"a {type(value).__name__} cannot pass between the tests and the program; plain values can")
+    objects.append(value)
+    return ["object", len(objects) - 1]
+
+
+def decode(value: Any, find: Callable[[int], Any]) -> Any:
+    """`find` knows the objects by their numbers."""
+    if not isinstance(value, list):
+        return value
+    kind, items = value
+    if kind == "object":
+        return find(items)
+    if kind == "dict":
+        return {decode(key, find): decode(item, find) for key, item in items}
+    return _KINDS[kind](decode(item, find) for item in items)
+
+
+def _execute(source: str, name: str) -> dict[str, Any]:
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, "<program>", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _compiles(source: str, mode: str) -> bool:
+    try:
+        compile(source, "<test>", mode)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:500]
+    except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the program's
+        return ""
+
+
+def _say(to: TextIO, message: Any) -> None:
+    to.write(json.dumps(message) + "\n")
+    to.flush()
+
+
+def _read(descriptor: int) -> str:
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        return file.read()
+
+
+_ROLES: dict[str, Callable[[str], None]] = {"script": _script, "serve": _serve, "test": _test}

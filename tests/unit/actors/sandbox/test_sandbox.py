@@ -1,0 +1,229 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.sandbox.sandbox import Answer, Sandbox, SandboxConfig, Verdict
+from cluster.contracts.errors import WorkerError
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    made = Sandbox(SandboxConfig(time_s=1))
+    yield made
+    made.close()
+
+
+def test_a_program_reads_its_input_and_its_output_is_kept(sandbox):
+    ran = sandbox.run("print(sum(map(int, input().split())))", stdin="1 2 3\n")
+    assert (ran.verdict, ran.stdout, ran.detail) == (Verdict.OK, "6\n", "")
+
+
+def test_what_a_program_leaves_for_its_end_is_written(sandbox):
+    program = """
+import atexit, threading, time
+atexit.register(print, "at exit")
+threading.stack_size(2**26)
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+out = open(1, "w", closefd=False)
+out.write("open file")
+"""
+    assert sandbox.run(program).stdout.split("\n") == ["thread", "at exit", "open file"]
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [("exit()", "ok"), ("exit(0)", "ok"), ("exit(3)", "crashed"), ("exit('no')", "crashed"), ("1 +", "crashed")],
+)
+def test_how_a_program_ends_is_its_verdict(program, verdict, sandbox):
+    assert sandbox.run(program).verdict == verdict
+
+
+def test_a_program_that_crashes_says_why(sandbox):
+    assert sandbox.run("[][1]").detail.endswith("IndexError: list index out of range")
+
+
+def test_the_same_program_says_the_same_each_time(sandbox):
+    program = "import random\nprint(random.random(), hash('a'), list({'a', 'b', 'c'}))"
+    assert sandbox.run(program).stdout == sandbox.run(program).stdout
+
+
+def test_packages_are_there_when_they_are_named_and_only_then(sandbox):
+    program = "import numpy.fft\nprint(numpy.arange(4).sum())"
+    assert "ModuleNotFoundError" in sandbox.run(program).detail
+    named = Sandbox(SandboxConfig(imports=("numpy",)))
+    assert named.run(program).stdout == "6\n"
+    named.close()
+
+
+def test_a_program_finds_no_variable_of_the_users(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    made = Sandbox(SandboxConfig())
+    assert made.run("import os\nprint('HF_TOKEN' in os.environ)").stdout == "False\n"
+    made.close()
+
+
+def test_a_host_process_that_was_killed_is_a_failure_once_and_then_replaced():
+    made = Sandbox(SandboxConfig())
+    os.kill(made._host.pid, signal.SIGSTOP)
+    killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({made._host.pid}, 9)"])
+    with pytest.raises(WorkerError, match="sandbox_failed"):
+        made.run("print(1)")
+    killer.wait()
+    assert made.run("print(1)").stdout == "1\n"
+    made.close()
+
+
+def test_a_program_and_its_host_end_with_the_process_that_asked():
+    asks = (
+        "from actors.sandbox.sandbox import Sandbox, SandboxConfig\n"
+        "made = Sandbox(SandboxConfig())\nprint(made._host.pid, flush=True)\nmade.run('import time; time.sleep(60)')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True)
+    host = int(process.stdout.readline())
+    until(lambda: children(host))
+    program = int(children(host)[0])
+    process.kill()
+    process.communicate()
+    until(lambda: is_gone(host) and is_gone(program))
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition, within_s=20):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s
+        time.sleep(0.01)
+
+
+def test_without_confinement_a_program_is_a_user_and_the_log_says_so(caplog):
+    made = Sandbox(SandboxConfig(level="none"))
+    assert "usr" in made.run("import os\nprint(os.listdir('/'))").stdout
+    assert "run unconfined" in caplog.text
+    made.close()
+
+
+BLOCKED = """
+import ctypes, errno, struct
+libc = ctypes.CDLL(None)
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | errno.ENOSYS), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+libc.prctl(38, 1, 0, 0, 0)
+assert libc.prctl(22, 2, struct.pack("HxxxxxxP", 4, ctypes.addressof(code)), 0, 0) == 0
+from actors.sandbox.sandbox import Sandbox, SandboxConfig
+Sandbox(SandboxConfig(level="landlock"))
+"""
+
+
+def test_a_kernel_without_landlock_is_refused_with_its_reason():
+    ran = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
+    assert "ConfigError: sandbox.level='landlock': nothing confines programs here (kernel" in ran.stderr
+    assert "landlock: Function not implemented" in ran.stderr and "or write level: none" in ran.stderr
+
+
+OLD = """
+import os
+from actors.sandbox.confinement import Bounds, Landlock, confine
+current = Landlock.of_readable(["/usr/lib", "/lib", os.path.dirname(os.__file__)])
+old = Landlock(version=2, ruleset=current.ruleset)
+bounds = Bounds(time_s=9, wall_s=9, memory_bytes=2**30, output_bytes=2**20)
+if not os.fork():
+    confine([0, 1, 2], bounds, parent=os.getppid(), landlock=old, filtered=True)
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDONLY | os.O_TRUNC):
+        try:
+            print(os.open("/dev/null", flags) > 2, flush=True)
+        except PermissionError:
+            print("refused", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_where_landlock_sees_no_truncation_no_file_opens_for_writing():
+    ran = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True)
+    assert ran.stdout.split() == ["True", "refused", "refused"]
+
+
+PROGRAM = """
+import math
+def double(x): return 2 * x
+def fails(x): raise ValueError("bad")
+def pairs(n): return {(i, i): {i} for i in range(n)}
+def numbers(): yield from range(3)
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x); return self
+"""
+
+
+def test_questions_are_answered_with_plain_values_objects_and_errors(sandbox):
+    questions = [
+        "double(4)",
+        "assert double(2) == 5",
+        "assert pairs(2) == {(0, 0): {0}, (1, 1): {1}}",
+        "assert list(numbers()) == [0, 1, 2]",
+        "s = Stack()\nassert s.push(1).push([2]).items == [1, [2]]",
+        "try:\n    fails(1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+        "fails(1)",
+        "assert math.isclose(double(0.1), 0.2)",
+        "double",
+    ]
+    answers = sandbox.ask(PROGRAM, questions)
+    assert answers[0] == Answer(verdict=Verdict.OK, value=8)
+    verdicts = ["ok", "wrong", "ok", "ok", "ok", "ok", "crashed", "ok", "crashed"]
+    assert [answer.verdict for answer in answers] == verdicts
+    assert answers[6].detail == "ValueError: bad"
+
+
+FORGERIES = {
+    "exits before it is asked": "import os\nos._exit(0)",
+    "exits when it is asked": "import os\ndef f(x): os._exit(0)",
+    "leaves quietly": "import sys\ndef f(x): sys.exit(0)",
+    "equals everything": "class A:\n    def __eq__(self, other): return True\ndef f(x): return A()",
+    "is a number that equals everything": "class A(int):\n    def __eq__(self, other): return True\ndef f(x): return A(0)",
+    "catches assertions": "import builtins\nbuiltins.AssertionError = Exception\ndef f(x): return 0",
+    "says that it passed": "def f(x):\n    print('ok', 'passed', flush=True)\n    return 0",
+    "redefines what tests compare with": "def f(x): return 0\ndef abs(x): return 0\ndef len(x): return 7\ndef bool(x): return True",
+    "writes answers of its own": "import os\nos.write(5, b'[\"ok\", true]\\n' * 9)\ndef f(x): return 0",
+    "closes its answers": "import os\nos.close(5)\ndef f(x): return 0",
+    "answers with rubbish": "import os\nos.write(5, b'[[[\\n')\ndef f(x): return 0",
+    "looks for the tests in its frames": (
+        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n        if 'question' in frame.f_locals: return 7\n"
+        "        frame = frame.f_back\n    return 0"
+    ),
+    "looks for the tests in its memory": (
+        "import gc\ndef f(x): return 7 if any(isinstance(o, str) and 'assert f(3)' in o for o in gc.get_objects()) else 0"
+    ),
+    "writes to the results": "import os\nfor n in range(6, 64):\n    try: os.write(n, b'[\"ok\", null]\\n')\n    except OSError: pass",
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_verdict_is_not_forged_by_a_program_that(name, sandbox):
+    answers = sandbox.ask(FORGERIES[name], ["assert f(3) == 7", "assert abs(f(3) - 7) < 1e-6", "assert f(3) in (7, 8)"])
+    assert {answer.verdict for answer in answers} <= {Verdict.WRONG, Verdict.CRASHED}
+
+
+def test_an_endless_function_is_out_of_time_and_what_came_before_it_counts(sandbox):
+    program = "def f(x):\n    while x: pass\n    return 1"
+    answers = sandbox.ask(program, ["f(0)", "f(1)", "f(0)"])
+    assert [answer.verdict for answer in answers] == [Verdict.OK, Verdict.OUT_OF_TIME, Verdict.OUT_OF_TIME]
+
+
+def test_a_function_that_takes_all_memory_says_so(sandbox):
+    answers = sandbox.ask("def f(): return len(bytearray(8 << 30))", ["assert f() == 1"])
+    assert "MemoryError" in answers[0].detail and answers[0].verdict == Verdict.CRASHED
