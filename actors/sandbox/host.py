@@ -39,7 +39,7 @@ def main(
     hide_memory()
     sys.path[:] = [*sys.path[1:], *search]
     sys.argv = ["program.py"]
-    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as the module site would
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # as the module site would
     for name in imports:
         importlib.import_module(name)
     landlock, refusal = None, ""
