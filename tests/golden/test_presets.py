@@ -151,23 +151,89 @@ def test_ppo_of_torchtune_is_its_policy_and_its_critic(case):
 )
 def test_the_advantages_of_a_preset_are_its_systems(preset, case, variant):
     given, want = recorded(case, variant)
-    rewards_N, groups_N = rewards_of(given), groups_of(given)
-    batch = BatchTensors(
-        loss_mask_NT=torch.ones(len(rewards_N), 1, dtype=torch.bool),
-        rollout_logprobs_NT=torch.zeros(len(rewards_N), 1, dtype=rewards_N.dtype),
-        policy_versions_NT=torch.zeros(len(rewards_N), 1, dtype=torch.int64),
-        reference_logprobs_NT=torch.zeros(len(rewards_N), 1, dtype=rewards_N.dtype),
+    got_N = objective(preset).prepare(judged(rewards_of(given), groups_of(given))).advantages_NT[:, 0]
+    torch.testing.assert_close(got_N, first_of_each(given, want).to(got_N.dtype), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        ("torchrl/mcadvantage__fix_dense", "g4.sum"),
+        ("torchrl/mcadvantage__var_last", "g2.sum.cand5.min5"),
+        ("torchrl_seed/mcadvantage__t1_normal", "g4"),
+    ],
+)
+def test_the_advantages_of_torchrl_are_those_of_each_group_that_it_releases(case, variant):
+    """By the return of a trajectory, or, which is the same where each has one step, over the steps of all: its default."""
+    given, want = recorded(case, variant)
+    rewards = given["rewards"].split(given["lengths"].tolist())
+    returns = dict(zip(given["traj_ids"].tolist(), [each.sum() for each in rewards], strict=True))
+    releases = [f"rel{number}" for number in range(int(want["n_releases"]))]
+    firsts = {release: want[f"{release}.step"] == 0 for release in releases}
+    ids = [want[f"{release}.traj_id"][first].tolist() for release, first in firsts.items()]
+    batch = judged(
+        torch.stack([returns[identity] for group in ids for identity in group]),
+        torch.tensor([place for place, group in enumerate(ids) for _ in group]),
+    )
+    expected_N = torch.cat([want[f"{release}.advantage"].flatten()[first] for release, first in firsts.items()])
+    got_N = objective("torchrl_grpo").prepare(batch).advantages_NT[:, 0]
+    assert len(releases) > 1
+    torch.testing.assert_close(got_N, expected_N.to(got_N.dtype), **CLOSE)
+
+
+def test_the_advantages_of_torchtune_come_of_its_scores_its_kl_and_its_critic():
+    """The recipe's own, with the parameters of the preset: score on the last token, less KL per token, GAE, whitened with the mean left."""
+    given, want = recorded("torchtune/ppo_updates", "ppo.2x4")
+    logprobs_NT = given["policy_table"].log_softmax(-1)[given["states"]]
+    logprobs_NT = logprobs_NT.gather(-1, given["tokens"][..., None])[..., 0]
+    batch = judged(
+        given["scores"],
+        torch.arange(8),
+        loss_mask_NT=torch.ones_like(given["mask"], dtype=torch.bool),
+        rollout_logprobs_NT=logprobs_NT,
+        reference_logprobs_NT=given["ref_log_probs"],
+        values_NT=given["value_table"][given["states"]],
+    )
+    prepared = objective("torchtune_ppo").prepare(batch)
+    torch.testing.assert_close(prepared.advantages_NT, want["advantages"], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["ppo__full_mild", "ppo__onpolicy", "ppo__extreme"])
+def test_the_advantages_and_returns_of_torchtune_are_its_gae(case):
+    given, want = recorded(f"torchtune/{case}", "estimate_advantages.1.0_0.95.nomask")
+    rewards_NT = given["token_rewards"]
+    batch = judged(
+        rewards_NT.sum(1),
+        torch.arange(len(rewards_NT)),
+        loss_mask_NT=torch.ones_like(rewards_NT, dtype=torch.bool),
+        rollout_logprobs_NT=given["old_log_probs"],
+        reference_logprobs_NT=given["old_log_probs"],
+        values_NT=given["values"],
+        token_rewards_NT=rewards_NT,
+    )
+    prepared = objective("torchtune_ppo").prepare(batch)
+    torch.testing.assert_close(prepared.advantages_NT.float(), want["advantages"], **CLOSE)
+    torch.testing.assert_close(prepared.returns_NT.float(), want["returns"], **CLOSE)
+
+
+def judged(rewards_N: Tensor, groups_N: Tensor, **tokens: Tensor) -> BatchTensors:
+    """Trajectories of one token, unless `tokens` has more."""
+    mask_NT = tokens.pop("loss_mask_NT", torch.ones(len(rewards_N), 1, dtype=torch.bool))
+    zeros_NT = torch.zeros(mask_NT.shape, dtype=rewards_N.dtype)
+    of_tokens = {"rollout_logprobs_NT": zeros_NT, "reference_logprobs_NT": zeros_NT} | tokens
+    return BatchTensors(
+        loss_mask_NT=mask_NT,
+        policy_versions_NT=torch.zeros(mask_NT.shape, dtype=torch.int64),
         rewards_N=rewards_N,
         group_index_N=groups_N,
         truncated_N=torch.zeros(len(rewards_N), dtype=torch.bool),
-        completion_lengths_N=torch.ones(len(rewards_N), dtype=torch.int64),
+        completion_lengths_N=mask_NT.sum(1),
         trajectory_ids=[str(row) for row in range(len(rewards_N))],
         group_ids=[str(group) for group in groups_N.tolist()],
         prompt_ids=[str(group) for group in groups_N.tolist()],
         current_version=0,
+        **of_tokens,
     )
-    got_N = objective(preset).prepare(batch).advantages_NT[:, 0]
-    torch.testing.assert_close(got_N, first_of_each(given, want).to(got_N.dtype), **CLOSE)
 
 
 def rewards_of(given: dict[str, Any]) -> Tensor:
