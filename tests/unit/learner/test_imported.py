@@ -65,3 +65,22 @@ def test_a_critic_warms_up_on_them_while_the_policy_waits(model_path):
     losses = [learner.update(imported()).metrics["learner/value_loss"] for _ in range(3)]
     assert losses[2] < losses[0]
     assert all(torch.equal(p, before[name]) for name, p in learner.policy.named_parameters())
+
+
+def test_an_imported_token_that_truncated_sampling_never_draws_counts_as_kept(model_path):
+    """log π = its logit less log Σ exp over the two likeliest and itself: finite, and pushed as any other token is."""
+    group = make_group(0, rewards=(1.0, 0.0), lengths=(4, 4), rollout_logprobs=[None, None])
+    learner = Learner(make_config(model_path, algorithm={"policy_loss": "reinforce"}, sampling={"top_k": 2}))
+    expected, is_outside = [], []
+    for prompt, completion in zip(
+        *(group[f"{name}_token_ids"].to_pylist() for name in ("prompt", "completion")), strict=True
+    ):
+        with torch.no_grad():
+            logits = learner.policy.causal_lm(input_ids=torch.tensor([prompt + completion])).logits[0, 4:-1]
+        for token, row in zip(completion, logits.double(), strict=True):
+            kept = {token, *row.topk(2).indices.tolist()}
+            expected.append(row[token] - row[list(kept)].logsumexp(0))
+            is_outside.append(len(kept) == 3)
+    metrics = learner.update(group).metrics
+    assert any(is_outside) and metrics["learner/updates"] == 1.0 and metrics["learner/gradient_norm"] > 0
+    assert metrics["learner/policy_logprob_mean"] == pytest.approx(torch.stack(expected).mean().item(), abs=1e-4)
