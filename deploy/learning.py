@@ -7,6 +7,7 @@ a step is its number; nothing bounds it. Weights against the gap (`corrections`)
 import asyncio
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import ray
@@ -23,11 +24,13 @@ from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport
 from deploy.cluster_up.stopping import saved_when_stopped
-from deploy.cluster_up.wiring import wanting_reference
 from deploy.launch import as_a_run, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
 from deploy.reports.summary import Summary
+
+if TYPE_CHECKING:
+    from learner.algorithms.objective import Objective
 
 
 def learn(config: RunConfig, *, address: str | None = None) -> Summary:
@@ -38,26 +41,18 @@ def learn(config: RunConfig, *, address: str | None = None) -> Summary:
 async def _learn(
     config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
 ) -> None:
-    assert config.recorded is not None, "the caller names them"
-    if RunDirectory(config.recorded).path() == run_dir.path():
-        raise ConfigError(
-            f"recorded={config.recorded!r} is the run_dir too; name another run_dir for what is learned from it"
-        )
     from learner.algorithms.objective import Objective
 
     objective = Objective.of_run(config)
-    data = RecordedGroups.open(config.recorded, seed=config.seed, dropped_by=objective.dropped_by)
-    try:
-        objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
-        data.refuse_another_tokenizer(ChatFormatter.load(config.model))
-    except ConfigError as error:
-        raise ConfigError(f"recorded={config.recorded!r}: {error}") from error
-    scored = wanting_reference(config, objective)
+    data = _opened(config, run_dir, objective)
     ledger = open_ledger(run_dir, log)
     if ledger.version:
         _refuse_other_data(config.recorded, data, run_dir)
     message = f"learns from {len(data)} groups of {config.recorded}"
     log.event("recorded", num_groups=len(data), digest=data.digest, message=message)
+    if ignored := _ignored(config):
+        message = f"nothing is sampled, and these sections act on nothing: {', '.join(ignored)}; `treadwheel eval` evaluates a checkpoint"
+        log.event("ignored", sections=ignored, message=message)
     checkpoints = run_dir.path(CHECKPOINTS)
     async with (
         connected(address),
@@ -72,10 +67,8 @@ async def _learn(
             began = time.monotonic()
             first = ledger.next_index
             indices = range(first, first + config.buffer.groups_per_step)
-            groups = [
-                (index, await _group(data.group(index), reference if scored(index) else None, config))
-                for index in indices
-            ]
+            scorer = reference if objective.wants_reference(learner.version) else None
+            groups = [(index, await _group(data.group(index), scorer, config)) for index in indices]
             stats = await learner.update(groups)
             metrics = step_metrics([group.summary for _, group in groups], stats)
             log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
@@ -87,14 +80,41 @@ async def _learn(
             await _published(config, learner, log)
 
 
-def _refuse_other_data(recorded: str, data: RecordedGroups, run_dir: RunDirectory) -> None:
+def _opened(config: RunConfig, run_dir: RunDirectory, objective: "Objective") -> RecordedGroups:
+    """Raises ConfigError for data that this configuration cannot learn from."""
+    place = config.recorded
+    assert place is not None, "the caller names them"
+    if RunDirectory(place).path() == run_dir.path():
+        raise ConfigError(f"recorded={place!r} is the run_dir too; name another run_dir for what is learned from it")
+    data = RecordedGroups.open(place, seed=config.seed, dropped_by=objective.dropped_by)
+    try:
+        objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
+        data.refuse_another_tokenizer(ChatFormatter.load(config.model))
+    except ConfigError as error:
+        raise ConfigError(f"recorded={place!r}: {error}") from error
+    return data
+
+
+def _ignored(config: RunConfig) -> list[str]:
+    """Sections that say something, of those that sampling and judging go by: one file serves `train` and `learn`."""
+    sections = ("evaluation", "reward", "rollout", "elastic", "mismatch")
+    return [name for name in sections if getattr(config, name) != RunConfig.model_fields[name].default]
+
+
+def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunDirectory) -> None:
     """Raises ConfigError when the files have changed since the run's steps: the order of the groups depends on all of them."""
     before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded"]
-    if before and before[-1]["digest"] != data.digest:
+    if not before or before[-1].get("digest") == data.digest:
+        return
+    if "digest" not in before[-1]:
         raise ConfigError(
-            f"recorded={recorded!r} has changed since this run began: {before[-1]['num_groups']} groups of digest "
-            f"{before[-1]['digest'][:12]} then, {len(data)} of {data.digest[:12]} now; give the run its old data, or name another run_dir"
+            f"run_dir={run_dir.url!r} was begun by an earlier version, which kept no digest of recorded={recorded!r}: whether the data are "
+            "the same is not known; name another run_dir, or go on with the version that began it"
         )
+    raise ConfigError(
+        f"recorded={recorded!r} has changed since this run began: {before[-1]['num_groups']} groups of digest "
+        f"{before[-1]['digest'][:12]} then, {len(data)} of {data.digest[:12]} now; give the run its old data, or name another run_dir"
+    )
 
 
 async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -> str:

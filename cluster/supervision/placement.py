@@ -16,6 +16,12 @@ from cluster.contracts.types import ActorKind
 
 REWARD_SERVICE_CPUS = 0.25
 _SMALLEST_SHARE = 0.01
+_GPUS = {
+    ActorKind.LEARNER: "learner.gpus_per_rank",
+    ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker",
+    ActorKind.REFERENCE_SCORER: "reference.gpus",
+}
+"""The setting, by the kind of actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +96,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
     has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
     """
-    most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
-    ask = partial(_asked, config, with_reference=needs_reference(config, needs=needs), most_threads=most_threads)
+    ask = partial(_asked, config, available, needs=needs)
     fewest = _fewest_workers(config)
     _check_gpus(config, ask(num_workers=fewest), available)
     for num_workers in range(_most_workers(config, available), fewest - 1, -1):
@@ -100,10 +105,21 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
             return PlacementPlan(
                 bundles=fitted,
                 strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
-                is_time_shared=any(given.cpus < wanted.cpus for given, wanted in zip(fitted, asked, strict=True)),
+                is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
             )
     raise _no_room(config, ask(num_workers=fewest), available)
+
+
+def plan_learning(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
+    """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
+    everyone = _asked(config, available, needs=needs, num_workers=0)
+    asked = tuple(each for each in everyone if each.kind is not ActorKind.REWARD_SERVICE)
+    _check_gpus(config, asked, available)
+    fitted = _fit(asked, available)
+    if fitted is None:
+        raise _no_room(config, asked, available)
+    return PlacementPlan(bundles=fitted, strategy="PACK", is_time_shared=_is_less(fitted, asked), num_missing_workers=0)
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
@@ -111,8 +127,11 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
     return "reference_logprobs" in needs and not config.is_reference_the_base
 
 
-def _asked(config: RunConfig, *, with_reference: bool, num_workers: int, most_threads: int) -> tuple[Bundle, ...]:
+def _asked(
+    config: RunConfig, available: ClusterResources, *, needs: Collection[str], num_workers: int
+) -> tuple[Bundle, ...]:
     learner, rollout, reference = config.learner, config.rollout, config.reference
+    most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
         num_threads = num_threads or min(math.ceil(cpus), most_threads)
@@ -127,7 +146,7 @@ def _asked(config: RunConfig, *, with_reference: bool, num_workers: int, most_th
         for i in range(num_workers)
     ]
     services = [bundle(ActorKind.REWARD_SERVICE, 0, REWARD_SERVICE_CPUS, 0.0, 1)]
-    if with_reference:
+    if needs_reference(config, needs=needs):
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))
     return (*ranks, *workers, *services)
 
@@ -151,12 +170,12 @@ def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterR
     asked = sum(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
-    settings = {
-        "learner.gpus_per_rank": (config.learner.gpus_per_rank, f"x {config.learner.num_ranks} ranks"),
-        "rollout.gpus_per_worker": (config.rollout.gpus_per_worker, f"x {config.rollout.num_workers} workers"),
-        "reference.gpus": (sum(each.gpus for each in fewest if each.kind is ActorKind.REFERENCE_SCORER), ""),
+    times = {
+        ActorKind.LEARNER: f" x {config.learner.num_ranks} ranks",
+        ActorKind.ROLLOUT_WORKER: f" x {config.rollout.num_workers} workers",
     }
-    names = ", ".join(f"{name}={value:g} {times}".strip() for name, (value, times) in settings.items() if value)
+    by_kind = {each.kind: each.gpus for each in fewest if each.gpus}
+    names = ", ".join(f"{_GPUS[kind]}={gpus:g}{times.get(kind, '')}" for kind, gpus in by_kind.items())
     raise ConfigError(
         f"{names}: {asked:g} GPUs asked for, the cluster has {available.gpus:g}; "
         "use fewer ranks or workers, fractions of a GPU, or a larger cluster (--address)"
@@ -173,6 +192,10 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources) -> tuple[Bundle
             return scaled
         share *= 0.95
     return None
+
+
+def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:
+    return any(one.cpus < other.cpus for one, other in zip(given, asked, strict=True))
 
 
 def _packs(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
@@ -195,10 +218,9 @@ def _rounded(cpus: float) -> float:
 def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
     """Some bundle's GPUs are on no single node, or there are too many actors for any CPU share."""
     largest = max(bundles, key=lambda bundle: bundle.gpus)
-    fields = {ActorKind.LEARNER: "learner.gpus_per_rank", ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker"}
-    asked = f"{fields.get(largest.kind, 'reference.gpus')}={largest.gpus:g}"
-    if not largest.gpus:
-        asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
+    asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
+    if largest.gpus:
+        asked = f"{_GPUS[largest.kind]}={largest.gpus:g}"
     nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
     return ConfigError(
         f"{asked}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 
 from cluster.contracts.config import RunConfig
@@ -16,7 +16,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.tickets import TicketOffice
-from cluster.supervision.placement import PlacementPlan, plan
+from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
 from deploy.cluster_up.actor_specs import ActorSpecs
@@ -77,7 +77,7 @@ async def learner_alone(
 ) -> AsyncIterator[tuple[LearnerGroup, SupervisedActor | None]]:
     """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
     mathematics needs one, which starts at its first call."""
-    placement = placement_of(config)
+    placement = placement_of(config, plan_learning)
     async with seats(placement, start_s=config.supervision.start_s) as taken, contextlib.AsyncExitStack() as at_the_end:
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
         recorder, learner = learning(
@@ -91,11 +91,11 @@ async def learner_alone(
         yield learner, reference
 
 
-def placement_of(config: RunConfig) -> PlacementPlan:
+def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
     from learner.algorithms.objective import Objective
 
-    return plan(config, available(), needs=Objective.of_run(config).needs)
+    return planned(config, available(), needs=Objective.of_run(config).needs)
 
 
 async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:

@@ -6,14 +6,24 @@ check that needs the result of a failed one is left out. What needs torch or tra
 
 import contextlib
 import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import prompt_source
+from cluster.contracts.protocols import PromptSource
 from cluster.record.run_directory import RunDirectory
+from cluster.supervision.placement import PlacementPlan
 from deploy.preflight import judge, machine, model, prompts, report, settings
+from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
+from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+    from learner.algorithms.objective import Objective
 
 
 def check(config: RunConfig, *, address: str | None = None) -> Report:
@@ -21,58 +31,21 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
-    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
-    # read is a problem among others.
-    with contextlib.suppress(StorageError):
-        RunDirectory(config.run_dir).refuse_if_busy()
-    is_local = _is_local(address)
-    problems = Problems()
-    problems.attempt(settings.check_run_dir, config)
-    problems.attempt(settings.check_transport, config)
-    problems.attempt(settings.check_sinks, config)
+    problems, is_local = _begun(config, address)
     problems.attempt(settings.check_tensor_parallel, config)
-    objective = problems.attempt(settings.check_mathematics, config)
-    needs, numbers = (objective.needs, objective.columns) if objective else (frozenset[str](), ())
     problems.attempt(settings.check_environment, config, is_local=is_local)
-
-    formatter = problems.attempt(model.load_formatter, config)
-    problems.attempt(model.check_reference, config)
-    problems.attempt(model.check_critic, config)
-    has_room = False
-    if formatter is not None:
-        has_room = problems.attempt(model.check_room, config, formatter) is not None
-        problems.attempt(model.check_adapters, config)
-        problems.attempt(prompts.check_demonstrations, config)
-    problems.attempt(model.check_attention, config, is_local=is_local)
-
-    source = problems.attempt(prompt_source, config.prompts, field="prompts")
-    named = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
-    if config.reference.by_source:
-        named["reference.source_column"] = config.reference.source_column
-    if source is not None:
-        problems.attempt(prompts.check_columns, source, named, config, field="prompts", numbers=numbers)
-    looks = None
-    if source is not None and formatter is not None and has_room:
-        looks = problems.attempt(prompts.check_lengths, source, formatter, config)
-    held_out = None
-    if config.evaluation.prompts is not None:
-        held_out = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
-        if held_out is not None and formatter is not None and has_room:
-            problems.attempt(prompts.check_held_out, held_out, formatter, config)
-        if held_out is not None:
-            # A held-out prompt without a value of its own is sampled as the run says.
-            column = config.evaluation.source_column
-            named = {} if column is None else {"evaluation.source_column": column}
-            problems.attempt(prompts.check_columns, held_out, named, config, field="evaluation.prompts")
+    objective = _check_settings(config, problems)
+    formatter = _check_model(config, problems, is_local=is_local)
+    has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
+    readable = formatter if has_room else None
+    source, looks = _check_prompts(config, problems, readable, numbers=objective.columns if objective else ())
+    held_out = _check_held_out(config, problems, readable)
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
     samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
-
     problems.attempt(machine.check_batch, config, is_local=is_local)
-    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
-    memory = None
-    if formatter is not None and (placement is not None or not is_local):
-        memory = problems.attempt(machine.estimate, config, needs, is_local=is_local)
+    needs = objective.needs if objective else frozenset[str]()
+    placement, memory = _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
     assert source is not None and looks and samples and memory, "no problem, so all of it is known"
     return Report(
@@ -88,23 +61,80 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> None:
-    """As `check`, for a run that learns from recorded trajectories: nothing of prompts and judges."""
-    is_local = _is_local(address)
-    problems = Problems()
-    problems.attempt(settings.check_run_dir, config)
-    problems.attempt(settings.check_sinks, config)
-    problems.attempt(settings.check_mathematics, config)
-    problems.attempt(model.check_reference, config)
-    if problems.attempt(model.load_formatter, config) is not None:
-        problems.attempt(model.check_adapters, config)
-        problems.attempt(prompts.check_demonstrations, config)
-    problems.attempt(model.check_attention, config, is_local=is_local)
+    """As `check`, for a run that learns from recorded trajectories: nothing of prompts, judge and rollout workers."""
+    problems, is_local = _begun(config, address)
+    objective = _check_settings(config, problems)
+    formatter = _check_model(config, problems, is_local=is_local)
+    needs = objective.needs if objective else frozenset[str]()
+    _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
 
 
-def _is_local(address: str | None) -> bool:
-    """The run starts a cluster of its own, on this machine."""
-    return address is None and "RAY_ADDRESS" not in os.environ
+def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
+    """No problem yet, and whether the run starts a cluster of its own, on this machine."""
+    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
+    # read is a problem among others.
+    with contextlib.suppress(StorageError):
+        RunDirectory(config.run_dir).refuse_if_busy()
+    return Problems(), address is None and "RAY_ADDRESS" not in os.environ
+
+
+def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
+    problems.attempt(settings.check_run_dir, config)
+    problems.attempt(settings.check_transport, config)
+    problems.attempt(settings.check_sinks, config)
+    return problems.attempt(settings.check_mathematics, config)
+
+
+def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "ChatFormatter | None":
+    """The policy's, and the models beside it."""
+    formatter = problems.attempt(model.load_formatter, config)
+    problems.attempt(model.check_reference, config)
+    problems.attempt(model.check_critic, config)
+    if formatter is not None:
+        problems.attempt(model.check_adapters, config)
+        problems.attempt(prompts.check_demonstrations, config)
+    problems.attempt(model.check_attention, config, is_local=is_local)
+    return formatter
+
+
+def _check_prompts(
+    config: RunConfig, problems: Problems, formatter: "ChatFormatter | None", *, numbers: Collection[str]
+) -> tuple[PromptSource | None, Looks | None]:
+    """`formatter` is None where the lengths of prompts cannot be judged."""
+    source = problems.attempt(prompt_source, config.prompts, field="prompts")
+    if source is None:
+        return None, None
+    named = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
+    if config.reference.by_source:
+        named["reference.source_column"] = config.reference.source_column
+    problems.attempt(prompts.check_columns, source, named, config, field="prompts", numbers=numbers)
+    return source, problems.attempt(prompts.check_lengths, source, formatter, config) if formatter else None
+
+
+def _check_held_out(config: RunConfig, problems: Problems, formatter: "ChatFormatter | None") -> PromptSource | None:
+    if config.evaluation.prompts is None:
+        return None
+    source = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
+    if source is None:
+        return None
+    if formatter is not None:
+        problems.attempt(prompts.check_held_out, source, formatter, config)
+    # A held-out prompt without a value of its own is sampled as the run says.
+    column = config.evaluation.source_column
+    named = {} if column is None else {"evaluation.source_column": column}
+    problems.attempt(prompts.check_columns, source, named, config, field="evaluation.prompts")
+    return source
+
+
+def _check_machine(
+    config: RunConfig, problems: Problems, needs: frozenset[str], *, is_readable: bool, is_local: bool
+) -> tuple[PlacementPlan | None, Memory | None]:
+    """`is_readable`: the model's files can be read, from which memory is estimated."""
+    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
+    if not is_readable or (placement is None and is_local):
+        return placement, None
+    return placement, problems.attempt(machine.estimate, config, needs, is_local=is_local)
 
 
 __all__ = ["Report", "check", "check_learning"]

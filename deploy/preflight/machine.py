@@ -8,7 +8,7 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
@@ -47,7 +47,8 @@ def this_machine() -> ClusterResources:
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
     """None: the cluster decides."""
-    return plan(config, this_machine(), needs=needs) if is_local else None
+    planned = plan if config.recorded is None else plan_learning
+    return planned(config, this_machine(), needs=needs) if is_local else None
 
 
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
@@ -56,15 +57,16 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
 
     rank = memory.of_run(config)
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
-    on_gpus = config.rollout.gpus_per_worker > 0
+    num_workers = config.rollout.num_workers if config.recorded is None else 0
+    on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
     worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
-    total = rank.total_bytes * config.learner.num_ranks + worker * config.rollout.num_workers + (reference or 0)
+    total = rank.total_bytes * config.learner.num_ranks + worker * num_workers + (reference or 0)
     free = psutil.virtual_memory().available if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:
         memory.check_fits(rank, free_bytes=free, model=config.model)
-        _check_total(config, total, free)
+        _check_total(config, total, free, num_workers=num_workers)
     return Memory(
         num_parameters=rank.num_parameters,
         dtype=config.model.dtype,
@@ -94,10 +96,12 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
         )
 
 
-def _check_total(config: RunConfig, total: int, free: int) -> None:
+def _check_total(config: RunConfig, total: int, free: int, *, num_workers: int) -> None:
     if total * _LEAST_OF_ESTIMATE > free:
+        workers, cache = (
+            (f"rollout.num_workers={num_workers}, ", "rollout.kv_cache_bytes or ") if num_workers else ("", "")
+        )
         raise ConfigError(
-            f"rollout.num_workers={config.rollout.num_workers}, learner.num_ranks={config.learner.num_ranks}: all actors together "
-            f"take about {total / GIB:,.1f} GiB, {free / GIB:,.1f} GiB are free; lower one of them, rollout.kv_cache_bytes or "
-            "learner.max_tokens_per_micro_batch, or take a smaller model"
+            f"{workers}learner.num_ranks={config.learner.num_ranks}: all actors together take about {total / GIB:,.1f} GiB, "
+            f"{free / GIB:,.1f} GiB are free; lower one of them, {cache}learner.max_tokens_per_micro_batch, or take a smaller model"
         )

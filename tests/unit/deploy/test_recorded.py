@@ -5,12 +5,12 @@ import json
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.config import EvaluationConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import SCHEMA, with_columns
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 from deploy.learning import learn
 from deploy.recorded import RecordedGroups, import_rows
 from tests.models import make_tiny_model
@@ -254,6 +254,28 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
     add("b.arrow", "6", "8")
     with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 2 of .* now"):
         learn(config)
+    RunDirectory(config.run_dir).append_json(EVENTS, {"kind": "recorded", "num_groups": 2})
+    with pytest.raises(
+        ConfigError, match=r"begun by an earlier version, which kept no digest of recorded=.*name another"
+    ):
+        learn(config)
+
+
+def test_sections_that_act_on_nothing_where_nothing_is_sampled_are_named(tmp_path, model, no_actors):
+    place = str(tmp_path / "a.arrow")
+    imported(
+        rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": c, "reward": 1.0} for c in "45")), place, model
+    )
+    config = run(place, model, tmp_path, proximal="recompute")
+    told = lambda: [
+        event for event in RunDirectory(config.run_dir).read_json_lines(EVENTS) if event["kind"] == "ignored"
+    ]
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+    assert told() == []
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config.model_copy(update={"evaluation": EvaluationConfig(num_prompts=7)}))
+    assert [event["sections"] for event in told()] == [["evaluation"]]
 
 
 def test_trajectories_of_another_tokenizer_are_refused(tmp_path, model, no_actors):

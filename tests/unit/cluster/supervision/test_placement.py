@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan_learning
 from cluster.supervision.placement import plan as plan_with
 
 
@@ -130,3 +130,17 @@ def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
     assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == config.rollout.num_workers
     assert len(placed.of(ActorKind.REFERENCE_SCORER)) == len(needs)
     assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.resources())
+
+
+def test_a_run_that_samples_nothing_asks_for_neither_workers_nor_judges():
+    config = run(rollout={"num_workers": 9, "gpus_per_worker": 1}, learner={"cpus_per_rank": 1.5})
+    with pytest.raises(ConfigError, match="9 GPUs asked for"):
+        plan(config, LAPTOP)
+    placed = plan_learning(config, LAPTOP, needs={"reference_logprobs"})
+    assert [(bundle.name, bundle.cpus) for bundle in placed.bundles] == [
+        ("learner-0", 1.5),
+        ("reference_scorer-0", 0.5),
+    ]
+    assert not placed.is_time_shared and placed.num_missing_workers == 0
+    with pytest.raises(ConfigError, match=r"^learner.gpus_per_rank=2 x 1 ranks: 2 GPUs asked for, the cluster has 0"):
+        plan_learning(run(rollout={"gpus_per_worker": 1}, learner={"gpus_per_rank": 2}), LAPTOP, needs=())

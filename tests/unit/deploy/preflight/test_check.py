@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
-from deploy.preflight import check
+from deploy.preflight import check, check_learning
 from learner.checkpoint import files
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.deploy.preflight.runs import run
@@ -297,3 +297,20 @@ def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distributio
     assert note.startswith(
         "sampling.min_tokens: the learner's log-probs are of the distribution without, so ratios are"
     )
+
+
+def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_takes_itself(tmp_path, model):
+    recorded = ("recorded=somewhere", "rollout.gpus_per_worker=8", "prompts.path=nowhere")
+    check_learning(run(tmp_path, model, *recorded))  # no workers, no prompts
+    with pytest.raises(ConfigError, match="2 problems") as refused:
+        check_learning(
+            run(
+                tmp_path,
+                model,
+                *recorded,
+                "algorithm={preset: ppo, value: {path: /nowhere}}",
+                "learner.gpus_per_rank=9",
+            )
+        )
+    assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
+    assert "learner.gpus_per_rank=9 x 1 ranks: 9 GPUs asked for" in str(refused.value)
