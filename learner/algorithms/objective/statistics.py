@@ -120,6 +120,8 @@ OF_THE_LEARNER = {
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
+_MOST_AT_ONCE = 2**21
+"""Numbers that wait for each other: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +167,39 @@ class Statistics:
 
 
 class Recorder:
-    """Collects the quantities of one micro-batch."""
+    """Collects the quantities of one micro-batch; those of one shape are reduced together, as long as they are small."""
 
     def __init__(self, device: torch.device) -> None:
-        self._moments = list(Statistics.empty(device).moments_Q5.unbind(0))
+        self._moments_Q5 = Statistics.empty(device).moments_Q5
+        self._waiting: dict[torch.Size, list[tuple[int, Tensor, Tensor]]] = {}
 
     def record(self, name: str, x: Tensor, where: Tensor | None = None) -> None:
-        """All entries of x, or those where the mask is true."""
-        x = x.detach().double()
-        where = torch.ones_like(x, dtype=torch.bool) if where is None else where
+        """All entries of x, or those where the mask is true. x must not change afterwards."""
         if not x.numel():
             return
-        kept = torch.where(where, x, torch.zeros_like(x))
-        least, most = torch.where(where, x, torch.inf).amin(), torch.where(where, x, -torch.inf).amax()
-        self._moments[_ROW[name]] = torch.stack([where.sum().double(), kept.sum(), kept.square().sum(), least, most])
+        where = torch.ones_like(x, dtype=torch.bool) if where is None else where
+        waiting = self._waiting.setdefault(x.shape, [])
+        waiting.append((_ROW[name], x.detach().double(), where))
+        if len(waiting) * x.numel() > _MOST_AT_ONCE:
+            self._reduce(self._waiting.pop(x.shape))
 
     def total(self, name: str, value: Tensor) -> None:
         """One number that adds up over micro-batches."""
         self.record(name, value.detach().reshape(1))
 
     def statistics(self) -> Statistics:
-        return Statistics(torch.stack(self._moments))
+        for waiting in self._waiting.values():
+            self._reduce(waiting)
+        self._waiting.clear()
+        return Statistics(self._moments_Q5)
+
+    def _reduce(self, waiting: list[tuple[int, Tensor, Tensor]]) -> None:
+        rows, xs, masks = zip(*waiting, strict=True)
+        x, where = torch.stack(xs).flatten(1), torch.stack(masks).flatten(1)
+        kept = torch.where(where, x, 0)
+        least, most = torch.where(where, x, torch.inf).amin(1), torch.where(where, x, -torch.inf).amax(1)
+        moments = (where.sum(1).double(), kept.sum(1), kept.square().sum(1), least, most)
+        self._moments_Q5[list(rows)] = torch.stack(moments, 1)
 
 
 def reported_name(name: str, output: str) -> str:

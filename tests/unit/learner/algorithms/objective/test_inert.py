@@ -51,34 +51,50 @@ def at_start(whole: Case) -> Case:
     return Case(batch, whole.policy, whole.entropies, whole.values)
 
 
-def effect(section: dict[str, Any], *, updates_per_step: int = 2) -> list[Tensor]:
-    """What a run of this section would do on each batch in turn: losses and gradients, or what it says of a batch that it refuses."""
-    return _effect(json.dumps(section, sort_keys=True), updates_per_step)
+class Effect:
+    """What a run of a section does on each batch in turn, found out when it is asked for: what it says, or loss and gradients."""
+
+    def __init__(self, section: dict[str, Any], *, updates_per_step: int) -> None:
+        config = AlgorithmConfig.model_validate(section)
+        self._objective = Objective.from_config(config, updates_per_step=updates_per_step)
+        self._batches = iter(CASES if updates_per_step > 1 else map(at_start, CASES))
+        self._found: list[list[Tensor]] = []
+
+    def on(self, index: int) -> list[Tensor]:
+        while len(self._found) <= index:
+            self._found.append(self._next(next(self._batches)))
+        return self._found[index]
+
+    def _next(self, whole: Case) -> list[Tensor]:
+        try:
+            loss, report, gradient = whole.loss(self._objective)
+        except DataError as error:
+            return [torch.tensor(list(str(error).encode()))]
+        found = [loss, gradient]
+        if self._objective.config.value is not None:
+            found += [whole.value_gradient(self._objective)]
+        self._objective.observe(report)
+        return found
 
 
 @functools.cache
-def _effect(section: str, updates_per_step: int) -> list[Tensor]:
-    made = Objective.from_config(AlgorithmConfig.model_validate_json(section), updates_per_step=updates_per_step)
-    found: list[Tensor] = []
-    for whole in CASES if updates_per_step > 1 else map(at_start, CASES):
-        try:
-            loss, report, gradient = whole.loss(made)
-        except DataError as error:
-            found.append(torch.tensor(list(str(error).encode())))
-            continue
-        found += [loss, gradient]
-        if made.config.value is not None:
-            found += [whole.value_gradient(made)]
-        made.observe(report)
-    return found
+def effect(section: str, updates_per_step: int) -> Effect | None:
+    """None: it is refused."""
+    try:
+        return Effect(json.loads(section), updates_per_step=updates_per_step)
+    except (ConfigError, ValidationError):
+        return None
 
 
 def acts(section: dict[str, Any], *, against: dict[str, Any], updates_per_step: int = 2) -> bool | None:
     """Whether it differs from its neighbour; None: one of them is refused."""
-    try:
-        a, b = (effect(each, updates_per_step=updates_per_step) for each in (section, against))
-    except (ConfigError, ValidationError):
+    a, b = (effect(json.dumps(each, sort_keys=True), updates_per_step) for each in (section, against))
+    if a is None or b is None:
         return None
+    return any(differ(a.on(index), b.on(index)) for index in range(len(CASES)))
+
+
+def differ(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) != len(b) or not all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
 
 
