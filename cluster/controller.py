@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
-from cluster.contracts.types import BroadcastStats, Group, GroupSummary, SamplingParams, StepStats, Ticket
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, StepStats, Ticket
 from cluster.metrics import step_metrics
 from cluster.rollouts.tickets import evaluation_tickets
 from cluster.scores import scores
@@ -125,7 +126,7 @@ class Evaluator:
 
     config: EvaluationConfig
     source: PromptSource
-    sampling: SamplingParams
+    sampling: SamplingConfig
     seed: int
     stall_s: float
     """As the plan's."""

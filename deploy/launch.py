@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import psutil
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import prompt_source
-from cluster.contracts.types import SamplingParams
 from cluster.controller import Evaluator, Plan
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
@@ -211,7 +209,7 @@ def ticket_office(config: RunConfig) -> TicketOffice:
         seed=config.seed,
         trajectories_per_group=config.judged_per_group,
         extra_trajectories=0 if config.algorithm.selection else config.rollout.extra_trajectories,
-        sampling=SamplingParams(**config.sampling.model_dump()),
+        sampling=config.sampling,
         num_ahead=config.buffer.groups_per_step,
     )
 
@@ -223,7 +221,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     return Evaluator(
         config=config.evaluation,
         source=prompt_source(config.evaluation.prompts, field="evaluation.prompts"),
-        sampling=replace(SamplingParams(**config.sampling.model_dump()), temperature=config.evaluation.temperature),
+        sampling=config.sampling.model_copy(update={"temperature": config.evaluation.temperature}),
         seed=config.seed,
         stall_s=stall_s(config),
     )

@@ -1,19 +1,18 @@
 """What a prompt is sampled with, and how vLLM is asked for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import PENALTIES, STRUCTURES, SamplingConfig
-from cluster.contracts.types import Prompt, SamplingParams, sample_seed
+from cluster.contracts.types import Prompt, sample_seed
 
 _AS_IT_IS = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", *PENALTIES)
 _FREE: dict[str, Any] = {"json_schema": None, "regex": None, "choice": (), "grammar": None}
 
 
-def own_sampling(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
+def own_sampling(prompt: Prompt, sampling: SamplingConfig) -> SamplingConfig:
     """The run's sampling with the prompt's own values. A structure of the prompt stands in place of the run's, whatever its kind.
 
     Raises DataError naming column and value.
@@ -21,7 +20,7 @@ def own_sampling(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
     columns = sampling.columns
     own = {name: prompt.columns[column] for name, column in columns.items() if prompt.columns.get(column) is not None}
     if not own:
-        return replace(sampling, columns={})
+        return sampling.model_copy(update={"columns": {}})
     limit, least = own.get("max_tokens", sampling.max_tokens), sampling.min_tokens
     if type(limit) is not int or not max(least, 1) <= limit <= sampling.max_tokens:
         raise DataError(
@@ -33,16 +32,16 @@ def own_sampling(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
         raise DataError(
             f"prompt {prompt.prompt_id!r} has {' and '.join(forced)}, and the engine takes one of them; leave the others empty"
         )
-    return replace(sampling, **(_FREE if forced else {}) | own, columns={})
+    return sampling.model_copy(update=(_FREE if forced else {}) | own | {"columns": {}})
 
 
-def works_on_text(sampling: SamplingConfig | SamplingParams) -> bool:
+def works_on_text(sampling: SamplingConfig) -> bool:
     """Whether the engine needs the tokenizer for it."""
     is_forced = structure(sampling) is not None or any(name in sampling.columns for name in STRUCTURES)
     return is_forced or bool(sampling.stop or sampling.bad_words)
 
 
-def structure(sampling: SamplingConfig | SamplingParams) -> dict[str, Any] | None:
+def structure(sampling: SamplingConfig) -> dict[str, Any] | None:
     """vLLM's StructuredOutputsParams; None leaves completions free."""
     # A column's value as it is: a text in place of a list must not become a list of its letters, but be refused.
     choice = list(sampling.choice) or None if isinstance(sampling.choice, tuple) else sampling.choice

@@ -22,7 +22,7 @@ from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig,
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
 from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.protocols import EngineOutput, EngineRequest
-from cluster.contracts.types import FinishReason, SamplingParams
+from cluster.contracts.types import FinishReason
 from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
 
@@ -95,7 +95,7 @@ class VllmEngine:
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
-        self._try_out(SamplingParams(**sampling.model_dump()))
+        self._try_out(sampling)
 
     def add(self, request: EngineRequest) -> None:
         """Takes a request; it starts at the next step that has a free slot, first come, first served.
@@ -226,7 +226,7 @@ class VllmEngine:
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
 
-    def _try_out(self, sampling: SamplingParams) -> None:
+    def _try_out(self, sampling: SamplingConfig) -> None:
         """Raises ConfigError for a sampling that vLLM refuses: now, and not for every prompt."""
         trial = EngineRequest(request_id="trial", prompt_token_ids=[0], sampling=sampling, seed=0)
         try:

@@ -5,15 +5,12 @@ Synchronous methods of an actor's object may block: they run in a thread of thei
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cluster.contracts.types import (
-    BroadcastStats,
-    Completion,
-    FinishReason,
-    Prompt,
-    SamplingParams,
-)
+from cluster.contracts.types import BroadcastStats, Completion, FinishReason, Prompt
+
+if TYPE_CHECKING:
+    from cluster.contracts.sampling_config import SamplingConfig
 
 
 class Events(Protocol):
@@ -40,7 +37,7 @@ class EngineRequest:
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: "SamplingConfig"
     seed: int
     kept: Completion | None = None
     """Tokens sampled before an interruption: the engine goes on after them and does not return them again."""

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.errors import TreadwheelError
+
+if TYPE_CHECKING:
+    from cluster.contracts.sampling_config import SamplingConfig
 
 
 class ActorKind(StrEnum):
@@ -47,34 +50,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How to sample one completion."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 means all tokens."""
-    min_p: float = 0.0
-    min_tokens: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    bad_words: tuple[str, ...] = ()
-    json_schema: dict[str, Any] | str | None = None
-    """At most one of this, `regex`, `choice` and `grammar`."""
-    regex: str | None = None
-    choice: tuple[str, ...] = ()
-    grammar: str | None = None
-    columns: dict[str, str] = field(default_factory=dict[str, str])
-    """Name of a field to the prompt column that holds a prompt's own value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """The right to start one group, handed out in order. Results are taken in this order, never as they finish."""
 
@@ -89,7 +64,7 @@ class Ticket:
     """Seed of the group; sample i uses `sample_seed(seed, i)`, so nothing depends on which worker samples."""
     policy_version: int
     """Newest attested version when the ticket was issued."""
-    sampling: SamplingParams
+    sampling: "SamplingConfig"
 
     @property
     def group_id(self) -> str:

@@ -7,7 +7,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import lru_cache
 
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Ticket, sample_seed
 
 _KEPT_EPOCHS = 2
 """Orders that are kept: around the end of an epoch, groups of both are asked for in turn."""
@@ -27,7 +28,7 @@ class TicketOffice:
         seed: int,
         trajectories_per_group: int,
         extra_trajectories: int = 0,
-        sampling: SamplingParams,
+        sampling: SamplingConfig,
         num_ahead: int = 0,
         thread: Executor | None = None,
     ) -> None:
@@ -97,7 +98,7 @@ def evaluation_tickets(
     num_prompts: int,
     num_samples: int,
     seed: int,
-    sampling: SamplingParams,
+    sampling: SamplingConfig,
     policy_version: int,
 ) -> list[Ticket]:
     """The first prompts of a held-out source, the same at every evaluation. Their indices are negative: they are never trained on."""

@@ -10,7 +10,7 @@ from actors.rollout.sampling import own_sampling
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Prompt, SamplingParams
+from cluster.contracts.types import Prompt
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -62,10 +62,9 @@ def check_columns(
             raise ConfigError(
                 f"{setting}={column!r}: none of the first {len(firsts)} prompts of {field} has this column; theirs are: {known}"
             )
-    sampling = SamplingParams(**config.sampling.model_dump())
     for prompt in firsts:
         try:
-            own_sampling(prompt, sampling)
+            own_sampling(prompt, config.sampling)
         except DataError as error:
             raise ConfigError(f"{field}: {error}") from error
         for column in numbers:

@@ -19,8 +19,9 @@ import pyarrow as pa
 import ray
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import ActorKind, Prompt, SamplingParams, Ticket
+from cluster.contracts.types import ActorKind, Prompt, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.production import Production
@@ -171,7 +172,7 @@ async def _measure(size: int) -> dict[str, float]:
         source=_Prompts(),
         seed=0,
         trajectories_per_group=per_group,
-        sampling=SamplingParams(max_tokens=TOKENS),
+        sampling=SamplingConfig(max_tokens=TOKENS),
         num_ahead=2 * size,
     )
     supervisor = Supervisor(config.supervision, _Silent())

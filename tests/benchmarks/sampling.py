@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
+from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
 from cluster.weights.manifest import Canary
 from tests.models import make_tiny_model, make_tokenizer
 from tests.packed import pack
@@ -80,7 +80,7 @@ async def _sample_with(worker: RolloutWorker, prompts: list[str]) -> float:
 
 
 def tickets(prompts: list[str]) -> list[Ticket]:
-    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    sampling = SamplingConfig(max_tokens=MAX_TOKENS)
     return [
         Ticket(
             index=index,
@@ -116,7 +116,7 @@ def bare_engine(path: Path) -> Any:
 
 
 def sample_bare(engine: Any, prompts: list[str]) -> float:
-    from vllm import SamplingParams as Sampling
+    from vllm import SamplingConfig as Sampling
     from vllm.sampling_params import RequestOutputKind
 
     tokenizer = make_tokenizer()

@@ -11,7 +11,7 @@ from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
-from cluster.contracts.types import Completion, FinishReason, SamplingParams
+from cluster.contracts.types import Completion, FinishReason
 
 PROBE = [4 + (7 * place) % 90 for place in range(32)]
 
@@ -48,7 +48,7 @@ def end(engine: VllmEngine) -> None:
 def request(
     name: str, prompt: Sequence[int], *, seed: int = 0, kept: Completion | None = None, **sampling: Any
 ) -> EngineRequest:
-    params = SamplingParams(**{"max_tokens": 16, **sampling})
+    params = SamplingConfig.model_construct(**{"max_tokens": 16, **sampling})
     return EngineRequest(request_id=name, prompt_token_ids=list(prompt), sampling=params, seed=seed, kept=kept)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.types import FinishReason, SamplingParams
+from cluster.contracts.types import FinishReason
 from learner.model.policy import load, prove, score, token_row
 from tests.integration.engines import PROBE, Reference, completion, largest_error, request, run, start_engine
 from tests.models import make_tiny_model, make_tokenizer
@@ -129,7 +129,7 @@ def test_bad_words_never_come_and_ends_of_sequence_are_gone_past(engine):
 @pytest.mark.parametrize("bad", [{"regex": "[0-9"}, {"json_schema": '{"enum": '}, {"logit_bias": {10**6: 1.0}}])
 def test_a_sampling_that_vllm_refuses_ends_the_start_and_not_every_prompt(engine, bad):
     with pytest.raises(ConfigError, match="vLLM refuses what `sampling` says: "):
-        engine._try_out(SamplingParams(max_tokens=4, **bad))
+        engine._try_out(SamplingConfig.model_construct(max_tokens=4, **bad))
     assert engine.step() == []
 
 
@@ -215,4 +215,4 @@ def test_stop_strings_need_an_engine_that_was_told_of_them(path):
     engine = start_engine(path)
     with pytest.raises(ConfigError, match="this engine was started without; name it in `sampling`"):
         engine.add(request("r", PROMPT, stop=("7",)))
-    assert SamplingParams(max_tokens=1).stop == ()
+    assert SamplingConfig(max_tokens=1).stop == ()

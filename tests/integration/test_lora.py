@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import WeightsError
-from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Ticket
 from deploy.cluster_up import factories
 from tests.models import make_tiny_model
 
@@ -85,7 +86,7 @@ async def test_samples_under_the_adapter_have_the_learners_logprobs(learner, wor
         num_trajectories=4,
         seed=1,
         policy_version=learner.version,
-        sampling=SamplingParams(max_tokens=8),
+        sampling=SamplingConfig(max_tokens=8),
     )
     (batch,) = [batch async for batch in worker.generate([ticket])]
     merged = AutoModelForCausalLM.from_pretrained(export(learner) / "model").requires_grad_(False)

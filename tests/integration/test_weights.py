@@ -9,7 +9,7 @@ import pytest
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
-from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from cluster.contracts.types import Prompt, Ticket
 from cluster.weights.manifest import Canary
 from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
 from tests.models import make_tiny_model
@@ -44,7 +44,7 @@ def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> Rollo
 
 
 def ticket(index: int, prompt: Prompt, *, max_tokens: int = 12, temperature: float = 1.0) -> Ticket:
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    sampling = SamplingConfig(max_tokens=max_tokens).model_copy(update={"temperature": temperature})
     return Ticket(index=index, prompt=prompt, num_trajectories=4, seed=index, policy_version=0, sampling=sampling)
 
 

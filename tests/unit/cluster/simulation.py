@@ -11,7 +11,8 @@ from typing import Any
 
 from cluster.contracts.config import EvaluationConfig, SupervisionConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
-from cluster.contracts.types import ActorKind, GroupSummary, SamplingParams, Ticket
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import ActorKind, GroupSummary, Ticket
 from cluster.controller import Evaluator, Plan, train
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import HeldOutGroups
@@ -27,7 +28,7 @@ from tests.unit.cluster.nature import NUM_HELD_OUT, PER_GROUP, Nature
 from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, RewardService, SlowThread, Worker
 from tests.unit.cluster.wired import wired
 
-SAMPLING = SamplingParams(max_tokens=4)
+SAMPLING = SamplingConfig(max_tokens=4)
 _SAMPLING_DEADLINE_S = 300.0
 """Longer than any group takes."""
 _STALL_S = 3_000.0

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, SamplingParams, StepStats
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
 from cluster.controller import Evaluator, Plan, train
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary
@@ -139,7 +140,7 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
     evaluator = Evaluator(
         config=EvaluationConfig(num_prompts=3),
         source=NumberedPrompts(),
-        sampling=SamplingParams(max_tokens=1),
+        sampling=SamplingConfig(max_tokens=1),
         seed=0,
         stall_s=10.0,
         thread=InlineExecutor(),
@@ -184,7 +185,7 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     evaluator = Evaluator(
         config=EvaluationConfig(num_prompts=3, source_column="kind", success_at=2.0),
         source=SourcedPrompts(3),
-        sampling=SamplingParams(max_tokens=1),
+        sampling=SamplingConfig(max_tokens=1),
         seed=0,
         stall_s=10.0,
         thread=InlineExecutor(),

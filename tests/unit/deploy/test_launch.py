@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import signal
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.contracts.errors import WorkerError
-from cluster.contracts.types import SamplingParams
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
@@ -104,6 +103,4 @@ def test_an_evaluation_samples_as_the_run_does_but_for_its_temperature(tmp_path)
     config = validated({"model": {"path": "m"}, "prompts": "file", "sampling": sampling, "evaluation": held_out})
     evaluator = launch.make_evaluator(config)
     assert evaluator is not None
-    assert dataclasses.asdict(evaluator.sampling) == dataclasses.asdict(
-        SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",))
-    )
+    assert evaluator.sampling == SamplingConfig(max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",))

@@ -7,7 +7,8 @@ import pytest
 from actors.rollout.engine_thread import EngineThread, Outcome, Update, Updated
 from cluster.contracts.errors import DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
-from cluster.contracts.types import Completion, SamplingParams
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Completion
 from cluster.weights.attestation import Proof
 from tests.unit.actors.scripted_engine import ScriptedEngine
 
@@ -33,7 +34,7 @@ def sampled(*, on_update: Any, new: Update) -> tuple[Completion | WeightsError, 
     outcome: Future[Completion | WeightsError] = Future()
     updates: list[Future[Updated]] = []
     engine.at_step = {2: lambda: updates.append(thread.update(new))}
-    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingParams(max_tokens=6), seed=10)
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
     thread.update(update(FIRST_VERSION)).result(timeout=5)
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
     result = outcome.result(timeout=5)
@@ -62,7 +63,7 @@ def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weig
     outcomes: dict[str, Future[Completion | WeightsError]] = {"first": Future(), "second": Future()}
 
     def submit(name: str) -> None:
-        request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
         thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
 
     engine.at_step = {1: lambda: (thread.update(update(2)), submit("second"))}
@@ -78,7 +79,7 @@ def test_requests_given_up_while_they_wait_behind_an_update_never_run():
     thread = EngineThread(lambda: engine, on_update="finish")
     first: Future[Completion | WeightsError] = Future()
     requests = {
-        name: EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4), seed=10)
+        name: EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
         for name in ("first", "second")
     }
 
@@ -120,7 +121,7 @@ def test_a_request_that_the_engine_refuses_ends_alone_and_the_others_go_on():
     thread = EngineThread(lambda: engine, on_update="continue")
     outcomes: dict[str, Future[Outcome]] = {"bad": Future(), "good": Future()}
     requests = [
-        EngineRequest(request_id=name, prompt_token_ids=[token], sampling=SamplingParams(max_tokens=2), seed=10)
+        EngineRequest(request_id=name, prompt_token_ids=[token], sampling=SamplingConfig(max_tokens=2), seed=10)
         for name, token in (("bad", 9), ("good", 5))
     ]
     thread.update(update(FIRST_VERSION)).result(timeout=5)
@@ -137,7 +138,7 @@ def test_the_last_token_may_be_sampled_beside_the_probe():
     outcome: Future[Completion | WeightsError] = Future()
     thread.update(update(FIRST_VERSION)).result(timeout=5)
     engine.at_step = {1: lambda: thread.update(update(2))}
-    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingParams(max_tokens=3), seed=10)
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=3), seed=10)
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
     assert outcome.result(timeout=5).policy_versions == [1, 1, 2]
     thread.stop()

@@ -12,8 +12,9 @@ import torch
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import info_of
-from cluster.contracts.types import Prompt, Refusal, SamplingParams, Ticket, sample_seed
+from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import Canary
 from tests.models import make_tokenizer
@@ -43,7 +44,7 @@ def ticket(
         num_extra_trajectories=num_extra_trajectories,
         seed=100 + index,
         policy_version=0,
-        sampling=SamplingParams(max_tokens=max_tokens),
+        sampling=SamplingConfig(max_tokens=max_tokens),
     )
 
 
@@ -75,7 +76,7 @@ async def collect(batches: AsyncIterator):
 async def test_a_prompt_whose_column_cannot_be_its_sampling_costs_its_own_group(make_worker):
     worker = make_worker(ScriptedEngine())
     await worker.load(*weights(4))
-    limited = dataclasses.replace(ticket(1), sampling=SamplingParams(max_tokens=3, columns={"max_tokens": "answer"}))
+    limited = dataclasses.replace(ticket(1), sampling=SamplingConfig(max_tokens=3, columns={"max_tokens": "answer"}))
     refused, batch = await collect(worker.generate([limited, ticket(2)]))
     assert refused.reason.startswith("prompt 'p1': column 'answer' is '2'; its max_tokens must be a whole number")
     assert batch["group_id"][0].as_py() == "00000002"

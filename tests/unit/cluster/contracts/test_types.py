@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.contracts.types import Prompt, SamplingParams, Ticket, sample_seed
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Ticket, sample_seed
 
 
 def test_a_group_is_named_for_its_place_in_the_start_order():
@@ -11,7 +12,7 @@ def test_a_group_is_named_for_its_place_in_the_start_order():
         num_trajectories=8,
         seed=1,
         policy_version=0,
-        sampling=SamplingParams(max_tokens=4),
+        sampling=SamplingConfig(max_tokens=4),
     )
     assert ticket.group_id == "00000042"
 

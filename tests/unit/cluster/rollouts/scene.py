@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.types import ActorKind, Refusal, SamplingParams
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import ActorKind, Refusal
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 from cluster.rollouts.worker_pool import WorkerPool
@@ -21,7 +22,7 @@ from tests.fakes import (
 )
 from tests.unit.cluster.wired import wired
 
-SAMPLING = SamplingParams(max_tokens=4)
+SAMPLING = SamplingConfig(max_tokens=4)
 
 
 def worker_spec(number):

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DeadlineError, EngineError, WeightsError, WorkerError
-from cluster.contracts.types import Prompt, SamplingParams, Ticket
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from tests.fakes import ListedEvents, ScriptedWorker, death
@@ -20,7 +21,7 @@ def ticket(name: str, index: int = 0) -> Ticket:
         num_trajectories=2,
         seed=0,
         policy_version=0,
-        sampling=SamplingParams(max_tokens=1),
+        sampling=SamplingConfig(max_tokens=1),
     )
 
 

@@ -3,7 +3,8 @@
 import random
 import threading
 
-from cluster.contracts.types import Prompt, SamplingParams, sample_seed
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, sample_seed
 from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
 
 
@@ -16,7 +17,7 @@ class Numbers:
 
 
 def office(seed=0):
-    return TicketOffice(source=Numbers(), seed=seed, trajectories_per_group=2, sampling=SamplingParams(max_tokens=3))
+    return TicketOffice(source=Numbers(), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3))
 
 
 def test_an_epoch_sees_each_prompt_once():
@@ -47,7 +48,7 @@ async def test_prompts_are_made_ahead_in_a_thread_of_their_own_and_once():
             return super().__getitem__(index)
 
     office = TicketOffice(
-        source=Slow(), seed=0, trajectories_per_group=2, sampling=SamplingParams(max_tokens=3), num_ahead=2
+        source=Slow(), seed=0, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), num_ahead=2
     )
     await office.tickets([0], policy_version=0)
     await office.tickets([1, 2], policy_version=0)
@@ -75,7 +76,7 @@ async def test_seeds_differ_by_group_and_sample():
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():
     tickets = [
         evaluation_tickets(
-            Numbers(), num_prompts=9, num_samples=1, seed=0, sampling=SamplingParams(max_tokens=3), policy_version=v
+            Numbers(), num_prompts=9, num_samples=1, seed=0, sampling=SamplingConfig(max_tokens=3), policy_version=v
         )
         for v in (0, 0)
     ]
