@@ -29,7 +29,7 @@ app.add_typer(passport, name="passport")
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.")]
-RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory: local, s3:// or gs://.")]
+RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to run on ('auto', or host:port); else RAY_ADDRESS, else a local one.")
 ]
