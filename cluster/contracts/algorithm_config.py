@@ -164,7 +164,8 @@ class StreamingConfig(Section, mark=Mark.MATHEMATICS):
 
     group_size: Annotated[int, Field(ge=2)] = 8
     """Returns that the advantage compares: those of the step's trajectories of a prompt, and, while these are fewer, the newest that the
-    prompt earned in earlier steps. A checkpoint holds so many numbers less one for each prompt met so far."""
+    prompt earned in earlier steps. A checkpoint's manifest holds so many numbers less one, of some 20 bytes, for each prompt met so
+    far."""
     when_full: Literal["slide", "clear"] = "slide"
     """`slide` always compares with the newest returns; `clear` forgets a prompt's returns once they filled a group, so that no two groups
     share one."""

@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,8 +32,10 @@ MANIFEST = "manifest.json"
 MODEL = "model"
 ADAPTER = "adapter"
 _SAVING, _REMOVING = ".saving", ".removing"
-_OURS = b"treadwheel-checkpoint"
+_OURS = "treadwheel-checkpoint"
 """Stands in every manifest of ours, whatever its format and whether or not it is whole."""
+FORMAT = f"{_OURS}-3"
+"""Another number whenever `learner` or the state files hold something else: what an earlier version left out cannot be restored."""
 
 
 class FileEntry(BaseModel):
@@ -48,7 +50,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
-    format: Literal["treadwheel-checkpoint-2"] = "treadwheel-checkpoint-2"
+    format: str = FORMAT
     policy_version: int
     num_ranks: int
     """That saved; any number may restore."""
@@ -187,13 +189,12 @@ def read_manifest(directory: Path) -> Manifest:
 def verify(directory: Path, *, expected_parameters: str | None = None, below: str = "") -> Manifest:
     """The manifest, once every file `below` a folder of the checkpoint has its size and digest.
 
-    Raises CheckpointError naming checkpoint, file and the one before.
+    `expected_parameters` is asked for a checkpoint that is to be restored. Raises CheckpointError naming checkpoint, file and the one
+    before, or the version that wrote it.
     """
     manifest = read_manifest(directory)
-    if expected_parameters is not None and manifest.parameters_digest != expected_parameters:
-        raise CheckpointError(
-            f"checkpoint {directory} is foreign: its parameters are not those of this run's model{_offer(directory)}"
-        )
+    if expected_parameters is not None:
+        _refuse_foreign(directory, manifest, expected_parameters)
     for name, entry in manifest.files.items():
         if not name.startswith(below):
             continue
@@ -210,11 +211,23 @@ def verify(directory: Path, *, expected_parameters: str | None = None, below: st
     return manifest
 
 
+def _refuse_foreign(directory: Path, manifest: Manifest, expected_parameters: str) -> None:
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {directory} was written by another version of treadwheel, in format {manifest.format!r} instead of {FORMAT!r}; "
+            f"go on with that version, or begin another run_dir with its weights: model.path={directory / MODEL}"
+        )
+    if manifest.parameters_digest != expected_parameters:
+        raise CheckpointError(
+            f"checkpoint {directory} is foreign: its parameters are not those of this run's model{_offer(directory)}"
+        )
+
+
 def verify_model(folder: Path) -> None:
     """Checks a model folder that is part of a checkpoint, as `verify` does; one that is in none of ours passes."""
     folder = folder.expanduser().resolve()
     manifest = folder.parent / MANIFEST
-    if folder.name == MODEL and manifest.is_file() and _OURS in manifest.read_bytes():
+    if folder.name == MODEL and manifest.is_file() and _OURS.encode() in manifest.read_bytes():
         verify(folder.parent, below=f"{MODEL}/")
 
 

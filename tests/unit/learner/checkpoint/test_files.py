@@ -6,6 +6,7 @@ import torch
 from cluster.contracts.errors import CheckpointError
 from learner.checkpoint import files as checkpoint
 from learner.checkpoint.files import (
+    FORMAT,
     Manifest,
     States,
     begin,
@@ -15,15 +16,17 @@ from learner.checkpoint.files import (
     saving,
     state_name,
     verify,
+    verify_model,
     write_tensors,
 )
 from tests.unit.learner.disk import largest_file
 
 
-def _save(directory: Path, *, metric: float | None = None, parameters: str = "p") -> Path:
+def _save(directory: Path, *, metric: float | None = None, parameters: str = "p", version: str = FORMAT) -> Path:
     aside = begin(directory)
     files = {state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
     manifest = Manifest(
+        format=version,
         policy_version=1,
         num_ranks=1,
         parameters_digest=parameters,
@@ -93,6 +96,17 @@ def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path):
 def test_another_models_checkpoint_is_foreign(tmp_path: Path):
     with pytest.raises(CheckpointError, match="is foreign"):
         verify(_save(tmp_path / "step-000001"), expected_parameters="q")
+
+
+def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a_run(tmp_path: Path):
+    directory = _save(tmp_path / "step-000001", version="treadwheel-checkpoint-2")
+    with pytest.raises(
+        CheckpointError, match=r"written by another version of treadwheel, in format 'treadwheel-ch.*-2'"
+    ) as error:
+        verify(directory, expected_parameters="p")
+    assert f"model.path={directory}/model" in str(error.value)
+    verify(directory)
+    verify_model(directory / "model")
 
 
 def test_a_save_that_was_killed_leaves_no_checkpoint_and_is_cleared_away(tmp_path: Path):
