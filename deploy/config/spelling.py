@@ -5,10 +5,17 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import PROMPTS, REWARDS, Home, Plugin, find, parameters
+from cluster.contracts.plugins import PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, parameters
 
-_HOMES = {"reward.judge": REWARDS, "prompts": PROMPTS, "algorithm.sft.prompts": PROMPTS}
-"""By the setting that names a variant, for those outside the algorithm section that a resumed run may not change."""
+_HOMES = {
+    "reward.judge": REWARDS,
+    "prompts": PROMPTS,
+    "evaluation.prompts": PROMPTS,
+    "algorithm.sft.prompts": PROMPTS,
+    "weights.transport": TRANSPORTS,
+    "metrics.sinks": SINKS,
+}
+"""By the setting that names a variant, for those that are none of the mathematics."""
 
 
 def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """A run is the same however its variants are written down."""
 
+import functools
 from typing import Any
 
 import yaml
 
+from cluster.contracts.config import RunConfig
+from cluster.contracts.settings import fields
 from cluster.record.resume_rules import differing
 from deploy.config.loading import resolved_yaml, validated
 from deploy.config.spelling import spelled_out
@@ -35,3 +38,13 @@ def test_parameters_in_a_list_of_variants_count():
 def test_a_variant_that_is_not_here_is_compared_as_it_is_written():
     own = "my_missing.rewards:judge"
     assert changed(f"reward.judge={own}") == {"reward.judge.name": ("exact_match", own)}
+
+
+def test_every_setting_that_names_a_variant_is_spelled_out():
+    source = "{name: file, path: b.jsonl}"
+    written = validated(dict(RUN), [f"evaluation.prompts={source}", f"algorithm.sft.prompts={source}"])
+    spelled = spelled_out(written.model_dump(mode="json"))
+    for name in (name for name, field in fields(RunConfig) if "Plugin" in str(field.annotation)):
+        value = functools.reduce(lambda section, key: (section or {}).get(key), name.split("."), spelled)
+        for each in value if isinstance(value, list) else [value]:
+            assert each is None or isinstance(each, dict), f"{name}={each!r} is not spelled out"
