@@ -13,6 +13,22 @@ from cluster.contracts.types import RewardStatus
 SUM = ReasoningGymPrompts(task="chain_sum", size=1)[0]
 EXAMPLES = {
     # name: (parameters, columns, right completion, wrong completion)
+    "code_asserts": (
+        {"column": "answer"},
+        {"answer": ["assert f(2) == 4"]},
+        *(f"```\ndef f(x): return {y}\n```" for y in (4, 5)),
+    ),
+    "code_function": (
+        {"column": "answer", "function": "f"},
+        {"answer": [{"input": [2], "output": 4}]},
+        *(f"```\ndef f(x): return {y}\n```" for y in ("2 * x", "x")),
+    ),
+    "code_stdin": (
+        {"column": "answer"},
+        {"answer": [{"input": "2", "output": "4"}]},
+        "```\nprint(4)\n```",
+        "```\nprint(5)\n```",
+    ),
     "exact_match": ({}, {"answer": "42"}, " 42\n", "41"),
     "math_verify": ({}, {"answer": "\\frac{1}{2}"}, "It is $0.5$.", "It is $0.6$."),
     "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
