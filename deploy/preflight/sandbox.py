@@ -1,0 +1,52 @@
+"""The sandbox of judges that run programs: it starts here, and programs that try to get out of it do not."""
+
+from pydantic import ValidationError
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+
+_JUDGES = ("code_stdin", "code_function", "code_asserts")
+_ATTEMPTS = {
+    "reads a file": "open('/etc/passwd').read()",
+    "lists a folder": "os.listdir('/')",
+    "writes a file": "os.open('/tmp', os.O_TMPFILE | os.O_WRONLY)",
+    "opens a socket": "socket.socket()",
+    "starts a process": "os.fork() or os._exit(0)",
+    "sends its parent a signal": "os.kill(os.getppid(), 0)",
+    "reads its parent's memory": "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)",
+    "takes ten times its memory": "bytearray(10 * resource.getrlimit(resource.RLIMIT_AS)[0])",
+}
+
+
+def check_sandbox(config: RunConfig) -> str | None:
+    """What confines programs, in words; None where no judge runs any.
+
+    Raises ConfigError where nothing confines them, where a program that tries to get out succeeds, and where all runs of one
+    completion's program may take longer than its reward: it would be a failed reward instead of none earned.
+    """
+    judge = config.reward.judge
+    if judge.name not in _JUDGES:
+        return None
+    from actors.sandbox.sandbox import Sandbox, SandboxConfig
+
+    try:
+        settings = SandboxConfig.model_validate(judge.params.get("sandbox") or {})
+    except ValidationError:
+        return None  # the judge itself is refused, with the field
+    if settings.total_s >= config.reward.timeout_s:
+        raise ConfigError(
+            f"reward.judge.sandbox.total_s={settings.total_s:g} must be less than reward.timeout_s={config.reward.timeout_s:g}: "
+            "a slow program would be a failed reward, and not one that earns nothing"
+        )
+    sandbox = Sandbox(settings)
+    try:
+        if settings.level == "none":
+            return "unconfined, as you"
+        for what, attempt in _ATTEMPTS.items():
+            if sandbox.run(f"import os, resource, socket\n{attempt}\nprint('done')").stdout:
+                raise ConfigError(
+                    f"reward.judge.sandbox: a program that {what} is not stopped by {sandbox.confined_by}"
+                )
+        return f"confined by {sandbox.confined_by}"
+    finally:
+        sandbox.close()
