@@ -21,6 +21,12 @@ METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
     "reward/<component>": "Mean of a component that the judge returned beside the reward, over the trajectories that have it; "
     "a component that is named as another metric here is left out.",
+    "reward/<part>": "Of a reward of several parts, the mean of a part, before its weight; `reward/<part>/<name>` is a component that the "
+    "part's judge returned.",
+    "reward/<part>/num_failed": "Trajectories judged since the last step for which the part failed.",
+    "reward/<part>/judging_s": "Seconds that the part took for a group, mean; `reward/judging_s` without parts.",
+    "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt is of this source "
+    "(`reward.by_source`); `reward/<part>/<source>` too.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",

@@ -183,7 +183,7 @@ def plan_of(config: RunConfig) -> Plan:
 def stall_s(config: RunConfig) -> float:
     """Longest wait for any group to move. Each wait below it has a deadline of its own: this one is for what they all missed."""
     num_trajectories = max(config.judged_per_group, config.evaluation.num_samples)
-    judging_s = config.reward.timeout_s * num_trajectories + 60.0
+    judging_s = config.reward.deadline_s * num_trajectories + 60.0
     return config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
 
 

@@ -37,7 +37,7 @@ class Kind:
 
 
 KINDS = {
-    "rewards": Kind(setting="reward.judge", home=REWARDS),
+    "rewards": Kind(setting="reward.judge and reward.parts.judge", home=REWARDS),
     "prompts": Kind(setting="prompts, evaluation.prompts and algorithm.sft.prompts", home=PROMPTS),
     "transports": Kind(setting="weights.transport", home=TRANSPORTS),
     "sinks": Kind(setting="metrics.sinks", home=SINKS),

@@ -139,9 +139,9 @@ def _partial(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
 
 
 def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | None]:
-    """Components of any row, in order of name; NaN where a row lacks one."""
+    """Components of any row, in order of name; NaN where a row lacks one. `part/name` is a number of a part's own, for people."""
     rows = [dict(row) for row in batch["reward_components"].to_pylist()]
-    names = tuple(sorted(set().union(*rows)))
+    names = tuple(sorted(name for name in set().union(*rows) if "/" not in name))
     if not names:
         return (), None
     table = np.array([[row.get(name) for name in names] for row in rows], dtype=np.float64)  # None becomes NaN

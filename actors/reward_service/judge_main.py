@@ -2,9 +2,10 @@
 
 A thread that hangs cannot be ended, a process can. It resolves the judge by name itself, so no code travels and nothing is pickled.
 
-In, first line: the judge's name, its parameters and its limits. Then one line a request, a list of [number, prompt, completion, columns].
-Out: `{"ready": true, "is_async": ...}` or `{"refused": why}`; then one line a row, as soon as it is judged: [number, value, status,
-components, message].
+In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
+what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
+Out: `{"asks": ..., "is_of_groups": ..., "is_async": ...}` or `{"refused": why}`; then one line a call, as soon as it is judged: [number,
+a list of [value, status, components, message] or null, whether the process ran out of memory].
 """
 
 import asyncio
@@ -13,14 +14,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any, TextIO
 
 from actors.reward_service.confinement import allow_cpu_s, limit_resources
-from actors.reward_service.judgement import find_judge, is_async, judge_async, judge_now, timed_out
-from cluster.contracts.config import RewardConfig
+from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.types import Reward
+from cluster.contracts.plugins import Plugin
 
 _CPU_SHARE = 4
 """Processor seconds that a synchronous judge may use for each second of its deadline: it may compute in threads."""
@@ -29,48 +28,63 @@ _CPU_SHARE = 4
 def main() -> None:
     _die_with_parent()
     requests, answers = _own_pipes()
-    config = RewardConfig.model_validate_json(requests.readline())
-    limit_resources(max_memory_bytes=config.max_memory_bytes)
+    brief = json.loads(requests.readline())
+    limit_resources(max_memory_bytes=brief["max_memory_bytes"])
     try:
-        judge = find_judge(config.judge)
+        judge = find_judge(Plugin.model_validate(brief["judge"]), field=f"{brief['setting']}.judge")
     except ConfigError as error:
         _say(answers, {"refused": str(error)})
         return
-    _say(answers, {"ready": True, "is_async": is_async(judge)})
-    if is_async(judge):
-        asyncio.run(_serve_in_loop(judge, requests, answers, timeout_s=config.timeout_s))
+    _say(answers, {"asks": sorted(judge.asks), "is_of_groups": judge.is_of_groups, "is_async": judge.is_async})
+    if judge.is_async:
+        asyncio.run(_serve_in_loop(judge, requests, answers, brief))
     else:
-        _serve_in_turn(judge, requests, answers, timeout_s=config.timeout_s)
+        _serve_in_turn(judge, requests, answers, timeout_s=brief["timeout_s"])
 
 
-def _serve_in_turn(judge: Callable[..., Any], requests: TextIO, answers: TextIO, *, timeout_s: float) -> None:
+def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s: float) -> None:
+    own_pid = os.getpid()
     for line in requests:
-        for number, prompt, completion, columns in json.loads(line):
+        request = json.loads(line)
+        for number, size, given in request["calls"]:
             allow_cpu_s(_CPU_SHARE * timeout_s + 1)
-            # Row by row: the service sees which row hangs, and keeps what was judged before it.
-            _answer(answers, number, judge_now(judge, prompt=prompt, completion=completion, columns=columns))
+            is_spent = False
+            try:
+                # Parsed for each call: what a judge does to its columns stays its own.
+                judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
+            except MemoryError as error:
+                judged, is_spent = [failed(error)] * size, True
+            if os.getpid() != own_pid:
+                os._exit(
+                    0
+                )  # a fork of the judge came back from it: there is one answer to give, and the parent gives it
+            # Call by call: the service sees which one hangs, and keeps what was judged before it.
+            _answer(answers, number, judged, is_spent=is_spent)
 
 
-async def _serve_in_loop(
-    judge: Callable[..., Awaitable[Any]], requests: TextIO, answers: TextIO, *, timeout_s: float
-) -> None:
-    async def serve(number: int, prompt: str, completion: str, columns: dict[str, Any]) -> None:
+async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief: dict[str, Any]) -> None:
+    async def serve(shared: str, number: int, size: int, given: dict[str, Any]) -> None:
+        is_spent = False
         # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
         try:
-            async with asyncio.timeout(timeout_s):
-                reward = await judge_async(judge, prompt=prompt, completion=completion, columns=columns)
+            async with asyncio.timeout(brief["timeout_s"]):
+                judged = await judge_async(judge, json.loads(shared) | given, size=size)
         except TimeoutError:
-            reward = timed_out(timeout_s)
-        _answer(answers, number, reward)
+            judged = [timed_out(brief["timeout_s"], setting=f"{brief['setting']}.timeout_s")] * size
+        except MemoryError as error:
+            judged, is_spent = [failed(error)] * size, True
+        _answer(answers, number, judged, is_spent=is_spent)
 
     async with asyncio.TaskGroup() as tasks:
         while line := await asyncio.to_thread(requests.readline):
-            for row in json.loads(line):
-                tasks.create_task(serve(*row))
+            request = json.loads(line)
+            for call in request["calls"]:
+                tasks.create_task(serve(request["shared"], *call))
 
 
-def _answer(answers: TextIO, number: int, reward: Reward) -> None:
-    _say(answers, [number, reward.value, reward.status, reward.components, reward.message])
+def _answer(answers: TextIO, number: int, judged: Judged, *, is_spent: bool) -> None:
+    rewards = None if judged is None else [[each.value, each.status, each.components, each.message] for each in judged]
+    _say(answers, [number, rewards, is_spent])
 
 
 def _say(answers: TextIO, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""One process that runs a judge, from outside: start it, ask it under a deadline per row, kill it with all it started."""
+"""One process that runs a judge, from outside: start it, call it under a deadline per call, kill it with all it started."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from actors.reward_service.confinement import environment
-from actors.reward_service.judgement import failed, timed_out
-from cluster.contracts.config import RewardConfig
+from actors.reward_service.judgement import Judged, failed, timed_out
+from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
+from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 
 _START_S = 120.0
@@ -22,33 +22,33 @@ _START_S = 120.0
 _BLOCKED_S = 5.0
 """Beyond its deadline, after which an asynchronous judge is taken to block its event loop."""
 _MAX_LINE_BYTES = 2**20
-"""Of one answer: a number, components and a short message."""
+"""Of one answer: numbers, components and short messages."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What a judge is asked about."""
-
-    prompt: str
-    completion: str
-    columns: dict[str, Any]
+Call = tuple[int, dict[str, Any]]
+"""Of how many trajectories, and what the judge is given for them."""
 
 
 class JudgeProcess:
     """The service's end of `actors.reward_service.judge_main`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, *, timeout_s: float) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, part: Part) -> None:
         self._process = process
-        self._timeout_s = timeout_s
-        self.is_busy = False
+        self._part = part
+        self.asks: frozenset[str] = frozenset()
+        """Names of what the judge is given."""
+        self.is_of_groups = False
+        """Whether a call is of a whole group; else it is of one trajectory."""
         self.is_async = False
-        """Whether its judge takes rows side by side, by `ask`; else in turn, by `judge`."""
+        """Whether its judge takes calls side by side; else in turn."""
+        self.is_spent = False
+        """Out of memory: it gets nothing more."""
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Reward]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[list[Any] | Reward]] = {}
+        """Answers by number; a Reward is that of calls whose process ended."""
+        self._reading: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, config: RewardConfig) -> "JudgeProcess":
+    async def start(cls, part: Part, config: RewardConfig) -> "JudgeProcess":
         """Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -63,9 +63,10 @@ class JudgeProcess:
             # A user's judge is found where this process finds it.
             env=environment(os.environ, names=config.env, search_path=sys.path),
         )
-        started = cls(process, timeout_s=config.timeout_s)
+        started = cls(process, part)
         try:
             await started._introduce(config)
+            started._reading = asyncio.create_task(started._read())
         except BaseException:
             await started.kill()
             raise
@@ -75,43 +76,37 @@ class JudgeProcess:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def judge(self, rows: Sequence[Row]) -> list[Reward]:
-        """Rewards of the first rows: of all, or up to and with the one that overran its deadline or ended this process."""
-        self.is_busy = True
-        rewards: list[Reward] = []
-        while len(rewards) < len(rows) and self.is_alive:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    if not rewards:
-                        await self._send([_request(number, row) for number, row in enumerate(rows)])
-                    answer = await self._receive()
-            except TimeoutError:
-                await self.kill()
-                rewards.append(timed_out(self._timeout_s))
-            except ValueError as error:
-                await self.kill()
-                rewards.append(_unreadable(error))
-            else:
-                if answer is None:
-                    await self.kill()
-                rewards.append(self._end() if answer is None else _reward(answer))
-        self.is_busy = False
-        return rewards
+    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
+        """Answers to the first calls: to all, or up to and with the one that overran its deadline or ended this process. None if it had
+        ended before.
 
-    async def ask(self, row: Row) -> Reward:
-        """One row; others may be under way. The process keeps the deadline, unless its judge blocks it: then it is killed."""
-        number = next(self._numbers)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._reading = self._reading or asyncio.create_task(self._read())
+        `shared` is JSON of what all of them are given. A process whose judge takes calls in turn has one request at a time; it may have
+        run out of memory after the last answer.
+        """
+        if self._reading.done():
+            return []
+        sizes = {next(self._numbers): size for size, _ in calls}
+        self._waiting |= {number: asyncio.get_running_loop().create_future() for number in sizes}
+        numbered = [[number, *call] for number, call in zip(sizes, calls, strict=True)]
+        request: Any = {"shared": shared, "calls": numbered}
+        judged: list[Judged] = []
         try:
-            async with asyncio.timeout(self._timeout_s + _BLOCKED_S):
-                await self._send([_request(number, row)])
-                return await self._waiting[number]
-        except TimeoutError:
-            await self.kill()
-            return timed_out(self._timeout_s)
+            for number, size in sizes.items():
+                answer, request = await self._answer_to(number, after=request), None
+                if isinstance(answer, Reward):
+                    return [*judged, [answer] * size]
+                _, rewards, is_spent = answer
+                judged.append(None if rewards is None else [_reward(each) for each in rewards])
+                self.is_spent |= is_spent
+                if is_spent:
+                    break
+        except asyncio.CancelledError:
+            await self.kill()  # it would go on with what nobody waits for
+            raise
         finally:
-            del self._waiting[number]
+            for number in sizes:
+                del self._waiting[number]
+        return judged
 
     async def kill(self) -> None:
         """Ends the process and whatever it started at once, and waits until it is gone."""
@@ -119,11 +114,31 @@ class JudgeProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
+    async def _answer_to(self, number: int, *, after: Any) -> list[Any] | Reward:
+        """The answer; a failure if the process has ended, or is ended for its silence. An asynchronous judge's process keeps the deadline
+        itself, unless its judge blocks it."""
+        timeout_s = self._part.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s + (_BLOCKED_S if self.is_async else 0)):
+                if after is not None:
+                    await self._send(after)
+                return await self._waiting[number]
+        except TimeoutError:
+            await self.kill()
+            return timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
+
     async def _introduce(self, config: RewardConfig) -> None:
-        who = f"the process of reward.judge={config.judge.name!r}"
+        part = self._part
+        who = f"the process of {part.setting}.judge={part.judge.name!r}"
+        brief = {
+            "judge": part.judge.model_dump(mode="json"),
+            "setting": part.setting,
+            "timeout_s": part.timeout_s,
+            "max_memory_bytes": config.max_memory_bytes,
+        }
         try:
             async with asyncio.timeout(_START_S):
-                await self._send(config.model_dump(mode="json"))
+                await self._send(brief)
                 answer = await self._receive()
         except TimeoutError:
             raise WorkerError(f"{who} is not ready after {_START_S:g} s") from None
@@ -131,7 +146,8 @@ class JudgeProcess:
             raise WorkerError(f"{who} died while it started, with its message on stderr")
         if "refused" in answer:
             raise ConfigError(answer["refused"])
-        self.is_async = answer["is_async"]
+        self.asks = frozenset(answer["asks"])
+        self.is_of_groups, self.is_async = answer["is_of_groups"], answer["is_async"]
 
     async def _read(self) -> None:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
@@ -139,18 +155,16 @@ class JudgeProcess:
             while (answer := await self._receive()) is not None:
                 # One that has overrun its deadline waits no longer, and is there until its process is gone.
                 if (waiting := self._waiting.get(answer[0])) and not waiting.done():
-                    waiting.set_result(_reward(answer))
+                    waiting.set_result(answer)
             await self._process.wait()
-            last = self._end()
+            ended = WorkerError(f"the judge ended its process (exit code {self._process.returncode})")
+            last = failed(ended)
         except ValueError as error:
             await self.kill()
-            last = _unreadable(error)
+            last = failed(DataError(f"the judge's answer cannot be read: {error}"))
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(last)
-
-    def _end(self) -> Reward:
-        return failed(WorkerError(f"the judge ended its process (exit code {self._process.returncode})"))
 
     async def _send(self, message: Any) -> None:
         stdin = self._process.stdin
@@ -168,14 +182,6 @@ class JudgeProcess:
         return json.loads(line) if line.endswith(b"\n") else None
 
 
-def _request(number: int, row: Row) -> list[Any]:
-    return [number, row.prompt, row.completion, row.columns]
-
-
 def _reward(answer: list[Any]) -> Reward:
-    _, value, status, components, message = answer
+    value, status, components, message = answer
     return Reward(value=value, status=RewardStatus(status), components=components, message=message)
-
-
-def _unreadable(error: ValueError) -> Reward:
-    return failed(DataError(f"the judge's answer cannot be read: {error}"))

@@ -1,51 +1,82 @@
-"""One trajectory's judgement: what a judge returns becomes a `Reward`, and what it raises becomes a status, never a zero."""
+"""What a judge asks for and what it returns: numbers become a `Reward`, and what it raises becomes a status, never a zero.
 
+The names of a judge's parameters choose its kind: `completion` is one trajectory's, `completions` are the whole group's.
+"""
+
+import asyncio
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from cluster.contracts.errors import DataError
-from cluster.contracts.plugins import REWARDS, Plugin, resolve
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, resolve
 from cluster.contracts.types import Reward, RewardStatus
 
 _MAX_MESSAGE = 500
 """Characters of an error kept per trajectory: a message goes into every row that failed."""
 
-
-def find_judge(judge: Plugin) -> Callable[..., Any]:
-    """The judge with its parameters bound. Raises ConfigError naming `reward.judge` if it does not import or its parameters do not fit."""
-    return resolve(judge, home=REWARDS, field="reward.judge")
+Judged = list[Reward] | None
+"""One reward a trajectory of a call; None where a judge of groups gives no verdict on any."""
 
 
-def is_async(judge: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
-    inner = inspect.unwrap(getattr(judge, "func", judge))
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """A function, or an instance of a class, with its parameters bound."""
+
+    call: Callable[..., Any]
+    asks: frozenset[str]
+    """Of the given names, those that it takes."""
+    is_of_groups: bool
+    is_async: bool
 
 
-def judge_now(judge: Callable[..., Any], *, prompt: str, completion: str, columns: Mapping[str, Any]) -> Reward:
-    """Calls a synchronous judge."""
+def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
+    """The judge, built. Raises ConfigError naming `field` if it does not import, its parameters do not fit, or it mixes both kinds."""
+    call = resolve(judge, home=REWARDS, field=field)
+    if inspect.isclass(call.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
+        try:
+            call = call()
+        except Exception as error:
+            raise ConfigError(f"{field}={judge.name!r} cannot be built: {type(error).__name__}: {error}") from error
+    asks = _asked(call, f"{field}={judge.name!r}")
+    return Judge(call=call, asks=asks, is_of_groups=bool(asks & {*OF_ONE_OR_ALL.values()}), is_async=_is_async(call))
+
+
+def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
+    """Calls a synchronous judge on `size` trajectories. Raises MemoryError: then its process has nothing left to work with."""
     try:
-        return to_reward(judge(prompt=prompt, completion=completion, columns=columns))
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one trajectory
-        return failed(error)
+        value = judge.call(**given)
+        if inspect.isawaitable(value):  # an adapter of another library's asynchronous function
+            value = asyncio.run(_awaited(value))
+        return _judged(judge, value, size)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+        return [failed(error)] * size
 
 
-async def judge_async(judge: Callable[..., Any], *, prompt: str, completion: str, columns: Mapping[str, Any]) -> Reward:
-    """Awaits an asynchronous judge."""
+async def judge_async(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
+    """Awaits an asynchronous judge. Raises as `judge_now`."""
     try:
-        return to_reward(await judge(prompt=prompt, completion=completion, columns=columns))
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one trajectory
-        return failed(error)
+        return _judged(judge, await judge.call(**given), size)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+        return [failed(error)] * size
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def to_reward(value: Any) -> Reward:
     """A number, a dict of components with `reward` among them, or a Reward. Raises DataError for anything else, NaN and infinity."""
     if isinstance(value, Reward):
-        number = _finite(value.value, "reward") if value.status is RewardStatus.OK else None
-        return dataclasses.replace(value, value=number, components=_components(value.components))
+        if value.status is RewardStatus.OK:
+            return Reward(value=_finite(value.value, "reward"), components=_components(value.components))
+        return dataclasses.replace(value, value=None, components=_components(value.components))
     if isinstance(value, Mapping):
         if "reward" not in value:
             raise DataError(
@@ -56,13 +87,72 @@ def to_reward(value: Any) -> Reward:
     return Reward(value=_finite(value, "reward"))
 
 
-def failed(error: BaseException) -> Reward:
-    return Reward(value=None, status=RewardStatus.ERROR, message=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE])
+def to_rewards(value: Any, *, size: int) -> Judged:
+    """A list of what `to_reward` takes, one for each trajectory, in order. All None is no verdict; a single None is a failed reward.
+
+    Raises DataError for anything but a list, an array or a tensor, and for another length.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise DataError(f"the judge returned a {type(value).__name__} for a group; it must be a list of {size} rewards")
+    values: list[Any] = list(value)
+    if len(values) != size:
+        raise DataError(f"the judge returned {len(values)} rewards for a group of {size}; it must return one for each")
+    if all(each is None for each in values):
+        return None
+    return [_reward_or_failure(each) for each in values]
 
 
-def timed_out(timeout_s: float) -> Reward:
-    message = f"no reward within reward.timeout_s={timeout_s:g}; raise it, or make the judge faster"
+def failed(error: BaseException, *, stage: str = "") -> Reward:
+    message = f"{stage} {type(error).__name__}: {error}".lstrip()[:_MAX_MESSAGE]
+    return Reward(value=None, status=RewardStatus.ERROR, message=message)
+
+
+def timed_out(timeout_s: float, *, setting: str) -> Reward:
+    message = f"no reward within {setting}={timeout_s:g}; raise it, or make the judge faster"
     return Reward(value=None, status=RewardStatus.TIMEOUT, message=message)
+
+
+def _asked(call: Callable[..., Any], what: str) -> frozenset[str]:
+    parameters = inspect.signature(call).parameters.values()
+    names = {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    one, every = names & {*OF_ONE_OR_ALL}, names & {*OF_ONE_OR_ALL.values()}
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    if one and every:
+        raise ConfigError(
+            f"{what} takes {', '.join(sorted(one))} of one trajectory and {', '.join(sorted(every))} of the group; a judge is of one "
+            "kind: take all names in the singular, or all in the plural"
+        )
+    if not (one or every or takes_any):
+        raise ConfigError(
+            f"{what} takes nothing of a trajectory; a judge has parameters of these names: {', '.join(OF_ONE_OR_ALL)}, or in the "
+            f"plural {', '.join(OF_ONE_OR_ALL.values())}"
+        )
+    for each in parameters:
+        is_bound = each.default is not inspect.Parameter.empty or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        if not is_bound and each.name not in REWARDS.given:
+            raise ConfigError(
+                f"{what} needs {each.name}, which nothing gives it; a judge gets: {', '.join(sorted(REWARDS.given))}"
+            )
+    if takes_any:
+        one, every = (set[str](), {*OF_ONE_OR_ALL.values()}) if every else ({*OF_ONE_OR_ALL}, set[str]())
+    return frozenset(one | every | (names & {*OF_EITHER}) | ({"columns"} if takes_any else set()))
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
+    inner = inspect.unwrap(getattr(call, "func", call))
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+def _judged(judge: Judge, value: Any, size: int) -> Judged:
+    return to_rewards(value, size=size) if judge.is_of_groups else [to_reward(value)]
+
+
+def _reward_or_failure(value: Any) -> Reward:
+    try:
+        return to_reward(value)
+    except DataError as error:
+        return failed(error)
 
 
 def _components(values: Mapping[str, Any]) -> dict[str, float | None]:

@@ -1,82 +1,98 @@
-"""Reward service: a batch of trajectories in, the same batch with rewards out.
+"""Reward service: a group of trajectories in, the same group with rewards out.
 
-A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Judges run in processes
-of their own: synchronous ones in several, which are killed at the deadline and replaced; asynchronous ones share the event loop of one.
+A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs in
+processes of its own.
 """
 
 import asyncio
-import contextlib
+import json
 import os
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from actors.reward_service.judge_process import JudgeProcess, Row
+from actors.reward_service.judgement import Judged, failed
+from actors.reward_service.judging import Judging
+from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
-from cluster.contracts.config import RewardConfig
-from cluster.contracts.types import Progress, Reward
+from cluster.contracts.errors import DataError
+from cluster.contracts.plugins import OF_ONE_OR_ALL
+from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus
 
-_PATIENCE_S = 0.2
-"""How long rows wait for a busy process before another one is started."""
-_ROWS_PER_REQUEST = 8
-"""Enough to make the round trip cheap, few enough to share the rows of a slow judge between processes."""
+_FIELDS = {
+    "prompt": "prompt_text",
+    "completion": "completion_text",
+    "token_ids": "completion_token_ids",
+    "finish_reason": "finish_reason",
+    "seed": "seed",
+}
+"""Where the schema keeps what judges ask for."""
 
 
-class _Judging(Protocol):
-    async def judge(self, rows: Sequence[Row]) -> list[Reward]: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A group as judges see it: one prompt, and its finished trajectories by the names of `OF_ONE_OR_ALL`."""
 
-    async def close(self) -> None: ...
+    columns: Mapping[str, Any]
+    trajectories: Sequence[Mapping[str, Any]]
 
 
 class RewardService:
-    """One judge."""
+    """All judges of a run."""
 
     def __init__(self, config: RewardConfig, *, name: str = "reward_service") -> None:
-        """A synchronous judge runs on at most one process per available core (and `max_concurrency`): what waits for a network
-        should be asynchronous.
-        """
         self._config = config
         self._name = name
         self._num_scored = 0
         self._num_waiting = 0
         self._since = self._last_progress = time.time()
-        self._judging: _Judging | None = None
+        self._judges: dict[Part, Judging] = {}
         self._starting = asyncio.Lock()
 
     async def warm_up(self) -> None:
-        """Starts a process with the judge now and not while the first batch waits.
+        """Starts a process of each judge now and not while the first batch waits.
 
-        Raises ConfigError if the judge does not import or its parameters do not fit, WorkerError if its process does not start.
+        Raises ConfigError if a judge does not import or its parameters do not fit, WorkerError if its process does not start.
         """
         async with self._starting:
-            if self._judging is None:
-                process = await JudgeProcess.start(self._config)
-                self._judging = (_SideBySide if process.is_async else _InTurn)(self._config, process)
+            if not self._judges:
+                parts = parts_of(self._config)
+                started = await asyncio.gather(*(Judging.start(part, self._config) for part in parts))
+                self._judges = dict(zip(parts, started, strict=True))
 
     async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with reward, status, components and message of every row. Batches may be scored at the same time."""
+        """One group with reward, status, components and message of every row. Groups may be scored at the same time."""
         schema.validate(batch)
-        rows = _rows(batch)
         await self.warm_up()
-        assert self._judging is not None
-        if self._num_waiting == 0:
-            self._since = time.time()
-        self._num_waiting += len(rows)
-        try:
-            rewards = await self._judging.judge(rows)
-        finally:
-            self._num_waiting -= len(rows)
-        self._num_scored += len(rows)
-        self._last_progress = time.time()
-        return schema.with_columns(
+        asked_for = frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
+        wanted = [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asked_for]
+        rewards, stats = await self.judge(_asked(batch, wanted))
+        judged = schema.with_columns(
             batch,
             reward=[reward.value for reward in rewards],
             reward_status=[str(reward.status) for reward in rewards],
             reward_components=[list(reward.components.items()) for reward in rewards],
             reward_message=[reward.message for reward in rewards],
         )
+        return schema.with_part_stats(judged, stats)
+
+    async def judge(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
+        """The group's rewards, and what became of each part by its name."""
+        await self.warm_up()
+        if self._num_waiting == 0:
+            self._since = time.time()
+        size = len(asked.trajectories)
+        self._num_waiting += size
+        try:
+            return await self._judged(asked)
+        finally:
+            self._num_waiting -= size
+            self._num_scored += size
+            self._last_progress = time.time()
 
     def take(self, batch: pa.RecordBatch, places: Sequence[int]) -> pa.RecordBatch:
         """Some rows of a batch, in the order given."""
@@ -96,106 +112,65 @@ class RewardService:
         )
 
     async def close(self) -> None:
-        """Ends the judge's processes."""
-        if self._judging is not None:
-            await self._judging.close()
+        """Ends the judges' processes."""
+        await asyncio.gather(*(judging.close() for judging in self._judges.values()))
 
-
-class _SideBySide:
-    """Asynchronous judges: one process, `max_concurrency` rows at a time."""
-
-    def __init__(self, config: RewardConfig, process: JudgeProcess) -> None:
-        self._config = config
-        self._process = process
-        self._slots = asyncio.Semaphore(config.max_concurrency)
-        self._starting = asyncio.Lock()
-
-    async def judge(self, rows: Sequence[Row]) -> list[Reward]:
-        return list(await asyncio.gather(*(self._judge_row(row) for row in rows)))
-
-    async def _judge_row(self, row: Row) -> Reward:
-        async with self._slots:
-            async with self._starting:
-                if not self._process.is_alive:
-                    self._process = await JudgeProcess.start(self._config)
-            return await self._process.ask(row)
-
-    async def close(self) -> None:
-        await self._process.kill()
-
-
-class _InTurn:
-    """Synchronous judges: processes that start as they are needed, each with one row at a time under its deadline."""
-
-    def __init__(self, config: RewardConfig, process: JudgeProcess) -> None:
-        self._config = config
-        self._max_processes = min(config.max_concurrency, _num_cores())
-        self._processes = {process}
-        self._idle = [process]
-        self._is_starting = False
-        self._changed = asyncio.Condition()
-
-    async def judge(self, rows: Sequence[Row]) -> list[Reward]:
-        parts = [rows[i : i + _ROWS_PER_REQUEST] for i in range(0, len(rows), _ROWS_PER_REQUEST)]
-        judged = await asyncio.gather(*(self._judge_part(part) for part in parts))
-        return [reward for part in judged for reward in part]
-
-    async def close(self) -> None:
-        await asyncio.gather(*(process.kill() for process in self._processes))
-        self._processes.clear()
-        self._idle.clear()
-
-    async def _judge_part(self, rows: Sequence[Row]) -> list[Reward]:
-        rewards: list[Reward] = []
-        while len(rewards) < len(rows):
-            process = await self._take()
-            try:
-                rewards += await process.judge(rows[len(rewards) :])
-            finally:
-                await self._give_back(process)
-        return rewards
-
-    async def _take(self) -> JudgeProcess:
-        """An idle process; a new one if none comes free soon, so that a fast judge never has more than one or two."""
-        async with self._changed:
-            if self._processes or self._is_starting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_S):
-                        await self._changed.wait_for(lambda: self._idle)
-            await self._changed.wait_for(lambda: self._idle or self._may_start())
-            if self._idle:
-                return self._idle.pop()
-            self._is_starting = True
+    async def _judged(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
+        size = len(asked.trajectories)
         try:
-            process = await JudgeProcess.start(self._config)
-            self._processes.add(process)
-            return process
-        finally:
-            async with self._changed:
-                self._is_starting = False
-                self._changed.notify_all()
+            names = names_for(self._config, asked.columns)
+        except DataError as error:
+            return [failed(error, stage="recipe")] * size, {}
+        recipe = [part for part in self._judges if part.name in names]
+        verdicts: dict[Part, Judged] = {}
+        stats: dict[str, PartStats] = {}
+        # Those that ask for the rewards of others come after all others.
+        for is_after in (False, True):
+            parts = [part for part in recipe if ("rewards" in self._judges[part].asks) is is_after]
+            others = {str(part.name): verdicts[part] for part in verdicts}
+            judged = await asyncio.gather(*(self._part(part, asked, others) for part in parts))
+            for part, (verdict, seconds) in zip(parts, judged, strict=True):
+                verdicts[part] = verdict
+                stats[part.name or ""] = _stats(verdict, seconds)
+        return reward_of({part: verdicts[part] for part in recipe}, size=size), stats
 
-    def _may_start(self) -> bool:
-        return not self._is_starting and len(self._processes) < self._max_processes
+    async def _part(self, part: Part, asked: Asked, others: Mapping[str, Judged]) -> tuple[Judged, float]:
+        began = time.monotonic()
+        judging, rows = self._judges[part], asked.trajectories
+        shared = json.dumps({"columns": asked.columns} if "columns" in judging.asks else {})
+        values = {name: _values(judged, len(rows)) for name, judged in others.items()}
+        if judging.is_of_groups:
+            given: dict[str, Any] = {
+                every: [row[one] for row in rows] for one, every in OF_ONE_OR_ALL.items() if every in judging.asks
+            }
+            if "rewards" in judging.asks:
+                given["rewards"] = values
+            (verdict,) = await judging.judge(shared, [(len(rows), given)])
+            return verdict, time.monotonic() - began
+        calls = [(1, {name: row[name] for name in OF_ONE_OR_ALL if name in judging.asks}) for row in rows]
+        if "rewards" in judging.asks:
+            for row, (_, given) in enumerate(calls):
+                given["rewards"] = {name: each[row] for name, each in values.items()}
+        judged = await judging.judge(shared, calls)
+        return [reward for each in judged for reward in each or ()], time.monotonic() - began
 
-    async def _give_back(self, process: JudgeProcess) -> None:
-        async with self._changed:
-            if process.is_busy:  # the call was cancelled: answers of its rows would be taken for those of the next
-                await process.kill()
-            if process.is_alive:
-                self._idle.append(process)
-            else:
-                self._processes.discard(process)
-            self._changed.notify_all()
+
+def _values(judged: Judged, size: int) -> list[float | None]:
+    return [None] * size if judged is None else [reward.value for reward in judged]
 
 
-def _rows(batch: pa.RecordBatch) -> list[Row]:
-    prompts, completions = batch["prompt_text"].to_pylist(), batch["completion_text"].to_pylist()
-    return [
-        Row(prompt=prompts[row], completion=completions[row], columns=schema.info_of(batch, row))
-        for row in range(batch.num_rows)
-    ]
+def _stats(judged: Judged, seconds: float) -> PartStats:
+    failures = [reward for reward in judged or () if reward.status is not RewardStatus.OK]
+    return PartStats(seconds=seconds, num_failed=len(failures))
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _asked(batch: pa.RecordBatch, wanted: Sequence[str]) -> Asked:
+    """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
+    columns = schema.info_of(batch, 0)
+    of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
+    if "messages" in wanted:
+        asked_by = columns.get("messages") or [{"role": "user", "content": batch["prompt_text"][0].as_py()}]
+        completions = batch["completion_text"].to_pylist()
+        of_each["messages"] = [[*asked_by, {"role": "assistant", "content": text}] for text in completions]
+    rows = range(batch.num_rows)
+    return Asked(columns=columns, trajectories=[{name: each[row] for name, each in of_each.items()} for row in rows])

@@ -53,10 +53,10 @@ class GroupInProgress:
         return [request_id for request_id in self._request_ids if request_id not in self._completions]
 
     def rows(self, *, run_id: str, worker: str, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-        """One row a trajectory, in sample order, with the index and seed it started with. `info` is the prompt's columns as JSON."""
+        """One row a trajectory, in sample order, with the index and seed it started with."""
         ticket = self.ticket
         finished_at = datetime.now(UTC)
-        info = json.dumps(ticket.prompt.columns, sort_keys=True, ensure_ascii=False)
+        info = json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False)
         rows: list[dict[str, Any]] = []
         for index, request_id in enumerate(self._request_ids):
             if (completion := self._completions.get(request_id)) is None:

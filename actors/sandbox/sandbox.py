@@ -104,7 +104,7 @@ class Sandbox:
 
     def __init__(self, config: SandboxConfig) -> None:
         """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
-        self.config = config
+        self._config = config
         self._lock = threading.Lock()
         self._host: subprocess.Popen[bytes] | None = None
         self.confined_by = self._start()
@@ -115,20 +115,17 @@ class Sandbox:
         if config.level == "none":
             _log.warning("sandbox.level=none: programs of the model run unconfined, as the user who started this run")
 
-    def run(
-        self, program: str, *, stdin: str = "", wall_s: float = float("inf"), output_bytes: int | None = None
-    ) -> Ran:
-        """As a script. `output_bytes` replaces the configured limit where it is larger. Raises WorkerError where it cannot be run."""
-        most = max(self.config.output_bytes, output_bytes or 0)
+    def run(self, program: str, *, stdin: str = "", wall_s: float = float("inf")) -> Ran:
+        """As a script. Raises WorkerError where it cannot be run."""
         with _memory(stdin, "", "", program) as files:
-            (end,) = self._exchange([("script", files)], wall_s=wall_s, output_bytes=most)
+            (end,) = self._exchange([("script", files)], wall_s=wall_s)
             verdict, detail = self._verdict(end)
             stdout, stderr = (_text(descriptor) for descriptor in files[1:3])
-            if verdict is not Verdict.OUT_OF_TIME and max(os.fstat(each).st_size for each in files[1:3]) >= most:
-                verdict, detail = Verdict.CRASHED, f"more than {most} bytes of output"
+            if verdict is not Verdict.OUT_OF_TIME and self._is_full(files[1:3]):
+                verdict, detail = Verdict.CRASHED, f"more than {self._config.output_bytes} bytes of output"
         return Ran(verdict=verdict, stdout=stdout, detail=f"{detail}\n{stderr[-500:]}".strip())
 
-    def ask(self, program: str, questions: Sequence[str]) -> list[Answer]:
+    def ask(self, program: str, questions: Sequence[str], *, wall_s: float = float("inf")) -> list[Answer]:
         """Answers to `questions`, expressions or statements that use what the program defines, in order.
 
         The program answers from a process of its own by plain values, so it decides nothing else. A statement that fails an assertion is
@@ -141,10 +138,7 @@ class Sandbox:
             served = [*files[:4], asked, answering]
             testing = [*files[4:8], answered, asking, files[8]]
             ends = self._exchange(
-                [("serve", served), ("test", testing)],
-                wall_s=self.config.total_s,
-                output_bytes=self.config.output_bytes,
-                lent=(asked, asking, answered, answering),
+                [("serve", served), ("test", testing)], wall_s=wall_s, lent=(asked, asking, answered, answering)
             )
             said = [json.loads(line) for line in _text(files[8]).splitlines(keepends=True) if line.endswith("\n")]
         answers = [_answer(*each) for each in said]
@@ -165,20 +159,15 @@ class Sandbox:
             self._host = None
 
     def _exchange(
-        self,
-        processes: Sequence[tuple[str, Sequence[int]]],
-        *,
-        wall_s: float,
-        output_bytes: int,
-        lent: Sequence[int] = (),
+        self, processes: Sequence[tuple[str, Sequence[int]]], *, wall_s: float, lent: Sequence[int] = ()
     ) -> list[dict[str, Any]]:
         """How the processes ended; `lent` descriptors are closed here as soon as they are handed on."""
-        limits = self.config
+        limits = self._config
         bounds = Bounds(
             time_s=limits.time_s,
             wall_s=min(_WALL * limits.time_s, wall_s),
             memory_bytes=limits.memory_bytes,
-            output_bytes=output_bytes,
+            output_bytes=limits.output_bytes,
         )
         request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
         with self._lock:
@@ -210,12 +199,12 @@ class Sandbox:
         if end["refusal"]:
             raise WorkerError(f"sandbox_failed: a program cannot be confined: {end['refusal']}", stage="sandbox")
         code = end["code"]
-        if end["why"] == "time" or code == -signal.SIGXCPU or end["time_s"] > self.config.time_s:
-            return Verdict.OUT_OF_TIME, f"more than {self.config.time_s:g} s of processor time, or {_WALL} times that"
+        if end["why"] == "time" or code == -signal.SIGXCPU or end["time_s"] > self._config.time_s:
+            return Verdict.OUT_OF_TIME, f"more than {self._config.time_s:g} s of processor time, or {_WALL} times that"
         if end["why"]:
             return Verdict.CRASHED, end["why"]
-        if code == OUT_OF_MEMORY or (code == -signal.SIGKILL and 2 * end["rss_bytes"] > self.config.memory_bytes):
-            return Verdict.OUT_OF_MEMORY, f"more than {self.config.memory_bytes} bytes of memory"
+        if code == OUT_OF_MEMORY or (code == -signal.SIGKILL and 2 * end["rss_bytes"] > self._config.memory_bytes):
+            return Verdict.OUT_OF_MEMORY, f"more than {self._config.memory_bytes} bytes of memory"
         if code == -signal.SIGKILL:
             raise WorkerError(
                 "sandbox_failed: the program was killed from outside: no memory left here?", stage="sandbox"
@@ -224,9 +213,12 @@ class Sandbox:
             return Verdict.CRASHED, f"exit code {code}"
         return Verdict.OK, ""
 
+    def _is_full(self, files: Sequence[int]) -> bool:
+        return any(os.fstat(descriptor).st_size >= self._config.output_bytes for descriptor in files)
+
     def _start(self) -> str:
         """Starts the host process; what it confines programs by, in words. Raises ConfigError where that is nothing."""
-        level, reasons = self.config.level, []
+        level, reasons = self._config.level, []
         if level in ("auto", "bwrap"):
             if bwrap := shutil.which("bwrap"):
                 try:
@@ -252,7 +244,7 @@ class Sandbox:
 
     def _start_host(self, prefix: Sequence[str]) -> dict[str, Any]:
         self.close()
-        config = self.config
+        config = self._config
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = {
             "control": theirs.fileno(),
@@ -295,7 +287,7 @@ class Sandbox:
     def _readable(self) -> list[str]:
         """Libraries; and site-packages where programs may use some of it."""
         own = [f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
-        return [*_READABLE, *own, *(_site_packages() if self.config.imports else ())]
+        return [*_READABLE, *own, *(_site_packages() if self._config.imports else ())]
 
 
 def _namespaces(readable: Sequence[str]) -> list[str]:

@@ -50,7 +50,19 @@ class Home:
         return None
 
 
-REWARDS = Home(package="actors.rewards", called_with=("prompt", "completion", "columns"))
+OF_ONE_OR_ALL = {
+    "prompt": "prompts",
+    "completion": "completions",
+    "messages": "all_messages",
+    "token_ids": "all_token_ids",
+    "finish_reason": "finish_reasons",
+    "seed": "seeds",
+}
+"""What a judge of one trajectory may ask for, and the same as a list, for a judge of the whole group."""
+OF_EITHER = ("columns", "rewards")
+"""What both kinds of judge may ask for: the prompt's columns, and what the other parts gave."""
+
+REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
 PROMPTS = Home(package="actors.prompts")
 TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
 SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))

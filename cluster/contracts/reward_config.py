@@ -1,20 +1,95 @@
 """What judges completions, and what a judge may take."""
 
-from pydantic import PositiveFloat, PositiveInt
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mathematics, Resources, Section
 
+_DEFAULT = Plugin(name="exact_match")
+_TAKEN = ("mean", "num_errors", "num_timeouts")
+"""Metrics of the reward as a whole: `reward/mean`."""
+
+
+class RewardPart(Section):
+    judge: Mathematics[Plugin]
+    """As `reward.judge`."""
+    weight: Mathematics[float] = 1.0
+    """The reward is the sum of weight times part. 0 measures the part and rewards nothing."""
+    timeout_s: Resources[PositiveFloat | None] = None
+    """None is `reward.timeout_s`."""
+    max_concurrency: Resources[PositiveInt | None] = None
+    """None is `reward.max_concurrency`."""
+    on_failure: Mathematics[Literal["trajectory", "part"]] = "trajectory"
+    """What a failure of this part costs. `trajectory`: the reward of that trajectory fails. `part`: the part leaves the recipe of the whole
+    group, and weights stay as they are. It never leaves for one trajectory alone, whose reward would be on another scale than its
+    group's."""
+
 
 class RewardConfig(Section):
-    judge: Mathematics[Plugin] = Plugin(name="exact_match")
-    """A name below actors.rewards, or a function of yours as 'my_package.module:name'."""
+    judge: Mathematics[Plugin] = _DEFAULT
+    """A name below actors.rewards, or a function or class of yours as 'my_package.module:name'. The only judge, unless there are
+    `parts`."""
+    parts: Mathematics[dict[str, RewardPart]] = Field(default={})
+    """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each is a
+    component `reward/<part>` of its own."""
+    by_source: Mathematics[dict[str, tuple[str, ...]]] = Field(default={})
+    """Which parts judge the prompts of a source: `{gsm8k: [right, tidy], chat: [style]}`; the others are not computed for them. A source
+    without an entry is an error. Empty: all parts judge all prompts."""
+    source_column: Mathematics[str] = "source"
+    """The prompt's column that `by_source` goes by."""
     timeout_s: Resources[PositiveFloat] = 30.0
-    """Deadline of one trajectory's reward; beyond it the status is `timeout`."""
+    """Deadline of one trajectory's reward, or of a group's where the judge takes the whole group; beyond it the status is `timeout`."""
     max_concurrency: Resources[PositiveInt] = 64
-    """Trajectories that are judged at the same time."""
+    """Trajectories that a judge judges at the same time."""
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
     """What a judge's process may take, beyond which it gets a MemoryError."""
     env: Resources[tuple[str, ...]] = ()
     """Environment variables that a judge sees beside PATH, HOME, locale and threads, by name: `[OPENAI_API_KEY]`. No token reaches it
     unless it stands here."""
+
+    @property
+    def only_judge(self) -> Plugin | None:
+        """The judge of the short form; None with `parts`."""
+        return None if self.parts else self.judge
+
+    @property
+    def deadline_s(self) -> float:
+        """Of one trajectory, with every part waiting for the one before."""
+        return sum(part.timeout_s or self.timeout_s for part in self.parts.values()) or self.timeout_s
+
+    @model_validator(mode="after")
+    def _require_parts_that_act(self) -> "RewardConfig":
+        if self.parts and self.judge != _DEFAULT:
+            raise ValueError(
+                f"judge={self.judge.name!r} with parts {', '.join(self.parts)}: give the judge a name among the parts, or leave one out"
+            )
+        for name in self.parts:
+            if not name.replace("_", "").isalnum() or name in _TAKEN:
+                raise ValueError(
+                    f"parts.{name}: a part is named by letters, digits and _, and by none of {', '.join(_TAKEN)}, which are metrics of "
+                    "the whole reward; rename it"
+                )
+        if self.parts and not any(part.weight for part in self.parts.values()):
+            raise ValueError("every part has weight 0, so every reward is 0; give one a weight")
+        return self
+
+    @model_validator(mode="after")
+    def _require_recipes_of_parts(self) -> "RewardConfig":
+        if self.source_column != "source" and not self.by_source:
+            raise ValueError(f"source_column={self.source_column!r} says nothing without by_source; leave it out")
+        for source, names in self.by_source.items():
+            unknown = [name for name in names if name not in self.parts]
+            if unknown or not names:
+                raise ValueError(
+                    f"by_source.{source} names {unknown[0] if unknown else 'no part'}; parts are: {', '.join(self.parts) or 'none'}"
+                )
+            if len(set(names)) < len(names):
+                raise ValueError(f"by_source.{source}={list(names)} names a part twice; set its weight instead")
+        unused = [
+            name for name in self.parts if self.by_source and not any(name in each for each in self.by_source.values())
+        ]
+        if unused:
+            raise ValueError(f"parts.{unused[0]} judges no source of by_source; name it in one, or leave it out")
+        return self

@@ -5,17 +5,19 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
+from cluster.contracts.types import FinishReason, GroupSummary, PartStats, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "1"
 
+_PARTS = b"treadwheel.parts"
+"""Metadata of a judged batch: how long its parts took. No column, since a repeated run would not say the same."""
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
@@ -46,7 +48,7 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("prompt_text", pa.string(), nullable=False),
         pa.field("completion_text", pa.string(), nullable=False),
-        # JSON: the prompt's other columns, and whatever the environment reports.
+        # JSON: the prompt's messages and other columns, and whatever the environment reports.
         pa.field("info", pa.string(), nullable=False),
         pa.field("reward_message", pa.string()),
         pa.field("worker", pa.string(), nullable=False),
@@ -120,6 +122,7 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
         num_reward_errors=statuses.count(RewardStatus.ERROR),
         num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
         reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
+        part_stats=_part_stats(batch),
         completion_lengths=tuple(pc.list_value_length(batch["completion_token_ids"]).to_pylist()),
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
     )
@@ -135,6 +138,18 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
     return validate(batch)
 
 
+def with_part_stats(batch: pa.RecordBatch, stats: Mapping[str, PartStats]) -> pa.RecordBatch:
+    """The batch, whose summary then has these; they are not recorded."""
+    told = json.dumps({name: [each.seconds, each.num_failed] for name, each in stats.items()}).encode()
+    return batch.replace_schema_metadata({**(batch.schema.metadata or {}), _PARTS: told})
+
+
+def _part_stats(batch: pa.RecordBatch) -> dict[str, PartStats]:
+    metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
+    told: dict[str, tuple[float, int]] = json.loads(metadata.get(_PARTS, b"{}"))
+    return {name: PartStats(seconds=seconds, num_failed=num_failed) for name, (seconds, num_failed) in told.items()}
+
+
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
     """The row's `info`, decoded."""
     return json.loads(batch["info"][row].as_py())
@@ -146,13 +161,16 @@ def _components(column: pa.Array) -> dict[str, tuple[float | None, ...]]:
     return {name: tuple(row.get(name) for row in rows) for name in names}
 
 
+_FAILURES = {RewardStatus.TIMEOUT: "timeout", RewardStatus.OK: "part left"}
+
+
 def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:
     """One per type of exception: its texts may differ from trajectory to trajectory, and the first one stands for all."""
     messages_by_kind: dict[str, list[str]] = {}
     for status, message in zip(statuses, messages, strict=True):
-        if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT):
+        if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT) or message:
             said = " ".join((message or "no message").split())
-            kind = status if status == RewardStatus.TIMEOUT else said.partition(":")[0]
+            kind = _FAILURES.get(cast(RewardStatus, status)) or said.partition(": ")[0].removesuffix(":")
             messages_by_kind.setdefault(kind, []).append(said)
     failures = [RewardFailure(kind=kind, message=said[0], count=len(said)) for kind, said in messages_by_kind.items()]
     return tuple(sorted(failures, key=lambda failure: -failure.count)[:_MOST_REWARD_FAILURES])

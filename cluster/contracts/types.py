@@ -48,6 +48,10 @@ class Prompt:
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
     """Everything else the source knows (answer, metadata), JSON-able; handed to the reward untouched."""
 
+    def info(self) -> dict[str, Any]:
+        """What travels with its trajectories: the columns, and under `messages` its messages, unless a column has that name."""
+        return self.columns if self.messages is None else {"messages": self.messages, **self.columns}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
@@ -100,10 +104,20 @@ class RewardFailure:
     """Trajectories of one group whose rewards failed in one way."""
 
     kind: str
-    """The type of the judge's exception; `timeout` for those that overran their deadline."""
+    """The type of the judge's exception, after its stage where the reward has parts (`judge:style KeyError`); `timeout` for those that
+    overran their deadline, `part left` for those whose reward is known and lacks a part."""
     message: str
     """Of the first of them, on one line."""
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStats:
+    """What judging one group took of one part of the reward."""
+
+    seconds: float
+    num_failed: int
+    """Trajectories for which the part failed, whether it left the recipe or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +140,8 @@ class GroupSummary:
     num_reward_timeouts: int = 0
     reward_failures: tuple[RewardFailure, ...] = ()
     """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
+    part_stats: dict[str, PartStats] = field(default_factory=dict[str, PartStats])
+    """By part, as it was judged; empty for a group that is read from its record. The name of the only judge is empty."""
     completion_lengths: tuple[int, ...] = ()
     """Completion tokens, one per trajectory."""
     truncated: tuple[bool, ...] = ()

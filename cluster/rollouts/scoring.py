@@ -12,6 +12,7 @@ from typing import Any
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import GroupSummary, Ticket
+from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.supervision.supervisor import SupervisedActor
 
@@ -31,14 +32,17 @@ class Scorers:
         events: Events,
         judging_deadline_s: float,
         reference_deadline_s: float,
+        source_column: str | None = None,
     ) -> None:
-        """`suspects` are those of judging; a group that kills rollout workers is another matter."""
+        """`suspects` are those of judging; a group that kills rollout workers is another matter. `source_column` of a prompt says whose
+        metrics its rewards are; None keeps no metrics by source."""
         self._reward = reward
         self._reference = reference
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
         self._reference_deadline_s = reference_deadline_s
         self._failed_rewards = FailedRewards(events)
+        self._part_metrics = PartMetrics(source_column=source_column)
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
@@ -62,7 +66,12 @@ class Scorers:
                 else:
                     self._suspects.absolve(ticket)
                     self._failed_rewards.note(judged[0])
+                    self._part_metrics.note(ticket, judged[0])
                     return judged
+
+    def drain_stats(self) -> dict[str, float]:
+        """Of the parts of the reward, since the last call."""
+        return self._part_metrics.drain()
 
     async def take(self, object_ref: Any, places: list[int]) -> tuple[GroupSummary, Any]:
         """Some trajectories of a judged group. Raises LostError when it went with its node."""
@@ -83,8 +92,8 @@ class FailedRewards:
         self._told: set[str] = set()
 
     def note(self, summary: GroupSummary) -> None:
-        """Logs `reward_failure` if a reward of this group failed."""
-        if summary.num_failed_rewards == 0:
+        """Logs `reward_failure` if a reward of this group failed, or a part left its recipe."""
+        if not (summary.num_failed_rewards or summary.reward_failures):
             return
         news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
         is_told = bool(news) and len(self._told) < _MOST_TOLD

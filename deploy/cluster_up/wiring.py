@@ -134,6 +134,7 @@ def production(
         events=events,
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
+        source_column=config.reward.source_column if config.reward.by_source else None,
     )
     dispatcher = Dispatcher(
         fleet=fleet,
@@ -174,7 +175,7 @@ def judging_deadline_s(config: RunConfig) -> float:
     num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * config.judged_per_group
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
-    return config.reward.timeout_s * num_queued + 60.0
+    return config.reward.deadline_s * num_queued + 60.0
 
 
 def wanting_reference(config: RunConfig, objective: "Objective") -> Callable[[int], bool]:

@@ -22,7 +22,8 @@ def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
     """Each variant as a mapping of its name and all its parameters, defaults too. One that does not import keeps what is written."""
     from learner.algorithms.registry.homes import HOMES
 
-    homes = _HOMES | {f"algorithm.{field}": home for field, home in HOMES.items()}
+    parts = {f"reward.parts.{name}.judge": REWARDS for name in run.get("reward", {}).get("parts", {})}
+    homes = _HOMES | parts | {f"algorithm.{field}": home for field, home in HOMES.items()}
     return _spelled_section(run, "", homes)
 
 

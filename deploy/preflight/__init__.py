@@ -20,7 +20,6 @@ from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
-from deploy.preflight.sandbox import check_sandbox
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -43,8 +42,9 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     held_out = _check_held_out(config, problems, readable)
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
+    for field, each in sources.items():
+        problems.attempt(prompts.check_recipes, each, config, field=field)
     samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
-    confined = problems.attempt(check_sandbox, config)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()
     placement, memory = _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
@@ -56,7 +56,6 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.prompt_rows(config, source, looks),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
-            *((("reward", "programs run", confined),) if confined else ()),
             *report.placement_rows(placement),
             *report.memory_rows(memory),
         )

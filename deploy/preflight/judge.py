@@ -1,4 +1,4 @@
-"""The judge, tried on samples as the run will call it: in a process of its own, under its deadline."""
+"""The judges, tried on samples as the run will call them: in processes of their own, under their deadlines."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Prompt, Reward, RewardStatus
+from cluster.contracts.types import FinishReason, Prompt, Reward, RewardStatus
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
-    from actors.reward_service.judge_process import Row
 
 _NUM_PROMPTS = 3
 _ANSWER_COLUMNS = ("answer", "solution", "target", "ground_truth", "label", "completion", "response", "output")
@@ -39,54 +38,66 @@ def judge_samples(
 
     Raises ConfigError if the judge does not load, or fails on every sample of a source. One that fails on some may have its reasons.
     """
-    from actors.reward_service.judge_process import Row
-
-    asked = [
-        (field, prompt, described, completion)
-        for field, source in sources.items()
-        for prompt in (source[index] for index in range(min(_NUM_PROMPTS, len(source))))
-        for described, completion in _completions(prompt)
-    ]
-    rows = [
-        Row(prompt=_text(prompt, formatter), completion=completion, columns=prompt.columns)
-        for _, prompt, _, completion in asked
-    ]
     try:
-        rewards = asyncio.run(_judged(config, rows))
+        samples = asyncio.run(_judged(config, sources, formatter))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
-    # After one that overran its deadline there are no more.
-    samples = [
-        Sample(field=field, prompt=prompt, completion=described, reward=reward)
-        for (field, prompt, described, _), reward in zip(asked, rewards, strict=False)
-    ]
     for field in sources:
-        _refuse_failure([sample for sample in samples if sample.field == field], judge=config.judge.name)
+        _refuse_failure([sample for sample in samples if sample.field == field], config)
     return samples
 
 
-def _refuse_failure(samples: Sequence[Sample], *, judge: str) -> None:
+def _refuse_failure(samples: Sequence[Sample], config: RewardConfig) -> None:
     """Raises ConfigError for a judge that fails on all the samples of one source."""
     if not samples or any(sample.reward.status is RewardStatus.OK for sample in samples):
         return
     first = samples[0]
     columns = ", ".join(sorted(first.prompt.columns)) or "none"
+    judges = f"reward.judge={config.only_judge.name!r}" if config.only_judge else "reward.parts"
     raise ConfigError(
-        f"{first.field}: reward.judge={judge!r} fails on each of {len(samples)} samples, the first time with: "
+        f"{first.field}: {judges} fails on each of {len(samples)} samples, the first time with: "
         f"{first.reward.message}; mend it (columns of the prompt {first.prompt.prompt_id!r}: {columns})"
     )
 
 
-async def _judged(config: RewardConfig, rows: Sequence["Row"]) -> list[Reward]:
-    from actors.reward_service.judge_process import JudgeProcess
+async def _judged(
+    config: RewardConfig, sources: Mapping[str, PromptSource], formatter: "ChatFormatter | None"
+) -> list[Sample]:
+    """Up to a prompt on which a judge overran its deadline: it may do so on all others."""
+    from actors.reward_service.service import Asked, RewardService
 
-    process = await JudgeProcess.start(config)
+    service, samples = RewardService(config), list[Sample]()
     try:
-        if process.is_async:
-            return list(await asyncio.gather(*(process.ask(row) for row in rows)))
-        return await process.judge(rows)
+        for field, source in sources.items():
+            for prompt in (source[index] for index in range(min(_NUM_PROMPTS, len(source)))):
+                completions = dict(_completions(prompt))
+                asked = Asked(
+                    columns=prompt.info(),
+                    trajectories=[_trajectory(prompt, said, formatter) for said in completions.values()],
+                )
+                rewards, _ = await service.judge(asked)
+                samples += [
+                    Sample(field=field, prompt=prompt, completion=described, reward=reward)
+                    for described, reward in zip(completions, rewards, strict=True)
+                ]
+                if any(reward.status is RewardStatus.TIMEOUT for reward in rewards):
+                    return samples
     finally:
-        await process.kill()
+        await service.close()
+    return samples
+
+
+def _trajectory(prompt: Prompt, completion: str, formatter: "ChatFormatter | None") -> dict[str, Any]:
+    text = _text(prompt, formatter)
+    asked_by = prompt.messages or [{"role": "user", "content": text}]
+    return {
+        "prompt": text,
+        "completion": completion,
+        "messages": [*asked_by, {"role": "assistant", "content": completion}],
+        "token_ids": [],
+        "finish_reason": str(FinishReason.STOP),
+        "seed": 0,
+    }
 
 
 def _completions(prompt: Prompt) -> Iterator[tuple[str, str]]:

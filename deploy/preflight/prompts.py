@@ -76,6 +76,17 @@ def check_columns(
                 )
 
 
+def check_recipes(source: PromptSource, config: RunConfig, *, field: str) -> None:
+    """Raises ConfigError for one of the first prompts whose source has no parts of the reward."""
+    from actors.reward_service.recipe import names_for
+
+    for prompt in _firsts(source) if config.reward.by_source else ():
+        try:
+            names_for(config.reward, prompt.columns)
+        except DataError as error:
+            raise ConfigError(f"{field}: prompt {prompt.prompt_id!r}: {error}; give it one") from error
+
+
 def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
     """A sentence for people where a teacher of `reference.by_source` has none of the first prompts."""
     firsts, reference = _firsts(source), config.reference

@@ -78,7 +78,10 @@ def biased_sampling(sampling: SamplingConfig) -> str | None:
 
 
 def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
-    yield "reward", "judge", config.reward.judge.name
+    if judge := config.reward.only_judge:
+        yield "reward", "judge", judge.name
+    for name, part in config.reward.parts.items():
+        yield "reward", name, f"{part.judge.name}, weight {part.weight:g}"
     for completion in dict.fromkeys(sample.completion for sample in samples):
         said = [_said(sample.reward) for sample in samples if sample.completion == completion]
         yield "reward", completion, "; ".join(dict.fromkeys(said))

@@ -26,7 +26,7 @@ Group = Mapping[str, Tensor]
 def of_summary(summary: GroupSummary) -> Group:
     """A judged group, as the cluster knows it. A component that a trajectory lacks is NaN."""
     known = [place for place, reward in enumerate(summary.rewards) if reward is not None]
-    components = [summary.reward_components[name] for name in sorted(summary.reward_components)]
+    components = [summary.reward_components[name] for name in sorted(summary.reward_components) if "/" not in name]
     by_row = [[nan if values[place] is None else values[place] for values in components] for place in known]
     return {
         "rewards_G": torch.tensor(summary.known_rewards, dtype=torch.float64),

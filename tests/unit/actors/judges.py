@@ -81,3 +81,15 @@ def undecided(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> fl
 def hanging(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
     threading.Event().wait()
     return 1.0
+
+
+LEAKED: list[bytearray] = []
+
+
+def leaking(*, completion: str) -> float:
+    """Keeps 200 MB of each call that says so."""
+    if completion == "leak":
+        LEAKED.append(bytearray(200 * 2**20))
+    else:
+        bytearray(100 * 2**20)
+    return 1.0

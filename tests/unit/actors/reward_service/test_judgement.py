@@ -1,6 +1,6 @@
 import pytest
 
-from actors.reward_service.judgement import find_judge, is_async, to_reward
+from actors.reward_service.judgement import find_judge, to_reward
 from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Reward, RewardStatus
@@ -43,5 +43,5 @@ def test_anything_else_is_refused(value, message):
 
 
 def test_a_judge_with_parameters_bound_is_still_seen_to_be_async():
-    assert is_async(find_judge(Plugin(name="tests.unit.actors.judges:obedient_async")))
-    assert not is_async(find_judge(Plugin(name="exact_match", params={"column": "solution"})))
+    assert find_judge(Plugin(name="tests.unit.actors.judges:obedient_async")).is_async
+    assert not find_judge(Plugin(name="exact_match", params={"column": "solution"})).is_async

@@ -154,7 +154,7 @@ async def test_a_fast_judge_keeps_its_one_process():
 async def test_a_judge_is_there_before_its_first_batch():
     async with service(SYNC) as rewards:
         await rewards.warm_up()
-        (process,) = rewards._judging._idle
+        ((process,),) = (judging._under_way for judging in rewards._judges.values())
         assert await pid_of_judge(rewards) == process._process.pid
 
 

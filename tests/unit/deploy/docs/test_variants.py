@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from actors.reward_service.judgement import judge_now, to_reward
-from cluster.contracts.types import Reward, RewardStatus
+from actors.reward_service.judgement import to_reward
+from cluster.contracts.errors import DataError
+from cluster.contracts.types import Reward
 from deploy.docs.variants import page
 
 CALL = {"prompt": "1 + 1 =", "completion": " 2", "columns": {"answer": 2}}
@@ -14,7 +15,7 @@ CALL = {"prompt": "1 + 1 =", "completion": " 2", "columns": {"answer": 2}}
 def test_the_example_judges():
     defined = {}
     exec(re.findall(r"```python\n(.*?)```", page(), re.DOTALL)[0], defined)
-    assert judge_now(defined["judge"], **CALL) == Reward(value=1.1, components={"right": 1.0, "short": 1.0})
+    assert to_reward(defined["judge"](**CALL)) == Reward(value=1.1, components={"right": 1.0, "short": 1.0})
 
 
 @pytest.mark.parametrize("returned", [0.5, {"reward": 0.5}, Reward(value=0.5)])
@@ -23,6 +24,6 @@ def test_a_judge_may_return_a_number_a_dict_or_a_reward(returned):
 
 
 @pytest.mark.parametrize("returned", ["0.5", None, float("nan"), float("inf"), {"right": 1.0}])
-def test_anything_else_is_a_failed_reward_and_not_zero(returned):
-    reward = judge_now(lambda **_: returned, **CALL)
-    assert reward.status is RewardStatus.ERROR and reward.value is None
+def test_anything_else_is_refused(returned):
+    with pytest.raises(DataError):
+        to_reward(returned)

@@ -50,7 +50,7 @@ def test_a_judge_that_fails_on_all_samples_is_refused_with_its_reason(judge, mes
 
 
 def test_a_judge_that_hangs_meets_its_deadline():
-    with pytest.raises(ConfigError, match=r"fails on each of 1 samples.*reward.timeout_s=0.5"):
+    with pytest.raises(ConfigError, match=r"fails on each of 2 samples.*reward.timeout_s=0.5"):
         samples(f"{JUDGES}:hanging", Says("2"), timeout_s=0.5)
 
 

@@ -1,0 +1,18 @@
+"""Reward for a completion that is made of tagged blocks, such as `<think>...</think><answer>...</answer>`."""
+
+import re
+from collections.abc import Sequence
+
+
+def format(*, completion: str, tags: Sequence[str] = ("think", "answer")) -> float:
+    """1 if the completion is one block of each tag, in this order, none empty, with nothing but white space between and around them.
+
+    Source: the format reward of DeepSeek-R1, arXiv:2501.12948. Peers: open-r1 `format_reward`, TRL `think_format_reward`
+    """
+    rest = completion.strip()
+    for tag in tags:
+        block = re.match(rf"<{re.escape(tag)}>(.+?)</{re.escape(tag)}>\s*", rest, re.DOTALL)
+        if block is None or not block[1].strip() or completion.count(f"<{tag}>") > 1:
+            return 0.0
+        rest = rest[block.end() :]
+    return float(not rest)

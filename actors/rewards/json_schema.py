@@ -1,0 +1,40 @@
+"""Reward for JSON of a given schema."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import jsonschema.validators
+
+from cluster.contracts.errors import ConfigError, DataError
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+def json_schema(
+    *, completion: str, columns: Mapping[str, Any], schema: dict[str, Any] | None = None, column: str | None = None
+) -> float:
+    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows.
+
+    The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON. Raises ConfigError unless one of them is given, and
+    DataError for what is no schema.
+    """
+    if (schema is None) == (column is None):
+        raise ConfigError(
+            "reward json_schema takes one of schema and column; give the run's schema, or name the prompts' column"
+        )
+    wanted: Any = schema if column is None else columns.get(column)
+    try:
+        wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
+        validator = jsonschema.validators.validator_for(wanted)
+        validator.check_schema(wanted)
+    except (ValueError, TypeError, jsonschema.SchemaError) as error:
+        raise DataError(f"column {column!r} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
+    blocks = _FENCED.findall(completion)
+    try:
+        said = json.loads(blocks[-1] if blocks else completion)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(validator(wanted).is_valid(said))

@@ -1,0 +1,23 @@
+"""Reward for staying in one script: a completion that mixes languages of different scripts earns less."""
+
+import unicodedata
+from typing import Literal
+
+Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "han", "japanese", "korean"]
+_NAMES: dict[str, tuple[str, ...]] = {
+    "han": ("CJK",),
+    "japanese": ("HIRAGANA", "KATAKANA", "CJK"),
+    "korean": ("HANGUL", "CJK"),
+}
+"""How Unicode's names of a script's letters begin, where it is not the script's own name."""
+
+
+def language_consistency(*, completion: str, script: Script = "latin") -> float:
+    """Share of the completion's letters that are of the script; 0 for a completion without letters.
+
+    It tells English from Chinese, and not English from German. Source: the language consistency reward of DeepSeek-R1, arXiv:2501.12948,
+    which takes the share of words
+    """
+    letters = [each for each in completion if each.isalpha()]
+    beginnings = _NAMES.get(script, (script.upper(),))
+    return sum(unicodedata.name(each, "").startswith(beginnings) for each in letters) / len(letters) if letters else 0.0

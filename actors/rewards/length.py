@@ -1,0 +1,23 @@
+"""Reward for a completion's length in tokens."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Ge
+
+
+def length(
+    *,
+    token_ids: Sequence[int],
+    at_most: Annotated[int, Ge(1)],
+    at_least: Annotated[int, Ge(0)] = 1,
+    fade: Annotated[int, Ge(0)] = 0,
+) -> float:
+    """1 from `at_least` to `at_most` tokens, 0 below; above it falls linearly, to 0 at `at_most + fade`.
+
+    With `at_most` short of `sampling.max_tokens` by `fade` it is DAPO's soft overlong punishment plus 1 (arXiv:2503.14476).
+    """
+    excess = len(token_ids) - at_most
+    if len(token_ids) < at_least or excess > fade:
+        return 0.0
+    return 1.0 - max(excess, 0) / (fade or 1)

@@ -1,0 +1,33 @@
+"""Reward for the letter of the right choice."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from actors.columns import text_of
+from cluster.contracts.errors import DataError
+
+_BOXED = re.compile(r"\\boxed\{\s*\(?([A-Z])\b")
+_CALLED_ANSWER = re.compile(r"\banswer(?:\s+is|\s*:)?[\s*:(]*([A-Z])\b", re.IGNORECASE)
+_ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
+
+
+def multiple_choice(
+    *, completion: str, columns: Mapping[str, Any], column: str = "answer", choices: str = "ABCDE"
+) -> float:
+    r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
+    stands alone.
+
+    The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
+    """
+    wanted = text_of(columns, column).strip("().").upper()
+    if wanted.isdigit() and int(wanted) < len(choices):
+        wanted = choices[int(wanted)]
+    if len(wanted) != 1 or wanted not in choices:
+        raise DataError(
+            f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
+        )
+    for pattern in (_BOXED, _CALLED_ANSWER, _ALONE):
+        if found := [letter for letter in map(str.upper, pattern.findall(completion)) if letter in choices]:
+            return float(found[-1] == wanted)
+    return 0.0

@@ -1,0 +1,16 @@
+"""Penalty for a completion that repeats itself."""
+
+from typing import Annotated
+
+from annotated_types import Ge
+
+
+def ngram_repetition(*, completion: str, n: Annotated[int, Ge(1)] = 3) -> float:
+    """Minus the share of the completion's n-grams of words that stood in it before: 0 without repetition, near -1 for one phrase for ever.
+
+    Fewer than n words repeat nothing. Source: the repetition penalty of Yeo et al., arXiv:2502.03373. Peers: open-r1
+    `get_repetition_penalty_reward` (there scaled by `max_penalty`, here by the part's weight)
+    """
+    words = completion.lower().split()
+    ngrams = [*zip(*(words[start:] for start in range(n)), strict=False)]
+    return len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0

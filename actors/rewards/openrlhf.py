@@ -1,0 +1,37 @@
+"""A `reward_func(queries, prompts, labels)` of OpenRLHF's, unchanged, called once a group."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ImportString
+
+from cluster.contracts.errors import DataError
+
+
+class OpenRlhfReward:
+    """A tensor or a list of rewards, or a dict with `rewards`, whose `scores` are a component; `extra_logs` are left out.
+
+    Source: OpenRLHF, examples/python/reward_func.py
+    """
+
+    def __init__(self, *, function: ImportString[Any], label_column: str = "label") -> None:
+        """`function` is an import path, `my_package.rewards:reward_func`. Raises DataError for a prompt without the column."""
+        self._function = function
+        self._label_column = label_column
+
+    def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
+        if self._label_column not in columns:
+            raise DataError(
+                f"label_column={self._label_column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
+            )
+        queries = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        given = self._function(queries=queries, prompts=prompts, labels=[columns[self._label_column]] * len(prompts))
+        if not isinstance(given, Mapping):
+            return given
+        rewards, scores = [*given["rewards"]], given.get("scores")
+        if scores is None:
+            return rewards
+        return [{"reward": each, "score": score} for each, score in zip(rewards, scores, strict=True)]
+
+
+openrlhf = OpenRlhfReward

@@ -1,0 +1,75 @@
+"""Numbers of the shipped rules, worked out by hand."""
+
+import pytest
+
+from actors.rewards.format import format
+from actors.rewards.json_schema import json_schema
+from actors.rewards.language_consistency import language_consistency
+from actors.rewards.length import length
+from actors.rewards.multiple_choice import multiple_choice
+from actors.rewards.ngram_repetition import ngram_repetition
+from cluster.contracts.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("B", 1.0),
+        ("(b)", 0.0),  # a small letter alone is an article as often as a choice
+        ("It is a trap: answer b", 1.0),
+        ("The answer is **B**", 1.0),
+        ("Not A. Not C. B", 1.0),
+        ("B, no: the answer is A", 0.0),
+        (r"The answer is A, so \boxed{B}", 1.0),
+        ("B or perhaps C", 0.0),
+        ("Z", 0.0),
+    ],
+)
+def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
+    assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
+    assert multiple_choice(completion=said, columns={"answer": 1}) == reward, "by its place from 0"
+
+
+def test_an_answer_that_is_no_choice_is_an_error():
+    with pytest.raises(DataError, match="'answer' is 'seven'"):
+        multiple_choice(completion="B", columns={"answer": "seven"})
+
+
+def test_json_is_checked_against_the_prompts_own_schema():
+    columns = {"wanted": {"type": "object", "required": ["x"]}}
+    judged = [json_schema(completion=said, columns=columns, column="wanted") for said in ('{"x": 1}', '{"y": 1}', "x")]
+    assert judged == [1.0, 0.0, 0.0]
+
+
+def test_what_is_no_schema_is_an_error_of_the_prompt():
+    with pytest.raises(DataError, match="must be a JSON schema"):
+        json_schema(completion="{}", columns={"wanted": {"type": "thing"}}, column="wanted")
+    with pytest.raises(ConfigError, match="takes one of schema and column"):
+        json_schema(completion="{}", columns={})
+
+
+def test_length_fades_beyond_its_limit():
+    """4 is the limit, and 4 more tokens fade: 6 tokens are half-way."""
+    judged = [length(token_ids=[1] * number, at_most=4, at_least=2, fade=4) for number in (1, 2, 4, 6, 8, 9)]
+    assert judged == [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "said", ["<think></think><answer>1</answer>", "so <think>a</think><answer>1</answer>", "<answer>1</answer><think>a</think>",
+             "<think>a</think><think>b</think><answer>1</answer>", "<think>a</think><answer>1</answer> done"],
+)  # fmt: skip
+def test_a_format_that_is_not_met_to_the_letter_earns_nothing(said):
+    assert format(completion=said) == 0.0
+
+
+def test_repeated_ngrams_cost_their_share():
+    """Pairs of "a b a b": ab, ba, ab. One of three was there before."""
+    assert ngram_repetition(completion="a b a B", n=2) == pytest.approx(-1 / 3)
+    assert ngram_repetition(completion="a b c d", n=2) == 0.0
+    assert ngram_repetition(completion="a", n=2) == 0.0
+
+
+def test_letters_of_another_script_count_against_the_language():
+    """Six Latin letters and two Chinese ones; digits are of no language."""
+    assert language_consistency(completion="answer 42 答案") == 0.75
+    assert language_consistency(completion="答案 42", script="han") == 1.0

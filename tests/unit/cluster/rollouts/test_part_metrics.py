@@ -1,0 +1,29 @@
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import PartStats, Prompt, Ticket
+from cluster.rollouts.part_metrics import PartMetrics
+from tests.fakes import group_summary
+
+
+def judged(metrics, index, *, source, rewards, style, seconds, num_failed=0):
+    prompt = Prompt(prompt_id="p", text="?", columns={"source": source})
+    ticket = Ticket(
+        index=index, prompt=prompt, num_trajectories=2, seed=0, policy_version=0, sampling=SamplingConfig(max_tokens=1)
+    )
+    stats = {"style": PartStats(seconds=seconds, num_failed=num_failed)}
+    metrics.note(ticket, group_summary(index, rewards=rewards, reward_components={"style": style}, part_stats=stats))
+
+
+def test_parts_tell_failures_time_and_means_by_source():
+    metrics = PartMetrics(source_column="source")
+    judged(metrics, 0, source="chat", rewards=(1.0, 2.0), style=(0.0, 1.0), seconds=1.0)
+    judged(metrics, 1, source="maths", rewards=(4.0, None), style=(0.5, None), seconds=3.0, num_failed=1)
+    judged(metrics, -1, source="chat", rewards=(9.0, 9.0), style=(9.0, 9.0), seconds=9.0)  # held out
+    assert metrics.drain() == {
+        "reward/style/judging_s": 2.0,
+        "reward/style/num_failed": 1.0,
+        "reward/mean/chat": 1.5,
+        "reward/mean/maths": 4.0,
+        "reward/style/chat": 0.5,
+        "reward/style/maths": 0.5,
+    }
+    assert metrics.drain() == {}
