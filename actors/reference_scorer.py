@@ -1,4 +1,4 @@
-"""Reference scorer: a batch of trajectories in, the same batch with reference log-probs out.
+"""Reference scorer: a batch of trajectories in, the same batch with the reference's columns out.
 
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
@@ -43,10 +43,10 @@ class ReferenceScorer:
         schema.validate(batch)
         self._enter("scoring")
         try:
-            logprobs = self._model_of(batch).logprobs(
+            columns = self._model_of(batch).score(
                 batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
             )
-            scored = schema.with_columns(batch, reference_logprobs=logprobs)
+            scored = schema.with_columns(batch, **columns)
         finally:
             self._enter("idle")
         self._num_scored += batch.num_rows

@@ -79,8 +79,8 @@ class RecordedGroups:
     def group(self, index: int) -> pa.RecordBatch:
         """The group that the run consumes in place `index`, named after it.
 
-        Its tokens count as sampled by version 0, the oldest that there is: what sampled them is no version of this run. Log-probs of
-        the reference are left out: they were another run's.
+        Its tokens count as sampled by version 0, the oldest that there is: what sampled them is no version of this run. What a
+        reference said of them is left out: it was another run's.
         """
         epoch, place = divmod(index, len(self._groups))
         group = self._groups[self._order(epoch)[place]]
@@ -91,7 +91,7 @@ class RecordedGroups:
             ticket_index=[index] * num_rows,
             sample_index=list(range(num_rows)),
             policy_versions=[[0] * len(tokens) for tokens in group["completion_token_ids"]],
-            reference_logprobs=[None] * num_rows,
+            **{name: [None] * num_rows for name in SCHEMA.names if name.startswith("reference_")},
         )
 
 

@@ -3,7 +3,7 @@
 The rule: a trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and is in no
 denominator and no baseline; the others of its group train as the group that they are. All failed is an error, not an empty step.
 
-Shapes: N trajectories that train, W longest completion, K reward components.
+Shapes: N trajectories that train, W longest completion, K reward components or candidates of a token, P = K + 1.
 """
 
 from collections.abc import Sequence
@@ -67,10 +67,12 @@ def assemble(
     prompts, completions = _Lists.of(trajectories, "prompt_token_ids"), _Lists.of(trajectories, "completion_token_ids")
     _check_tokens(trajectories, prompts, vocabulary_size, name="prompt_token_ids")
     _check_tokens(trajectories, completions, vocabulary_size, name="completion_token_ids")
-    masks = _Lists.of(trajectories, "loss_mask")
+    masks, candidates = _Lists.of(trajectories, "loss_mask"), _candidates(trajectories, vocabulary_size)
     rows = [
-        TokenRow(prompt=p, completion=c, loss_mask=m)
-        for p, c, m in zip(prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), strict=True)
+        TokenRow(prompt=p, completion=c, loss_mask=m, candidates=k)
+        for p, c, m, k in zip(
+            prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), candidates, strict=True
+        )
     ]
     tensors = _tensors(trajectories, prompts, completions, current_version=current_version)
     tensors = replace(tensors, columns={name: _column(trajectories, name) for name in columns})
@@ -102,6 +104,7 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
         prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
         reference_logprobs_NT=_partial(batch, "reference_logprobs"),
+        reference_partition_NTP=_partition(batch, completions),
         token_rewards_NT=_optional(batch, "token_rewards"),
         reward_components_NK=components_NK,
         reward_component_names=names,
@@ -115,17 +118,41 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
     return tensors
 
 
-def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
-    """The column padded; None when no row has it. Raises DataError when only some have."""
-    column = batch[name]
-    if column.null_count == batch.num_rows:
+def _candidates(batch: pa.RecordBatch, vocabulary_size: int) -> list[np.ndarray] | list[None]:
+    """The reference's likeliest tokens of each row, [completion, K]; None where no row has any."""
+    if not _has(batch, "reference_top_ids"):
+        return [None] * batch.num_rows
+    lists = _Lists.of(batch, "reference_top_ids")
+    _check_tokens(batch, lists, vocabulary_size, name="reference_top_ids")
+    lengths = pc.list_value_length(batch["completion_token_ids"]).to_pylist()
+    return [ids.reshape(length, -1) for ids, length in zip(lists.split(np.int32), lengths, strict=True)]
+
+
+def _partition(batch: pa.RecordBatch, completions: "_Lists") -> torch.Tensor | None:
+    """Their log-probs under the reference and, last, that of all other tokens together, [N, W, P]."""
+    if not _has(batch, "reference_top_logprobs"):
         return None
-    if column.null_count:
+    lists = _Lists.of(batch, "reference_top_logprobs")
+    sizes = set((np.diff(lists.offsets) // np.diff(completions.offsets)).tolist())
+    if len(sizes) > 1:
+        raise DataError(f"field 'reference_top_logprobs': trajectories of one step have {sorted(sizes)} per token")
+    return lists.padded(np.float32).view(batch.num_rows, -1, *sizes)
+
+
+def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
+    """The column padded; None when no row has it."""
+    return _Lists.of(batch, name).padded(np.float32) if _has(batch, name) else None
+
+
+def _has(batch: pa.RecordBatch, name: str) -> bool:
+    """Whether the rows have a nullable column. Raises DataError when only some have."""
+    column = batch[name]
+    if 0 < column.null_count < batch.num_rows:
         row = pc.index(pc.is_null(column), True).as_py()
         raise DataError(
             f"{_name_of(batch, row)}, field {name!r}: is null, while other trajectories of the step have it"
         )
-    return _Lists.of(batch, name).padded(np.float32)
+    return column.null_count == 0
 
 
 def _partial(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:

@@ -32,7 +32,7 @@ class FirstLook:
     ) -> None:
         """Inside `averaged` the policy has its averaged weights."""
         self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
-        self._averaged, self._scores_reference = averaged, config.is_reference_the_base
+        self._averaged, self._scores_reference = averaged, config.learner_scores_reference
         # Updates are told how far the policy has moved since the step began.
         self._measures_kl = config.learner.stop_at_kl is not None or config.optimizer.target_kl is not None
 

@@ -87,6 +87,9 @@ class Passes:
                 policy_logprobs_BT=micro_batch.scatter(outputs.logprobs_C),
                 entropies_BT=None if outputs.entropies_C is None else micro_batch.scatter(outputs.entropies_C),
                 values_BT=None if values_C is None else micro_batch.scatter(values_C),
+                policy_partition_BTP=None
+                if outputs.partition_CP is None
+                else micro_batch.scatter(outputs.partition_CP),
             )
             # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum.
             (result.loss * self._ranks.size).backward()

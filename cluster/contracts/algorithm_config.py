@@ -171,6 +171,19 @@ class StreamingConfig(Section, mark=Mark.MATHEMATICS):
     share one."""
 
 
+class DistillationConfig(Section, mark=Mark.MATHEMATICS):
+    """A KL to the reference over its `top_k` likeliest tokens and, as one, all others: computed, not estimated from the sampled token. A
+    term of the loss, alone (`preset: on_policy_distillation_top_k`) or beside a reward."""
+
+    coefficient: PositiveFloat = 1.0
+    top_k: PositiveInt = 64
+    """Tokens of the reference at each position; as many as the vocabulary has make it the KL over all of it. Each costs 8 bytes per
+    completion token in the store and on the disk, and 8 on each rank of the learner; logits of a batch never exist. The metrics `rest`
+    and `rest_reference` say how much probability the others have."""
+    direction: Literal["reverse", "forward"] = "reverse"
+    """`reverse`: KL(π ‖ π_ref), which leaves what the teacher does not do; `forward`: KL(π_ref ‖ π), which takes up all that it does."""
+
+
 class SftConfig(Section, mark=Mark.MATHEMATICS):
     """Demonstrations beside the trajectories: each update's loss gets coefficient · the mean of −log π over their tokens."""
 
@@ -238,6 +251,8 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     proximal_decay: Annotated[float, Field(ge=0, lt=1)] = 0.889
     """Of `proximal: ewma`, by optimizer update, with no bias towards the first weights. The average is decay/(1 − decay) updates old (its
     centre of mass; 8 by default); updates on fewer trajectories want as many more. With 0, π_old is that of `recompute`."""
+    distillation: DistillationConfig | None = None
+    """None: the reference says nothing of tokens that were not sampled."""
     sft: SftConfig | None = None
     """None learns from trajectories alone."""
     monitor: MonitorConfig = MonitorConfig()

@@ -86,9 +86,11 @@ class RunConfig(Section):
         return self
 
     @property
-    def is_reference_the_base(self) -> bool:
-        """The reference is what the learner's adapters are put on: the learner scores it itself, with the adapters off."""
-        return self.learner.lora is not None and not (self.reference.path or self.reference.by_source)
+    def learner_scores_reference(self) -> bool:
+        """The reference is what the learner's adapters are put on, and no more than log-probs of sampled tokens is asked of it: the
+        learner makes them itself, with the adapters off."""
+        is_base = not (self.reference.path or self.reference.by_source)
+        return self.learner.lora is not None and is_base and self.algorithm.distillation is None
 
     @property
     def judged_per_group(self) -> int:
@@ -128,6 +130,18 @@ class RunConfig(Section):
                 "algorithm.advantage='none' learns from the reference, which is the model that the run starts from: name a teacher "
                 "in reference.path, or use an advantage of the reward such as 'grpo'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _forbid_truncated_sampling_in_distillation(self) -> "RunConfig":
+        unset = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        if self.algorithm.distillation:
+            for name, value in unset.items():
+                if getattr(self.sampling, name) != value:
+                    raise ValueError(
+                        f"sampling.{name}={getattr(self.sampling, name)} with algorithm.distillation: policy and reference would each drop "
+                        f"tokens that the other keeps, and the KL between them is infinite; leave sampling.{name} out"
+                    )
         return self
 
     @model_validator(mode="after")

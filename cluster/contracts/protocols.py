@@ -91,8 +91,9 @@ class Demonstrations(Protocol):
 class LogprobModel(Protocol):
     """A frozen model that scores tokens; the reference scorer hosts one, deploy/ supplies it from learner/."""
 
-    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Per completion token, natural log, after the run's temperature and truncation."""
+    def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+        """The columns of the schema that it has to say, by their names: `reference_logprobs`, after the run's temperature and
+        truncation, and with `algorithm.distillation` the likeliest tokens."""
         ...
 
 

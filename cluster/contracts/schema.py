@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import FinishReason, GroupSummary, PartStats, RewardFailure, RewardStatus
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 _PARTS = b"treadwheel.parts"
 """Metadata of a judged batch: how long its parts took. No column, since a repeated run would not say the same."""
@@ -39,6 +39,10 @@ SCHEMA = pa.schema(
         pa.field("rollout_logprobs", _FLOATS),
         pa.field("policy_versions", _TOKENS, nullable=False),
         pa.field("reference_logprobs", _FLOATS),
+        # The reference's K likeliest tokens per completion token, token after token; null where no one asks for them.
+        pa.field("reference_top_ids", _TOKENS),
+        # K + 1 per completion token: theirs, and that of all other tokens together.
+        pa.field("reference_top_logprobs", _FLOATS),
         pa.field("reward", pa.float64()),
         pa.field("reward_status", pa.string()),
         # Null: the judge knows the component, and this trajectory does not have it.
@@ -88,7 +92,8 @@ def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE):
         differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
         _refuse(batch, name, differs, "has another length than completion_token_ids")
-    for name in ("rollout_logprobs", "reference_logprobs", "token_rewards"):
+    _check_top_tokens(batch, lengths)
+    for name in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs"):
         _check_finite(batch, name)
     _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
     _refuse(
@@ -177,16 +182,16 @@ def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | No
 
 
 def _check_types(batch: pa.RecordBatch) -> None:
+    metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
+    version = metadata.get(b"treadwheel.schema_version", b"none").decode()
+    if version != SCHEMA_VERSION:
+        raise DataError(f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}")
     if batch.schema.names != SCHEMA.names:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)
         raise DataError(
             f"fields differ from the trajectory schema: missing {sorted(missing)}, foreign {sorted(foreign)}"
         )
-    metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
-    version = metadata.get(b"treadwheel.schema_version", b"none").decode()
-    if version != SCHEMA_VERSION:
-        raise DataError(f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}")
     for field in SCHEMA:
         column = batch[field.name]
         if column.type != field.type:
@@ -203,6 +208,14 @@ def _check_finite(batch: pa.RecordBatch, name: str) -> None:
     if pc.any(bad).as_py():
         row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
         raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
+
+
+def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    ids, logprobs = (pc.list_value_length(batch[f"reference_top_{name}"]) for name in ("ids", "logprobs"))
+    ragged = pc.fill_null(pc.not_equal(pc.multiply(pc.divide(ids, lengths), lengths), ids), False)
+    _refuse(batch, "reference_top_ids", ragged, "does not have equally many for each token of the completion")
+    differs = pc.not_equal(pc.fill_null(logprobs, 0), pc.fill_null(pc.add(ids, lengths), 0))
+    _refuse(batch, "reference_top_logprobs", differs, "does not have one more per token than reference_top_ids")
 
 
 def _check_reward_status(batch: pa.RecordBatch) -> None:

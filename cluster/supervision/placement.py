@@ -124,7 +124,7 @@ def plan_learning(config: RunConfig, available: ClusterResources, *, needs: Coll
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
     """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
-    return "reference_logprobs" in needs and not config.is_reference_the_base
+    return "reference_logprobs" in needs and not config.learner_scores_reference
 
 
 def _asked(

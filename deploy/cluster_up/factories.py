@@ -33,8 +33,15 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model.reference import ReferenceModel, reference_models
 
+    distillation = config.algorithm.distillation
     loaded = {
-        source: ReferenceModel(model, reference=config.reference, learner=config.learner, sampling=config.sampling)
+        source: ReferenceModel(
+            model,
+            reference=config.reference,
+            learner=config.learner,
+            sampling=config.sampling,
+            top_k=distillation and distillation.top_k,
+        )
         for source, model in reference_models(config.model, config.reference).items()
     }
     return ReferenceScorer(

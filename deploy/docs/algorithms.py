@@ -63,9 +63,11 @@ def _section(title: str, home: Home, field: str) -> str:
 def _estimators() -> str:
     home = Home(
         package=kl.__name__,
-        offers=frozenset({"policy_logprobs_BT", "rollout_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"}),
+        offers=frozenset({"policy_logprobs_BT", "rollout_logprobs_BT", "other_logprobs_BT", "loss_mask_BT"})
+        | {"policy_partition_BTP", "other_partition_BTP"},
     )
-    return "\n\n".join(_entry(name, function, home=home) for name, function in kl.ESTIMATORS.items())
+    functions = kl.ESTIMATORS | {"partition_kl": kl.partition_kl}
+    return "\n\n".join(_entry(name, function, home=home) for name, function in functions.items())
 
 
 def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:

@@ -87,7 +87,9 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
         return
     free = psutil.virtual_memory().available
     buffer, longest = config.buffer, config.sampling.max_tokens
-    size_bytes = buffer.groups_per_step * buffer.trajectories_per_group * longest * _BYTES_PER_TOKEN
+    distillation = config.algorithm.distillation
+    per_token = _BYTES_PER_TOKEN + (16 * (distillation.top_k + 1) if distillation else 0)
+    size_bytes = buffer.groups_per_step * buffer.trajectories_per_group * longest * per_token
     if size_bytes > free:
         raise ConfigError(
             f"buffer.groups_per_step={buffer.groups_per_step} x buffer.trajectories_per_group={buffer.trajectories_per_group} x "

@@ -1,15 +1,16 @@
-"""KL estimators from samples of the policy, per token. Shapes: B rows, T tokens.
+"""KL estimators from samples of the policy, per token, and the KL over a partition. Shapes: B rows, T tokens, P parts.
 
-All take the policy's log-probs and those of the other model (reference, rollout policy); masked entries give 0. The estimate is of
+Estimators take the policy's log-probs and those of the other model (reference, rollout policy); masked entries give 0. The estimate is of
 KL(π ‖ other) when tokens were sampled from π. `log_ratio_clamp` bounds the log-ratio; the default is no bound.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import expm1_minus, log_ratio
+from learner.algorithms.masks import expm1_minus, log_ratio, masked
 
 
 def k1(
@@ -103,6 +104,31 @@ def drift(
 
 ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased, "drift": drift}
 """By the name that config uses; `unbiased` also takes the rollout log-probs."""
+
+
+def partition_kl(
+    policy_partition_BTP: Tensor,
+    *,
+    other_partition_BTP: Tensor,
+    loss_mask_BT: Tensor,
+    direction: Literal["reverse", "forward"] = "reverse",
+) -> Tensor:
+    """KL over the tokens that the reference finds likeliest and, as one, all others; shape [B, T], nothing estimated.
+
+    Formula: `reverse` Σ_k (p_k(log p_k − log q_k) − p_k + q_k), `forward` Σ_k (q_k(log q_k − log p_k) − q_k + p_k), with p_k = π and
+    q_k = π_ref of each of the `top_k` tokens and of the rest; Σ(q_k − p_k) is 0, and keeps rounding from a negative sum
+    Gradient: that of KL(π ‖ π_ref), or KL(π_ref ‖ π), on the partition, under any sampler, with the contexts held fixed
+    Source: GKD, arXiv:2306.13649, which has the whole vocabulary
+    Degenerate: at most the KL over the whole vocabulary, and equal to it where `top_k` reaches all tokens; one token and the rest is
+    the KL of drawing it or not
+    Peers: verl's tail bucket, and its `forward_kl_topk`, which drops the rest; TRL's experimental distillation (`loss_top_k`,
+    `loss_add_tail`; its reverse KL takes the student's tokens); torchrl's `kl_direction` estimates both from the sampled token
+    """
+    mask_BT1 = loss_mask_BT[..., None]
+    log_p, log_q = (masked(x.double(), loss_mask_BT=mask_BT1) for x in (policy_partition_BTP, other_partition_BTP))
+    if direction == "forward":
+        log_p, log_q = log_q, log_p
+    return (log_p.exp() * (log_p - log_q) - log_p.exp() + log_q.exp()).sum(-1)
 
 
 def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:

@@ -1,4 +1,4 @@
-"""The vocabulary head: log-probs of the sampled tokens, and entropies, from hidden states.
+"""The vocabulary head: log-probs of the sampled tokens, of chosen others, and entropies, from hidden states.
 
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
@@ -8,13 +8,14 @@ Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pa
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
 weights that have moved, or another rounding, may put it below the floor, and its log-prob must stay finite.
 
-Shapes: C completion positions, H hidden size, V vocabulary.
+Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a position, P = K + 1.
 """
 
 import importlib.util
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ MAX_TILE_VOCABULARY = 16_384
 """Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
 MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward."""
+LEAST_REST = 1e-26
+"""What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
@@ -51,6 +54,17 @@ class Head:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+class Selected(NamedTuple):
+    """In float32 (float64 for float64 hidden states), differentiable in hidden states, weight and bias."""
+
+    logprobs_C: Tensor
+    """Of the targets."""
+    entropies_C: Tensor | None
+    """Of the softmax; None where they were not asked for."""
+    partition_CP: Tensor | None
+    """Log-probs of the candidates and, last, of all other tokens together; None without candidates."""
+
+
 def selected_logprobs(
     hidden_CH: Tensor,
     weight_VH: Tensor,
@@ -59,19 +73,34 @@ def selected_logprobs(
     head: Head,
     bias_V: Tensor | None = None,
     entropies: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-prob of `targets_C` under softmax(head(hidden)), shape [C], and the softmax's entropy, shape [C], or None.
+    candidates_CK: Tensor | None = None,
+) -> Selected:
+    """Under softmax(head(hidden)), which is over the tokens that the head keeps, and the target.
 
-    The softmax is over the tokens that the head keeps, and the target. Both are in float32 (float64 for float64 hidden states) and
-    differentiable in hidden states, weight and bias. No positions give tensors of length 0. Values do not depend on `chunk_tokens`.
+    The candidates of a position differ from each other; one may be the target. No positions give tensors of length 0. Values do not
+    depend on `chunk_tokens`. Raises ValueError for candidates of a head that truncates: those it drops have no log-prob.
     """
     if not head.temperature > 0:
         raise ValueError(f"temperature={head.temperature} must be positive")
-    if _can_fuse(hidden_CH, head=head, bias_V=bias_V, entropies=entropies):
-        return _fused(hidden_CH, weight_VH, targets_C, head=head), None
+    if candidates_CK is not None and head.truncates:
+        raise ValueError("candidates are chosen from all tokens, and this head drops some")
+    if candidates_CK is None and _can_fuse(hidden_CH, head=head, bias_V=bias_V, entropies=entropies):
+        return Selected(_fused(hidden_CH, weight_VH, targets_C, head=head), None, None)
     floor_C = _floors(hidden_CH, weight_VH, bias_V, head=head) if head.truncates else None
-    logprobs_C, entropies_C = _SelectedLogprobs.apply(hidden_CH, weight_VH, bias_V, targets_C, floor_C, head, entropies)
-    return logprobs_C, entropies_C if entropies else None
+    logprobs_C, entropies_C, partition_CP = _SelectedLogprobs.apply(
+        hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, head, entropies
+    )
+    return Selected(logprobs_C, entropies_C if entropies else None, None if candidates_CK is None else partition_CP)
+
+
+@torch.no_grad()
+def top_tokens(
+    hidden_CH: Tensor, weight_VH: Tensor, *, num_tokens: int, head: Head, bias_V: Tensor | None = None
+) -> Tensor:
+    """Ids of each position's likeliest tokens, the likeliest first, [C, K]: `num_tokens`, or as many as there are."""
+    num_tokens = min(num_tokens, weight_VH.shape[0])
+    rows = _whole_rows(hidden_CH, weight_VH, bias_V, head=head)
+    return torch.cat([logits.topk(num_tokens).indices for logits in rows])
 
 
 class _SelectedLogprobs(torch.autograd.Function):
@@ -82,43 +111,60 @@ class _SelectedLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         targets_C: Tensor,
+        candidates_CK: Tensor | None,
         floor_C: Tensor | None,
         head: Head,
         entropies: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         kind = _sum_dtype(hidden_CH)
         num_positions, size = hidden_CH.shape[0], weight_VH.shape[0]
         keeps = num_positions * size * kind.itemsize <= MAX_KEPT_BYTES
         maximum_C = hidden_CH.new_full((num_positions,), -torch.inf, dtype=kind)
-        total_C, weighted_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(3))
+        total_C, weighted_C, rest_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(4))
+        candidate_CK = None if candidates_CK is None else hidden_CH.new_zeros(candidates_CK.shape, dtype=kind)
         kept: Tensor | None = None
         for tile, chunk in _tiles(num_positions, size, head=head, whole=keeps):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
-            rows, columns = _targets_inside(targets_C[chunk], tile)
-            target_C[chunk][rows] = logits[rows, columns]
+            places, cells = _inside(targets_C[chunk], tile)
+            target_C[chunk][places] = logits[cells]
             if floor_C is not None:
-                _drop_below(floor_C[chunk], logits, kept=(rows, columns))
+                _drop_below(floor_C[chunk], logits, kept=cells)
             larger = torch.maximum(maximum_C[chunk], logits.amax(1))
             shrink = (maximum_C[chunk] - larger).exp_()
             probabilities = (logits - larger[:, None]).exp_()
             total_C[chunk] = total_C[chunk] * shrink + probabilities.sum(1)
             if entropies:
                 weighted_C[chunk] = weighted_C[chunk] * shrink + torch.einsum("cv,cv->c", probabilities, logits)
+            if candidates_CK is not None and candidate_CK is not None:
+                places, cells = _inside(candidates_CK[chunk], tile)
+                candidate_CK[chunk][places] = logits[cells]
+                probabilities[cells] = 0
+                rest_C[chunk] = rest_C[chunk] * shrink + probabilities.sum(1)
             maximum_C[chunk] = larger
             kept = logits if keeps else None
         normalizer_C = maximum_C + total_C.log()
-        entropies_C = normalizer_C - weighted_C / total_C if entropies else normalizer_C.new_zeros(0)
-        ctx.save_for_backward(hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept)
+        none = normalizer_C.new_zeros(0)
+        entropies_C = normalizer_C - weighted_C / total_C if entropies else none
+        rest_C = (rest_C / total_C).clamp_min_(LEAST_REST)
+        partition_CP = none
+        if candidate_CK is not None:
+            partition_CP = torch.cat([candidate_CK - normalizer_C[:, None], rest_C.log()[:, None]], 1)
+        ctx.save_for_backward(
+            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept
+        )
         ctx.head = head
         ctx.set_materialize_grads(False)  # entropies that no loss uses cost nothing here
-        return target_C - normalizer_C, entropies_C
+        return target_C - normalizer_C, entropies_C, partition_CP
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_CH, weight_VH, bias_V, targets_C, floor_C, normalizer_C, entropies_C, kept = ctx.saved_tensors
+        (
+            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept,
+        ) = ctx.saved_tensors  # fmt: skip
         head: Head = ctx.head
-        gradient_C, entropy_gradient_C = gradients
+        gradient_C, entropy_gradient_C, partition_gradient_CP = gradients
         gradient_C = torch.zeros_like(normalizer_C) if gradient_C is None else gradient_C
+        sum_C = gradient_C if partition_gradient_CP is None else gradient_C + partition_gradient_CP.sum(1)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         kind = normalizer_C.dtype
         hidden_gradient_CH = torch.zeros_like(hidden_CH, dtype=kind) if needs_hidden else None
@@ -132,16 +178,23 @@ class _SelectedLogprobs(torch.autograd.Function):
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
                 if floor_C is not None:
-                    _drop_below(floor_C[chunk], logits, kept=_targets_inside(targets_C[chunk], tile))
+                    _drop_below(floor_C[chunk], logits, kept=_inside(targets_C[chunk], tile)[1])
             logprobs = logits - normalizer_C[chunk, None]
             gradient = logprobs.exp()
+            others: Tensor | None = None
+            if partition_gradient_CP is not None:
+                others = gradient * (partition_gradient_CP[chunk, -1] / rest_C[chunk])[:, None]
             if entropy_gradient_C is not None:
                 pull = logprobs.add_(entropies_C[chunk, None]).mul_(entropy_gradient_C[chunk, None])
-                gradient.mul_(pull.add_(gradient_C[chunk, None]).neg_())
+                gradient.mul_(pull.add_(sum_C[chunk, None]).neg_())
             else:
-                gradient.mul_(-gradient_C[chunk, None])
-            rows, columns = _targets_inside(targets_C[chunk], tile)
-            gradient[rows, columns] += gradient_C[chunk][rows]
+                gradient.mul_(-sum_C[chunk, None])
+            places, cells = _inside(targets_C[chunk], tile)
+            gradient[cells] += gradient_C[chunk][places]
+            if partition_gradient_CP is not None and others is not None:
+                places, cells = _inside(candidates_CK[chunk], tile)
+                others[cells] = partition_gradient_CP[chunk][places]
+                gradient.add_(others)
             if head.soft_cap is not None:
                 gradient.mul_(1 - (logits * (head.temperature / head.soft_cap)).square_())
             if head.scale != head.temperature:
@@ -163,10 +216,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
             weight_gradient_VH,
             None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
-            None,
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
 
 
@@ -184,12 +234,17 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
     return logits if head.scale == head.temperature else logits.mul_(head.scale / head.temperature)
 
 
+def _whole_rows(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Iterator[Tensor]:
+    """Logits of all tokens, some positions at a time. They take a quarter of a tile: sorting copies them."""
+    height = max(1, head.chunk_tokens * MAX_TILE_VOCABULARY // (4 * weight_VH.shape[0]))
+    return (_logits(rows, weight_VH, bias_V, head=head) for rows in hidden_CH.split(height))
+
+
 @torch.no_grad()
 def _floors(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:
-    """Logit of each position below which no token is kept, [C]. Whole rows of logits take a quarter of a tile: sorting copies them."""
-    height = max(1, head.chunk_tokens * MAX_TILE_VOCABULARY // (4 * weight_VH.shape[0]))
-    found = [_floor(_logits(rows, weight_VH, bias_V, head=head), head=head) for rows in hidden_CH.split(height)]
-    return torch.cat(found)
+    """Logit of each position below which no token is kept, [C]."""
+    rows = _whole_rows(hidden_CH, weight_VH, bias_V, head=head)
+    return torch.cat([_floor(logits, head=head) for logits in rows])
 
 
 def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
@@ -235,11 +290,10 @@ def _tiles(num_positions: int, size: int, *, head: Head, whole: bool) -> list[tu
     ]
 
 
-def _targets_inside(targets_C: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Rows of the chunk whose target lies in the tile, and their columns in it."""
-    inside_C = (targets_C >= tile.start) & (targets_C < tile.stop)
-    rows = inside_C.nonzero()[:, 0]
-    return rows, targets_C[rows] - tile.start
+def _inside(ids: Tensor, tile: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """Where the ids of a chunk, [chunk, ...], lie in the tile: their places among the ids, and their rows and columns in the tile."""
+    places = ((ids >= tile.start) & (ids < tile.stop)).nonzero(as_tuple=True)
+    return places, (places[0], ids[places] - tile.start)
 
 
 def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:

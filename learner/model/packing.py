@@ -4,7 +4,7 @@ Packed: sequences stand one after another in a single row, the prompt of a group
 (`learner.model.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a
 completion is no input: nothing is predicted from it. Plans are deterministic, and cost every rank the same up to one unit.
 
-Shapes: N rows of the batch, W completion width of the batch, C completion positions with loss.
+Shapes: N rows of the batch, W completion width of the batch, C completion positions with loss, K candidates of a token.
 """
 
 from collections import defaultdict
@@ -34,6 +34,8 @@ class TokenRow:
     """int64, at least one."""
     loss_mask: np.ndarray
     """bool, as long as the completion; no head where false."""
+    candidates: np.ndarray | None = None
+    """Ids of other tokens whose log-probs are wanted, [completion, K]; None for none, as in all other rows of the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +60,7 @@ class MicroBatch:
     head_index_C: Tensor
     """Place of the hidden state that predicts each target, in flattened input."""
     targets_C: Tensor
+    candidates_CK: Tensor | None
     result_index_C: Tensor
     """Place of each target in flattened [B, W]."""
     width: int
@@ -66,9 +69,9 @@ class MicroBatch:
     """Prompt and completion tokens of its rows, shared prompts counted each time: the same for every layout."""
 
     def scatter(self, values_C: Tensor) -> Tensor:
-        """Values per position as [B, W], 0 elsewhere; differentiable."""
-        flat = values_C.new_zeros(len(self.rows) * self.width)
-        return flat.index_copy(0, self.result_index_C, values_C).view(len(self.rows), self.width)
+        """Values per position, [C, ...], as [B, W, ...], 0 elsewhere; differentiable."""
+        flat = values_C.new_zeros(len(self.rows) * self.width, *values_C.shape[1:])
+        return flat.index_copy(0, self.result_index_C, values_C).view(len(self.rows), self.width, *values_C.shape[1:])
 
 
 def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
@@ -106,12 +109,14 @@ def lay_out(
         input_ids, position_ids, segments = _padded([rows[i] for i in chosen], starts)
     else:
         input_ids, position_ids, segments = _packed([rows[i] for i in chosen], starts, shares=layout == "shared")
-    head_index, targets, results = [], [], []
+    head_index, targets, results, candidates = [], [], [], []
     for place, (index, (before, first)) in enumerate(zip(chosen, starts, strict=True)):
         wanted = np.flatnonzero(rows[index].loss_mask)
         head_index.append(np.where(wanted == 0, before, first + wanted - 1))
         targets.append(rows[index].completion[wanted])
         results.append(place * width + wanted)
+        if (of_row := rows[index].candidates) is not None:
+            candidates.append(of_row[wanted])
     head_index_C, targets_C, result_index_C = (
         torch.from_numpy(np.concatenate(x)).to(device) for x in (head_index, targets, results)
     )
@@ -122,6 +127,7 @@ def lay_out(
         segments=None if segments is None else bucketed(segments, num_tokens=input_ids.shape[1], device=device),
         head_index_C=head_index_C,
         targets_C=targets_C,
+        candidates_CK=torch.from_numpy(np.concatenate(candidates)).to(device, torch.int64) if candidates else None,
         result_index_C=result_index_C,
         width=width,
         num_tokens=sum(rows[i].num_tokens for i in chosen),
@@ -188,6 +194,7 @@ def _idle(*, layout: Layout, width: int, device: torch.device | str) -> MicroBat
         segments=None if layout == "padded" else bucketed([Segment(start=0, length=1)], num_tokens=1, device=device),
         head_index_C=none,
         targets_C=none,
+        candidates_CK=None,
         result_index_C=none,
         width=width,
         num_tokens=0,

@@ -44,6 +44,8 @@ class TokenOutputs:
 
     logprobs_C: Tensor
     entropies_C: Tensor | None
+    partition_CP: Tensor | None
+    """Log-probs of the micro-batch's candidates and, last, of all other tokens together; None without candidates."""
     hidden_CH: Tensor
     """Last hidden states that predict the tokens; what a shared critic reads."""
 
@@ -60,10 +62,16 @@ class PolicyModel(nn.Module):
     def forward(self, batch: MicroBatch, *, entropies: bool = False) -> TokenOutputs:
         hidden_CH = hidden_states(self.causal_lm, batch)
         output = output_layer(self.causal_lm)
-        logprobs_C, entropies_C = selected_logprobs(
-            hidden_CH, output.weight, batch.targets_C, head=self.head, bias_V=output.bias, entropies=entropies
+        selected = selected_logprobs(
+            hidden_CH,
+            output.weight,
+            batch.targets_C,
+            head=self.head,
+            bias_V=output.bias,
+            entropies=entropies,
+            candidates_CK=batch.candidates_CK,
         )
-        return TokenOutputs(logprobs_C=logprobs_C, entropies_C=entropies_C, hidden_CH=hidden_CH)
+        return TokenOutputs(**selected._asdict(), hidden_CH=hidden_CH)
 
     @contextmanager
     def full_softmax(self, *, temperature: float) -> Iterator[None]:
@@ -80,7 +88,6 @@ class PolicyModel(nn.Module):
         return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
 
 
-@torch.no_grad()
 def score(
     forward: Callable[[MicroBatch], TokenOutputs],
     rows: Sequence[TokenRow],
@@ -90,15 +97,28 @@ def score(
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
     """Log-probs of each row's completion, float32 on the CPU, 0 where its loss mask is false."""
+    return of_rows(lambda batch: forward(batch).logprobs_C, rows, layout=layout, max_tokens=max_tokens, device=device)
+
+
+@torch.no_grad()
+def of_rows(
+    compute: Callable[[MicroBatch], Tensor],
+    rows: Sequence[TokenRow],
+    *,
+    layout: Layout,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
+    """What `compute` gives per position, [C, ...], by row: [completion, ...] on the CPU, 0 where its loss mask is false."""
     if not rows:
         return []
     width = max(len(row.completion) for row in rows)
     results: list[Tensor] = [torch.empty(0)] * len(rows)
     for chosen in plan(rows, max_tokens=max_tokens, layout=layout)[0]:
         batch = lay_out(rows, chosen, layout=layout, width=width, device=device)
-        scored = batch.scatter(forward(batch).logprobs_C).cpu()
+        computed = batch.scatter(compute(batch)).cpu()
         for place, index in enumerate(chosen):
-            results[index] = scored[place, : len(rows[index].completion)]
+            results[index] = computed[place, : len(rows[index].completion)]
     return results
 
 

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
-from learner.model.packing import tokens_per_pass
-from learner.model.policy import elsewhere, load, prove, score, token_row
+from learner.model.head import selected_logprobs, top_tokens
+from learner.model.packing import MicroBatch, tokens_per_pass
+from learner.model.policy import elsewhere, hidden_states, load, of_rows, output_layer, prove, token_row
 
 
 def reference_models(model: ModelConfig, reference: ReferenceConfig) -> dict[str | None, ModelConfig]:
@@ -23,9 +26,18 @@ class ReferenceModel:
     """Loaded once, never trained."""
 
     def __init__(
-        self, model: ModelConfig, *, reference: ReferenceConfig, learner: LearnerConfig, sampling: SamplingConfig
+        self,
+        model: ModelConfig,
+        *,
+        reference: ReferenceConfig,
+        learner: LearnerConfig,
+        sampling: SamplingConfig,
+        top_k: int | None = None,
     ) -> None:
-        """Loads `model`, one of `reference_models`, and lays rows out as the learner does. Raises ConfigError when it does not load."""
+        """Loads `model`, one of `reference_models`, and lays rows out as the learner does. Raises ConfigError when it does not load.
+
+        `top_k`: tokens of each position, the likeliest, that are scored besides the completion's own; None for none.
+        """
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
         device = torch.device("cuda" if reference.gpus else "cpu")
         self._policy = prove(
@@ -38,10 +50,33 @@ class ReferenceModel:
         self._policy.requires_grad_(False)
         self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
         self._device = device
+        self._top_k = top_k
 
-    def logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Per completion token, natural log, at the run's temperature and truncation; in the order given."""
+    def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+        """The schema's `reference_` columns, in the order given; log-probs are at the run's temperature and truncation."""
         rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
-        layout = self._policy.layout
-        scored = score(self._policy, rows, layout=layout, max_tokens=self._max_tokens, device=self._device)
-        return [logprobs_C.tolist() for logprobs_C in scored]
+        scored = of_rows(
+            self._scores, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device
+        )
+        columns = {"reference_logprobs": [scores[:, 0].tolist() for scores in scored]}
+        if self._top_k is None:
+            return columns
+        num_ids = scored[0].shape[1] // 2 - 1
+        return columns | {
+            "reference_top_ids": [scores[:, 1 : num_ids + 1].flatten().int().numpy() for scores in scored],
+            "reference_top_logprobs": [scores[:, num_ids + 1 :].flatten().float().numpy() for scores in scored],
+        }
+
+    def _scores(self, batch: MicroBatch) -> Tensor:
+        """Own log-prob, ids of the likeliest tokens, the partition of these: one row per position."""
+        if self._top_k is None:
+            return self._policy(batch).logprobs_C[:, None]
+        causal_lm, head = self._policy.causal_lm, self._policy.head
+        hidden_CH, output = hidden_states(causal_lm, batch), output_layer(causal_lm)
+        ids_CK = top_tokens(hidden_CH, output.weight, num_tokens=self._top_k, head=head, bias_V=output.bias)
+        selected = selected_logprobs(
+            hidden_CH, output.weight, batch.targets_C, head=head, bias_V=output.bias, candidates_CK=ids_CK
+        )
+        assert selected.partition_CP is not None
+        # float64 holds ids as they are.
+        return torch.cat([selected.logprobs_C[:, None], ids_CK.double(), selected.partition_CP], 1)

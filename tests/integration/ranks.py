@@ -109,7 +109,7 @@ def _learner(task: dict[str, Any]) -> Any:
 def _learn(task: dict[str, Any]) -> dict[str, Any]:
     """Learns until a step, from the start or a checkpoint; publishes, saves where told to, and exports."""
     from cluster.contracts.errors import CheckpointError
-    from tests.unit.learner.trajectories import make_group
+    from tests.unit.learner.trajectories import make_group, with_partition
 
     learner = _learner(task)
     if task["restore"]:
@@ -122,6 +122,8 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
             make_group(index, rewards=each, seed=learner.version, version=learner.version)
             for index, each in enumerate(rewards)
         ]
+        if learner.objective.config.distillation:
+            groups = [with_partition(group) for group in groups]
         reports.append(learner.update(*groups).metrics)
     published = list(learner.publish())
     error = None

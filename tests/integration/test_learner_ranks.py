@@ -100,6 +100,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
             "algorithm": {"proximal": "ewma", "proximal_decay": 0.5, "corrections": ["decoupled"]},
         },
         {"lora": {"rank": 4}, "algorithm": {"kl": {"loss": {"coefficient": 0.1}}}},
+        {"algorithm": {"distillation": {"top_k": 2}}},
         # The last step has one trajectory, so one update an epoch.
         {
             "epochs": 2,
@@ -110,7 +111,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
         {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "several-updates", "sft"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "distillation", "several-updates", "sft"],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")

@@ -2,7 +2,8 @@
 
 A mini-batch of a step of several updates is a `Prepared` too: `Objective.mini_batch` takes it out.
 
-Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens.
+Shapes: N trajectories of the step, T the longest completion, K reward components, M all loss tokens, P parts of a partition of the
+vocabulary: the tokens that the reference finds likeliest, and all others as one.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,6 +55,8 @@ class BatchTensors:
     """int64; tokens of the prompt, counted and nothing else."""
     reference_logprobs_NT: Tensor | None = None
     """NaN for a trajectory that the reference did not score, which only a KL that is monitored may miss. None: it scored none."""
+    reference_partition_NTP: Tensor | None = None
+    """Log-probs under the reference of the parts of its own partition, all others last; None: no one asks for them."""
     proximal_logprobs_NT: Tensor | None = None
     """Under π_old, as `algorithm.proximal` says; None: no extra forward pass."""
     starting_logprobs_NT: Tensor | None = None
@@ -99,7 +102,7 @@ class BatchTensors:
         """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
         num_trajectories, width = self.loss_mask_NT.shape
         for name, tensor in _tensors(self).items():
-            expected = (num_trajectories, width) if name.endswith("_NT") else (num_trajectories,)
+            expected = (num_trajectories, width) if name.endswith(("_NT", "_NTP")) else (num_trajectories,)
             if tuple(tensor.shape[: len(expected)]) != expected:
                 raise DataError(
                     f"{name} has shape {list(tensor.shape)}, but the loss mask makes it {list(expected)}: lengths do not match"
@@ -213,7 +216,7 @@ class Prepared:
 
 
 def _first(item: BatchTensors | Prepared, width: int) -> dict[str, Tensor]:
-    return {name: tensor[:, :width] for name, tensor in _tensors(item).items() if name.endswith("_NT")}
+    return {name: tensor[:, :width] for name, tensor in _tensors(item).items() if name.endswith(("_NT", "_NTP"))}
 
 
 def _tensors(item: BatchTensors | Prepared) -> dict[str, Tensor]:

@@ -18,58 +18,104 @@ _NUM_GROUPS = 4
 
 def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
-    config = parts.config
-    if config.value is None:
-        for variant in parts.all():
-            if {"values_NT", "values_BT", "old_values_BT", "returns_BT"} & set(variant.asks):
-                raise ConfigError(
-                    f"{variant.field}={variant.plugin.name!r} needs values, but no critic is configured; "
-                    "add a `value:` section, or use an advantage without a critic such as 'grpo'"
-                )
+    for check in (
+        _require_a_critic,
+        _refuse_negative_epsilons,
+        _require_an_advantage_of_a_changed_reward,
+        _require_another_teacher,
+        _require_an_old_policy,
+        _refuse_a_kl_that_is_summed_twice,
+        _refuse_what_streaming_misleads,
+        _refuse_two_sizes_of_question,
+    ):
+        check(parts)
+
+
+def _require_a_critic(parts: Parts) -> None:
+    for variant in parts.all():
+        if parts.config.value is None and {"values_NT", "values_BT", "old_values_BT", "returns_BT"} & set(variant.asks):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} needs values, but no critic is configured; "
+                "add a `value:` section, or use an advantage without a critic such as 'grpo'"
+            )
+
+
+def _refuse_negative_epsilons(parts: Parts) -> None:
     for variant in parts.all():
         for name, value in variant.plugin.params.items():
             if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
                 raise ConfigError(
                     f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
                 )
-    changing = _changing_the_reward(config)
+
+
+def _require_an_advantage_of_a_changed_reward(parts: Parts) -> None:
+    changing = _changing_the_reward(parts.config)
     if changing and not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
         raise ConfigError(
             f"advantage={parts.advantage.plugin.name!r} reads the judge's components, not the reward that {changing} changes; "
             "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
             "advantage of the reward"
         )
-    if config.advantage.name == "none":
-        _require_another_teacher(config)
-    if config.proximal == "rollout":
-        for variant in parts.corrections:
-            if "proximal_logprobs_BT" in variant.asks or "proximal_logprobs_NT" in variant.asks:
-                raise ConfigError(
-                    f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
-                    "for the same; set proximal to 'recompute' or 'approximate'"
-                )
-    penalty = config.kl.reward
+
+
+def _require_another_teacher(parts: Parts) -> None:
+    config = parts.config
+    if config.advantage.name != "none":
+        return
+    if changing := _changing_the_reward(config):
+        raise ConfigError(
+            f"{changing} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
+        )
+    if not (config.kl.reward or config.kl.loss or config.distillation or config.sft):
+        raise ConfigError(
+            "advantage='none' and nothing else to learn from; add a teacher (kl.reward: {coefficient: 1, credit: token}, or distillation, "
+            "with reference.path), demonstrations (sft), or use an advantage of the reward such as 'grpo'"
+        )
+
+
+def _require_an_old_policy(parts: Parts) -> None:
+    for variant in parts.corrections if parts.config.proximal == "rollout" else ():
+        if {"proximal_logprobs_BT", "proximal_logprobs_NT"} & set(variant.asks):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
+                "for the same; set proximal to 'recompute' or 'approximate'"
+            )
+
+
+def _refuse_a_kl_that_is_summed_twice(parts: Parts) -> None:
+    penalty = parts.config.kl.reward
     if penalty is not None and penalty.credit != "trajectory" and "token_rewards_NT" in parts.advantage.asks:
         raise ConfigError(
             f"kl.reward.credit={penalty.credit!r} with advantage={parts.advantage.plugin.name!r}, which sums rewards over time, "
             "and the KL per token among them; leave kl.reward.credit out"
         )
-    if config.streaming is not None and parts.advantage.asks != ("rewards_G",):
+
+
+def _refuse_what_streaming_misleads(parts: Parts) -> None:
+    """A ticket is not a whole group then."""
+    if parts.config.streaming is None:
+        return
+    if parts.advantage.asks != ("rewards_G",):
         raise ConfigError(
             f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: earlier steps leave rewards alone, and this advantage "
             "does not work on one group's rewards; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
         )
     for variant in (*parts.filters, *parts.advantage_shaping):
-        if config.streaming is not None and {"rewards_G", "reward_components_GK", "group_index_N"} & set(variant.asks):
+        if {"rewards_G", "reward_components_GK", "group_index_N"} & set(variant.asks):
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} with algorithm.streaming: it judges what one ticket earned, and the advantage "
                 "compares with earlier steps too: a group that teaches would count as one that does not; leave one of them out"
             )
-    if config.streaming is not None and config.selection is not None:
+    if selection := parts.config.selection:
         raise ConfigError(
-            f"selection={config.selection.name!r} with algorithm.streaming: the earlier returns that trajectories are compared with would "
+            f"selection={selection.name!r} with algorithm.streaming: the earlier returns that trajectories are compared with would "
             "be those of the chosen ones, not what the prompt earns; leave one of them out"
         )
+
+
+def _refuse_two_sizes_of_question(parts: Parts) -> None:
+    """Filters and reward shaping are asked for one group or for the batch; before there are micro-batches."""
     for variant in (*parts.filters, *parts.reward_shaping):
         of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
         if of_a_group and others:
@@ -82,18 +128,6 @@ def refuse_contradictions(parts: Parts) -> None:
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
             )
-
-
-def _require_another_teacher(config: AlgorithmConfig) -> None:
-    if changing := _changing_the_reward(config):
-        raise ConfigError(
-            f"{changing} changes the reward, and advantage='none' reads none; use kl.reward.credit=token, or an advantage of the reward"
-        )
-    if config.kl.reward is None and config.kl.loss is None and config.sft is None:
-        raise ConfigError(
-            "advantage='none' and nothing else to learn from; add a teacher (kl.reward: {coefficient: 1, credit: token}, with "
-            "reference.path), demonstrations (sft), or use an advantage of the reward such as 'grpo'"
-        )
 
 
 def _changing_the_reward(config: AlgorithmConfig) -> str | None:

@@ -1,10 +1,10 @@
 """The loss of a micro-batch, composed of the configured parts, and that of demonstrations.
 
-Shapes: B rows, T tokens, C demonstrated tokens.
+Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's partition.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import record
+from learner.algorithms.objective.recording import record, record_distillation
 from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
@@ -36,6 +36,7 @@ def loss(
     policy_logprobs_BT: Tensor,
     entropies_BT: Tensor | None,
     values_BT: Tensor | None,
+    policy_partition_BTP: Tensor | None,
 ) -> LossResult:
     """See `Objective.loss`; the rows are as wide as the log-probs."""
     value = parts.config.value
@@ -49,6 +50,10 @@ def loss(
     kept_BT = masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
+    divergence_BT = None
+    if (distillation := parts.config.distillation) is not None:
+        divergence_BT = _divergence(rows, policy_partition_BTP, direction=distillation.direction)
+        losses["distillation_loss"] = distillation.coefficient * aggregate(divergence_BT, weights_BT=rows.weights_NT)
     value_losses = None
     if value is not None and parts.value_loss is not None and rows.value_weights_NT is not None:
         value_losses = _as_token_losses(parts.value_loss.with_given(offered))
@@ -62,6 +67,8 @@ def loss(
         recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
         policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
     )  # fmt: skip
+    if policy_partition_BTP is not None and divergence_BT is not None:
+        record_distillation(recorder, rows, divergence_BT=divergence_BT, policy_partition_BTP=policy_partition_BTP)
     return LossResult(loss=losses["loss"], statistics=recorder.statistics())
 
 
@@ -95,6 +102,14 @@ def _regularisers(
         bonus_BT = masked(entropies_BT, loss_mask_BT=rows.loss_mask_NT)
         found["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=rows.weights_NT)
     return found
+
+
+def _divergence(rows: Prepared, policy_BTP: Tensor | None, *, direction: Literal["reverse", "forward"]) -> Tensor:
+    other_BTP = rows.batch.reference_partition_NTP
+    assert policy_BTP is not None and other_BTP is not None, "prepare() refuses a batch without them"
+    return kl.partition_kl(
+        policy_BTP, other_partition_BTP=other_BTP, loss_mask_BT=rows.loss_mask_NT, direction=direction
+    )
 
 
 def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:

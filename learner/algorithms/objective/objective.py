@@ -82,10 +82,10 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Tensors to supply besides policy and rollout log-probs: "reference_logprobs" (in the batch), "proximal_logprobs" (in the
-        batch, from a pass at the start of the step), "averaged_logprobs" (in the batch as proximal ones, from a pass of the averaged
-        policy then), "entropies" (to `loss`; with "proximal_logprobs" also in the batch, from that pass), "values" (old ones in the
-        batch, present ones to `loss`)."""
+        """Tensors to supply besides policy and rollout log-probs: "reference_logprobs" (in the batch), "reference_partition" (in the
+        batch, and the policy's of the same tokens to `loss`), "proximal_logprobs" (in the batch, from a pass at the start of the step),
+        "averaged_logprobs" (in the batch as proximal ones, from a pass of the averaged policy then), "entropies" (to `loss`; with
+        "proximal_logprobs" also in the batch, from that pass), "values" (old ones in the batch, present ones to `loss`)."""
         parts, config = self._parts, self._parts.config
         # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
         is_recomputed = config.proximal == "recompute"
@@ -93,6 +93,7 @@ class Objective:
         covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout" and not averages
         needed = {
             "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl is not None,
+            "reference_partition": config.distillation is not None,
             "proximal_logprobs": (is_recomputed and (self._updates_per_step > 1 or fixed_before))
             or parts.asks("entropies_NT", "proximal_logprobs_NT")
             or covariances_without_old,
@@ -173,7 +174,7 @@ class Objective:
         """
         config = self.config
         is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
-        if is_regularized or config.value is not None:
+        if is_regularized or config.value is not None or config.distillation is not None:
             return bool(update.loss_mask_NT.any())
         # Absent where filters left no token to correct. Corrections may need the present policy: only its passes know what they drop.
         return statistics.compute().get("correction_dropped", 1.0) < 1.0
@@ -190,13 +191,20 @@ class Objective:
         policy_logprobs_BT: Tensor,
         entropies_BT: Tensor | None = None,
         values_BT: Tensor | None = None,
+        policy_partition_BTP: Tensor | None = None,
     ) -> LossResult:
         """Loss of some rows of an update (`prepared.rows(...)`).
 
         `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter.
         """
-        given = {"policy_logprobs_BT": policy_logprobs_BT, "entropies_BT": entropies_BT, "values_BT": values_BT}
-        return loss(prepared.first_tokens(policy_logprobs_BT.shape[1]), self._parts, **given)
+        return loss(
+            prepared.first_tokens(policy_logprobs_BT.shape[1]),
+            self._parts,
+            policy_logprobs_BT=policy_logprobs_BT,
+            entropies_BT=entropies_BT,
+            values_BT=values_BT,
+            policy_partition_BTP=policy_partition_BTP,
+        )
 
     def imitation_loss(self, demonstrated_logprobs_C: Tensor, *, num_tokens: int) -> LossResult:
         """Loss of some of an update's demonstrations; `num_tokens` counts the tokens of all of them."""

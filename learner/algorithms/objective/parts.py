@@ -56,7 +56,9 @@ class Parts:
     def learn_from_reference(self) -> bool:
         """Whether the loss depends on the reference's log-probs; a KL that is only monitored may miss them."""
         kl = self.config.kl
-        return bool(kl.loss or kl.reward) or self.asks("reference_logprobs_NT", "reference_logprobs_BT")
+        return bool(kl.loss or kl.reward or self.config.distillation) or self.asks(
+            "reference_logprobs_NT", "reference_logprobs_BT"
+        )
 
     def asks(self, *names: str) -> bool:
         return any(name in variant.asks for variant in self.all() for name in names)

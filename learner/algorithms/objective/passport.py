@@ -32,6 +32,8 @@ def formula(parts: Parts) -> dict[str, Any]:
         | ({"decay": config.proximal_decay} if config.clips_around_average else {}),
         "kl": _kl(parts),
         "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
+        "distillation": config.distillation
+        and config.distillation.model_dump(mode="json") | {"formula": docstring_sections(kl.partition_kl)["Formula"]},
         "sft": config.sft and config.sft.model_dump(mode="json"),
         "value": None,
         "statistics": {"std_ddof": 0, "clip_fraction": "tokens whose loss a bound changed"},
@@ -62,6 +64,9 @@ def _text(passport: dict[str, Any], *, has_critic: bool, averages: bool) -> str:
         terms.append(f"+ {to_reference['coefficient']}·{to_reference['estimator']}(π, π_ref)")
     if to_rollout:
         terms.append(f"+ {to_rollout['coefficient']}·{to_rollout['estimator']}(π, μ)")
+    if distillation := passport["distillation"]:
+        pair = "π, π_ref" if distillation["direction"] == "reverse" else "π_ref, π"
+        terms.append(f"+ {distillation['coefficient']}·KL_top{distillation['top_k']}({pair})")
     if passport["entropy"]["coefficient"]:
         terms.append(f"− {passport['entropy']['coefficient']}·H(π)")
     line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"

@@ -122,13 +122,13 @@ def _of_an_update(
 def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts) -> None:
     if not batch.is_sampler_known:
         refuse_unknown_sampler(parts)
-    of_the_batch = {"proximal_logprobs", "values"} & needs
+    of_the_batch = {"proximal_logprobs", "values", "reference_partition"} & needs
     # A resumed run may have begun to monitor the reference: the steps that it learns again were recorded without it.
     of_the_batch |= {"reference_logprobs"} if parts.learn_from_reference else set()
     of_the_batch |= {"entropies"} if parts.asks("entropies_NT") else set()
     of_the_batch |= {"proximal_logprobs"} if "averaged_logprobs" in needs else set()
     for name in sorted(of_the_batch):
-        if getattr(batch, f"{name}_NT") is None:
+        if getattr(batch, f"{name}_NTP" if name == "reference_partition" else f"{name}_NT") is None:
             raise DataError(
                 f"the batch of policy version {batch.current_version} has no {name}, which this algorithm needs"
             )

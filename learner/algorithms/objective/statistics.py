@@ -16,6 +16,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "policy_loss": (("per_update",), "Policy loss after corrections and aggregation."),
     "kl_loss": (("per_update",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
     "kl_rollout_loss": (("per_update",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
+    "distillation_loss": (("per_update",), "`algorithm.distillation`: coefficient times its KL, aggregated."),
     "entropy_loss": (("per_update",), "Minus coefficient times entropy, aggregated."),
     "value_loss": (("per_update",), "Coefficient times value loss, aggregated."),
     "sft_loss": (
@@ -53,6 +54,12 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
         ("mean",),
         "Sum over a trajectory of log π − log π_ref: the adaptive controller steers it.",
     ),
+    "distillation_kl": (
+        ("mean", "max"),
+        "KL of `algorithm.distillation`, in its direction: all but the reference's `top_k` likeliest tokens count as one.",
+    ),
+    "rest": (("mean",), "The policy's probability of all but the reference's `distillation.top_k` likeliest tokens."),
+    "rest_reference": (("mean",), "The reference's own probability of them."),
     "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
     "mismatch_off_policy_steps": (
         ("min",),

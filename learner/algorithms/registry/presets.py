@@ -142,6 +142,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "token_mean",
         "kl": {"reward": {"coefficient": 1.0, "estimator": "k1", "credit": "token"}},
     },
+    "on_policy_distillation_top_k": {
+        "advantage": "none",
+        "aggregation": "token_mean",
+        "distillation": {"coefficient": 1.0, "top_k": 64, "direction": "reverse"},
+    },
     "torchtune_ppo": {
         "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
         "advantage_shaping": [{"name": "whiten", "center": False}],

@@ -12,14 +12,14 @@ class Halving:
     def __init__(self) -> None:
         self.calls = []
 
-    def logprobs(self, prompts, completions):
+    def score(self, prompts, completions):
         self.calls.append((prompts, completions))
-        return [[-token / 2 for token in completion] for completion in completions]
+        return {"reference_logprobs": [[-token / 2 for token in completion] for completion in completions]}
 
 
 class TooShort:
-    def logprobs(self, prompts, completions):
-        return [[-1.0] for _ in completions]
+    def score(self, prompts, completions):
+        return {"reference_logprobs": [[-1.0] for _ in completions]}
 
 
 def test_each_completion_token_gets_the_reference_models_logprob():

@@ -32,7 +32,7 @@ def test_the_policy_at_the_start_of_the_step_stands_for_the_one_that_sampled(mod
     )
     group = imported()
     tokens = (group[name].to_pylist() for name in ("prompt_token_ids", "completion_token_ids"))
-    own = make_group(0, rollout_logprobs=reference.logprobs(*tokens))
+    own = make_group(0, rollout_logprobs=reference.score(*tokens)["reference_logprobs"])
     weights = []
     for each in (group, own):
         learner = Learner(config)

@@ -88,9 +88,9 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
 def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_path: Path, sampling: dict[str, Any]):
     config = make_config(model_path, sampling=sampling)
     learner, group = Learner(config), make_group(0)
-    scored = _reference(config).logprobs(
-        group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist()
-    )
+    scored = _reference(config).score(group["prompt_token_ids"].to_pylist(), group["completion_token_ids"].to_pylist())[
+        "reference_logprobs"
+    ]
     metrics = learner.update(make_group(0, rollout_logprobs=scored)).metrics
     assert metrics["mismatch/max_abs_nats"] < 1e-5
     assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -431,7 +431,7 @@ def test_a_missing_model_is_named():
 def test_the_reference_scores_as_transformers_does(model_path: Path):
     config = make_config(model_path, sampling={"temperature": 0.5})
     prompts, completions = [[5, 6, 7], [5, 6, 7], [9]], [[10, 11], [12], [13, 14, 15]]
-    scored = _reference(config).logprobs(prompts, completions)
+    scored = _reference(config).score(prompts, completions)["reference_logprobs"]
     causal_lm = AutoModelForCausalLM.from_pretrained(model_path)
     for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
         ids = torch.tensor(prompt + completion)

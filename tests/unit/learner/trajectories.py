@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.schema import to_batch
+from cluster.contracts.schema import to_batch, with_columns
 
 VOCABULARY = 128
 
@@ -64,3 +64,14 @@ def make_group(
         }
         rows.append(row | {name: values[sample] for name, values in columns.items()})
     return to_batch(rows)
+
+
+def with_partition(group: pa.RecordBatch) -> pa.RecordBatch:
+    """As if a reference found the two tokens behind each completion token likeliest, with 0.5 and 0.3; all others have 0.2."""
+    completions = group["completion_token_ids"].to_pylist()
+    return with_columns(
+        group,
+        reference_logprobs=[[-4.0] * len(tokens) for tokens in completions],
+        reference_top_ids=[[(token + i) % VOCABULARY for token in tokens for i in (1, 2)] for tokens in completions],
+        reference_top_logprobs=[np.log([0.5, 0.3, 0.2] * len(tokens)) for tokens in completions],
+    )

@@ -30,6 +30,14 @@ def test_a_batch_survives_the_wire():
         ({"rollout_logprobs": [-0.5]}, "rollout_logprobs"),
         ({"policy_versions": [1, 2, 3, 4]}, "policy_versions"),
         ({"reference_logprobs": [-0.5]}, "reference_logprobs"),
+        ({"reference_top_ids": [1, 2], "reference_top_logprobs": [-1.0] * 5}, "reference_top_ids"),
+        ({"reference_top_ids": [1, 2, 3], "reference_top_logprobs": [-1.0] * 3}, "reference_top_logprobs"),
+        ({"reference_top_ids": [1, 2, 3]}, "reference_top_logprobs"),
+        ({"reference_top_logprobs": [-1.0] * 6}, "reference_top_logprobs"),
+        (
+            {"reference_top_ids": [1, 2, 3], "reference_top_logprobs": [-1.0] * 5 + [-math.inf]},
+            "reference_top_logprobs",
+        ),
         ({"rollout_logprobs": [-0.5, math.nan, -1.0]}, "rollout_logprobs"),
         ({"reward": math.inf}, "reward"),
         ({"reward": None}, "reward"),
@@ -102,7 +110,7 @@ def test_an_added_column_is_validated_too():
 
 def test_another_schema_version_is_refused():
     old = to_batch([row()]).replace_schema_metadata({"treadwheel.schema_version": "0"})
-    with pytest.raises(DataError, match="schema version '0', this build reads '1'"):
+    with pytest.raises(DataError, match="schema version '0', this build reads '2'"):
         validate(old)
 
 

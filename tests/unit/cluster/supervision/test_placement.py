@@ -86,9 +86,11 @@ def test_the_reference_scorer_is_there_when_the_objective_asks_for_it(needs):
     assert not plan(run(), LAPTOP, needs={"values"}).of(ActorKind.REFERENCE_SCORER)
 
 
-def test_an_adapter_switched_off_is_the_reference_unless_another_model_is_named():
+def test_an_adapter_switched_off_is_the_reference_unless_another_model_or_more_than_log_probs_is_asked_for():
     assert not needs_reference(run(learner={"lora": {}}), needs={"reference_logprobs"})
     assert needs_reference(run(learner={"lora": {}}, reference={"path": "other"}), needs={"reference_logprobs"})
+    of_other_tokens = run(learner={"lora": {}}, algorithm={"distillation": {}})
+    assert needs_reference(of_other_tokens, needs={"reference_logprobs"})
 
 
 def test_an_elastic_run_starts_with_what_is_there():

@@ -14,7 +14,9 @@ class Case:
     """A batch, and what the learner would compute of it."""
 
     def __init__(self, batch: BatchTensors, policy: Tensor, entropies: Tensor, values: Tensor) -> None:
-        self.batch, self.policy, self.entropies, self.values = batch, policy, entropies, values
+        reference = batch.reference_logprobs_NT
+        self.batch = replace(batch, reference_partition_NTP=None if reference is None else partition_of(reference))
+        self.policy, self.entropies, self.values = policy, entropies, values
 
     def rows(self, order: list[int]) -> "Case":
         index = torch.tensor(order)
@@ -68,6 +70,7 @@ class Case:
             policy_logprobs_BT=self.policy,
             entropies_BT=self.entropies,
             values_BT=values,
+            policy_partition_BTP=partition_of(self.policy),
         )
         return torch.autograd.grad(result.loss, values)[0]
 
@@ -77,6 +80,7 @@ class Case:
             policy_logprobs_BT=policy[rows],
             entropies_BT=self.entropies[rows],
             values_BT=self.values[rows],
+            policy_partition_BTP=partition_of(policy[rows]),
         )
 
 
@@ -117,6 +121,12 @@ def case(seed: int, *, num_groups: int = 3, group_size: int = 3, width: int = 6,
         columns={"difficulty": noise(num).abs()},
     )
     return Case(batch, rollout + spread * noise(num, width), noise(num, width).abs(), noise(num, width))
+
+
+def partition_of(logprobs_NT: Tensor) -> Tensor:
+    """A vocabulary of three, one token of it the likelier the likelier the sampled one is."""
+    own_NT = logprobs_NT.nan_to_num()
+    return torch.stack([own_NT, torch.zeros_like(own_NT), torch.full_like(own_NT, -1.0)], -1).log_softmax(-1)
 
 
 def mixed(seed: int, *, single: bool = False, constant: bool = False, positive: bool = False) -> Case:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from learner.model import head as head_module
-from learner.model.head import Head, selected_logprobs
+from learner.model.head import LEAST_REST, Head, selected_logprobs, top_tokens
 
 
 @pytest.fixture(params=["kept", "recomputed", "tiled"])
@@ -71,7 +71,7 @@ def _dense(
 
 
 def test_even_logits_give_minus_log_v(layout: str):
-    logprobs_C, entropies_C = selected_logprobs(
+    logprobs_C, entropies_C, _ = selected_logprobs(
         torch.zeros(2, 5), torch.randn(11, 5), torch.tensor([1, 9]), head=Head(), entropies=True
     )
     assert_close(logprobs_C, torch.full((2,), -math.log(11)))
@@ -83,7 +83,7 @@ def test_even_logits_give_minus_log_v(layout: str):
 def test_values_equal_the_dense_softmax(layout: str, head: Head, bias: bool):
     hidden_CH, weight_VH, targets_C, bias_V = _inputs(bias=bias)
     result = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=True)
-    for got, expected in zip(result, _dense(hidden_CH, weight_VH, targets_C, bias_V, head), strict=True):
+    for got, expected in zip(result[:2], _dense(hidden_CH, weight_VH, targets_C, bias_V, head), strict=True):
         assert_close(got, expected)
 
 
@@ -113,7 +113,7 @@ def test_no_positions_give_no_log_probs_and_no_gradient(layout: str):
     _, weight_VH, _, _ = _inputs(bias=False)
     weight_VH.requires_grad_()
     hidden_CH = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
-    logprobs_C, entropies_C = selected_logprobs(
+    logprobs_C, entropies_C, _ = selected_logprobs(
         hidden_CH, weight_VH, torch.zeros(0, dtype=torch.int64), head=Head(), entropies=True
     )
     assert entropies_C is not None
@@ -124,7 +124,9 @@ def test_no_positions_give_no_log_probs_and_no_gradient(layout: str):
 def test_extreme_logits_stay_finite(layout: str):
     hidden_CH = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight_VH = torch.tensor([[1.0], [-1.0], [0.0]])
-    logprobs_C, entropies_C = selected_logprobs(hidden_CH, weight_VH, torch.tensor([0, 0]), head=Head(), entropies=True)
+    logprobs_C, entropies_C, _ = selected_logprobs(
+        hidden_CH, weight_VH, torch.tensor([0, 0]), head=Head(), entropies=True
+    )
     assert entropies_C is not None
     (logprobs_C.sum() + entropies_C.sum()).backward()
     assert logprobs_C.tolist() == [0.0, -2e4] and entropies_C.tolist() == [0.0, 0.0]
@@ -136,7 +138,9 @@ FOUR = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
 
 
 def _of_four(head: Head, target: int) -> tuple[float, float]:
-    logprobs_C, entropies_C = selected_logprobs(FOUR, torch.eye(4), torch.tensor([target]), head=head, entropies=True)
+    logprobs_C, entropies_C, _ = selected_logprobs(
+        FOUR, torch.eye(4), torch.tensor([target]), head=head, entropies=True
+    )
     assert entropies_C is not None
     return math.exp(logprobs_C.item()), entropies_C.item()
 
@@ -163,13 +167,13 @@ def test_a_sampled_token_below_the_floor_counts_as_kept(layout: str):
 
 def test_a_dropped_token_has_no_gradient(layout: str):
     logits_CV = FOUR.clone().requires_grad_()
-    logprobs_C, _ = selected_logprobs(logits_CV, torch.eye(4), torch.tensor([0]), head=Head(top_k=2))
+    logprobs_C, *_ = selected_logprobs(logits_CV, torch.eye(4), torch.tensor([0]), head=Head(top_k=2))
     logprobs_C.sum().backward()
     assert_close(logits_CV.grad, torch.tensor([[3 / 7, -3 / 7, 0.0, 0.0]]))
 
 
 def test_tokens_as_likely_as_the_last_kept_one_are_all_kept(layout: str):
-    logprobs_C, _ = selected_logprobs(torch.zeros(1, 3), torch.zeros(11, 3), torch.tensor([5]), head=Head(top_k=2))
+    logprobs_C, *_ = selected_logprobs(torch.zeros(1, 3), torch.zeros(11, 3), torch.tensor([5]), head=Head(top_k=2))
     assert logprobs_C.item() == pytest.approx(-math.log(11))
 
 
@@ -200,7 +204,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_fused_kernel_is_taken_where_it_is_exact_and_asked_for_exact_gradients(fused: list[Any], head: Head):
     hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
     hidden_CH, weight_VH = hidden_CH.requires_grad_(), weight_VH.requires_grad_()
-    logprobs_C, entropies_C = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head)
+    logprobs_C, entropies_C, _ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head)
     assert fused == [{"impl": "cce_exact", "reduction": "none"}] and entropies_C is None
     expected_C, _ = _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, head)
     assert_close(logprobs_C, expected_C)
@@ -241,5 +245,65 @@ def test_the_fused_kernel_is_left_where_it_is_not(fused: list[Any], head: Head, 
 def test_without_the_fused_kernel_a_gpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
     hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
-    logprobs_C, _ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=Head())
+    logprobs_C, *_ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=Head())
     assert_close(logprobs_C, _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head())[0])
+
+
+def test_a_partition_has_the_candidates_and_all_others_as_one(layout: str):
+    *_, partition_CP = selected_logprobs(
+        FOUR, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0]])
+    )
+    assert partition_CP is not None
+    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.5]]))
+
+
+def test_a_partition_of_all_tokens_leaves_none(layout: str):
+    logits_CV = FOUR.clone().requires_grad_()
+    *_, partition_CP = selected_logprobs(
+        logits_CV, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0, 1, 2]])
+    )
+    assert partition_CP is not None
+    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, LEAST_REST]]))
+    partition_CP[0, 4].backward()
+    assert_close(logits_CV.grad, -FOUR.exp())
+
+
+@pytest.mark.parametrize("head", [head for head in HEADS if not head.truncates])
+@pytest.mark.parametrize("entropies", [False, True])
+def test_a_partitions_gradient_is_right(layout: str, head: Head, entropies: bool):
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs()
+    assert bias_V is not None
+    candidates_CK = torch.stack([targets_C, (targets_C + 3) % 11, (targets_C + 7) % 11], 1)
+
+    def compute(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
+        result = selected_logprobs(
+            *(hidden_CH, weight_VH, targets_C),
+            head=head,
+            bias_V=bias_V,
+            entropies=entropies,
+            candidates_CK=candidates_CK,
+        )
+        return tuple(x for x in result if x is not None)
+
+    inputs = [x.requires_grad_() for x in (hidden_CH, weight_VH, bias_V)]
+    assert torch.autograd.gradcheck(compute, inputs)
+    *_, partition_CP = compute(*inputs)
+    logprobs_CV = torch.stack(
+        [selected_logprobs(hidden_CH, weight_VH, torch.full((7,), v), head=head, bias_V=bias_V)[0] for v in range(11)],
+        1,
+    )
+    assert_close(partition_CP[:, :3], logprobs_CV.gather(1, candidates_CK))
+    others_CV = logprobs_CV.exp().scatter(1, candidates_CK, 0.0)
+    assert_close(partition_CP[:, 3], others_CV.sum(1).log())
+
+
+def test_a_head_that_drops_tokens_has_no_candidates():
+    with pytest.raises(ValueError, match="this head drops some"):
+        selected_logprobs(
+            FOUR, torch.eye(4), torch.tensor([0]), head=Head(top_k=2), candidates_CK=torch.tensor([[0, 1]])
+        )
+
+
+def test_the_likeliest_tokens_come_first_and_there_are_no_more_than_the_vocabulary_has():
+    assert top_tokens(FOUR.flip(1), torch.eye(4), num_tokens=2, head=Head()).tolist() == [[3, 2]]
+    assert top_tokens(FOUR, torch.eye(4), num_tokens=9, head=Head()).tolist() == [[0, 1, 2, 3]]

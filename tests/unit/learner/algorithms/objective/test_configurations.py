@@ -55,6 +55,7 @@ SECTIONS = st.fixed_dictionaries(
         ),
         "value": st.fixed_dictionaries({"loss": variant("value.loss"), "aggregation": variant("value.aggregation")}),
         "entropy_coefficient": st.sampled_from([0.01, -0.1]),
+        "distillation": st.fixed_dictionaries({"direction": st.sampled_from(["reverse", "forward"])}),
         "proximal": st.sampled_from(["recompute", "approximate", "ewma"]),
         "reward_placement": st.just("every_token"),
         **{field: st.lists(variant(field), max_size=2) for field in LISTS},
@@ -99,6 +100,8 @@ def from_passport(passport: dict[str, Any]) -> dict[str, Any]:
     }
     if passport["value"] is not None:
         section["value"] = {part: named(passport["value"][part]) for part in ("loss", "aggregation")}
+    if (distillation := passport["distillation"]) is not None:
+        section["distillation"] = {key: value for key, value in distillation.items() if key != "formula"}
     return section | {
         "entropy_coefficient": passport["entropy"]["coefficient"],
         "proximal": passport["proximal"]["name"],
@@ -146,6 +149,7 @@ def test_an_accepted_section_trains_a_softmax_policy_in_float32_without_nan(sect
             policy_logprobs_BT=logprobs.gather(-1, tokens)[..., 0],
             entropies_BT=-(logprobs.exp() * logprobs).sum(-1),
             values_BT=values,
+            policy_partition_BTP=torch.cat([logprobs[..., :2], logprobs[..., 2:].logsumexp(-1, keepdim=True)], -1),
         )
         if result.loss.requires_grad:
             result.loss.backward()

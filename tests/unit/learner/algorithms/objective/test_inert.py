@@ -23,7 +23,7 @@ from tests.unit.learner.algorithms.batches import Case, mixed
 pytestmark = pytest.mark.slow  # all of every variant
 
 OF_THE_LEARNER = (
-    "monitor.", "sft.", "proximal_decay",
+    "monitor.", "sft.", "proximal_decay", "distillation.top_k",
     "value.backbone", "value.path", "value.revision", "value.trust_remote_code", "value.learning_rate", "value.warmup_steps",
 )  # fmt: skip
 """They say what the learner builds, averages, looks at, imitates and when it steps, and are no part of the loss of a batch."""

@@ -63,6 +63,7 @@ EVERY = [
     {"advantage_shaping": ("whiten",), "advantage": "gae", "kl": {"reward": {"coefficient": 0.1}}},
     {"kl": {"reward": {"coefficient": 0.1, "credit": "to_go"}, "loss": {"coefficient": 0.2, "estimator": "k3"}}},
     {"proximal": "approximate", "corrections": ("decoupled", "opsm")},
+    {"distillation": {"coefficient": 0.5, "direction": "forward"}},
 ]
 
 
