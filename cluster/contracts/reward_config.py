@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Mathematics, Resources, Section
+from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 
 _DEFAULT = Plugin(name="exact_match")
 _TAKEN = ("mean", "num_errors", "num_timeouts")
@@ -39,6 +39,12 @@ class RewardConfig(Section):
     without an entry is an error. Empty: all parts judge all prompts."""
     source_column: Mathematics[str] = "source"
     """The prompt's column that `by_source` goes by."""
+    num_services: Layout[PositiveInt] = 1
+    """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups."""
+    cpus_per_service: Layout[PositiveFloat] = 0.25
+    """Places a service, as `learner.cpus_per_rank` places a rank; its judges are not limited by it."""
+    gpus_per_service: Layout[NonNegativeFloat] = 0.0
+    """For judges that compute on one."""
     timeout_s: Resources[PositiveFloat] = 30.0
     """Deadline of one trajectory's reward, or of a group's where the judge takes the whole group; beyond it the status is `timeout`."""
     max_concurrency: Resources[PositiveInt] = 64

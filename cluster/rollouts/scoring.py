@@ -1,11 +1,11 @@
 """Reward and reference: what a sampled group still needs before it is worth training on. Object refs in, object refs out.
 
-Both services are replaced when they die. A group whose judging kills the reward service again and again is quarantined.
+Services are replaced when they die. A group whose judging kills reward services again and again is quarantined.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,12 +21,12 @@ _MOST_TOLD = 16
 
 
 class Scorers:
-    """The reward service, and the reference scorer where the mathematics needs one."""
+    """The reward services, and the reference scorer where the mathematics needs one."""
 
     def __init__(
         self,
         *,
-        reward: SupervisedActor,
+        rewards: Sequence[SupervisedActor],
         reference: SupervisedActor | None,
         suspects: Suspects,
         events: Events,
@@ -36,7 +36,9 @@ class Scorers:
     ) -> None:
         """`suspects` are those of judging; a group that kills rollout workers is another matter. `source_column` of a prompt says whose
         metrics its rewards are; None keeps no metrics by source."""
-        self._reward = reward
+        self._rewards = list(rewards)
+        self._num_judging = dict.fromkeys(rewards, 0)
+        """Groups that each reward service has."""
         self._reference = reference
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
@@ -46,7 +48,7 @@ class Scorers:
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
-        return [self._reward, *([self._reference] if self._reference else [])]
+        return [*self._rewards, *([self._reference] if self._reference else [])]
 
     async def judge(self, ticket: Ticket, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node."""
@@ -55,14 +57,16 @@ class Scorers:
             async with self._turns.turn(alone=alone):
                 if self._suspects.is_guilty(ticket):
                     return None
-                actor = await self._reward.ready()
+                place = self._least_busy()
+                actor = await place.ready()
                 try:
-                    judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
+                    with self._judging_at(place):
+                        judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
                 except (WorkerError, DeadlineError) as error:
-                    if may_be_their_doing(error, given_up=self._reward.failure_of(actor)):
+                    if may_be_their_doing(error, given_up=place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
                     # Within the turn: nobody else may call the actor that failed, and be blamed for it.
-                    await self._reward.replace(actor, error)
+                    await place.replace(actor, error)
                 else:
                     self._suspects.absolve(ticket)
                     self._failed_rewards.note(judged[0])
@@ -75,7 +79,19 @@ class Scorers:
 
     async def take(self, object_ref: Any, places: list[int]) -> tuple[GroupSummary, Any]:
         """Some trajectories of a judged group. Raises LostError when it went with its node."""
-        return await self._reward.call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
+        return await self._least_busy().call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
+
+    def _least_busy(self) -> SupervisedActor:
+        """One that is up, where any is: the others serve while it is replaced."""
+        return min(self._rewards, key=lambda place: (place.actor is None, self._num_judging[place]))
+
+    @contextlib.contextmanager
+    def _judging_at(self, place: SupervisedActor) -> Iterator[None]:
+        self._num_judging[place] += 1
+        try:
+            yield
+        finally:
+            self._num_judging[place] -= 1
 
     async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""

@@ -14,11 +14,11 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
 
-REWARD_SERVICE_CPUS = 0.25
 _SMALLEST_SHARE = 0.01
 _GPUS = {
     ActorKind.LEARNER: "learner.gpus_per_rank",
     ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker",
+    ActorKind.REWARD_SERVICE: "reward.gpus_per_service",
     ActorKind.REFERENCE_SCORER: "reference.gpus",
 }
 """The setting, by the kind of actor."""
@@ -51,7 +51,7 @@ class Bundle:
 
     kind: ActorKind
     index: int
-    """Learner rank, or number of the rollout worker; 0 for services."""
+    """Learner rank, or number of the rollout worker or reward service; 0 for the reference scorer."""
     cpus: float
     """Reserved in Ray; at most what the configuration asks."""
     gpus: float
@@ -130,7 +130,7 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
 def _asked(
     config: RunConfig, available: ClusterResources, *, needs: Collection[str], num_workers: int
 ) -> tuple[Bundle, ...]:
-    learner, rollout, reference = config.learner, config.rollout, config.reference
+    learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
     most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
@@ -145,7 +145,10 @@ def _asked(
         bundle(ActorKind.ROLLOUT_WORKER, i, rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
         for i in range(num_workers)
     ]
-    services = [bundle(ActorKind.REWARD_SERVICE, 0, REWARD_SERVICE_CPUS, 0.0, 1)]
+    services = [
+        bundle(ActorKind.REWARD_SERVICE, i, reward.cpus_per_service, reward.gpus_per_service, 1)
+        for i in range(reward.num_services)
+    ]
     if needs_reference(config, needs=needs):
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))
     return (*ranks, *workers, *services)
@@ -173,6 +176,7 @@ def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterR
     times = {
         ActorKind.LEARNER: f" x {config.learner.num_ranks} ranks",
         ActorKind.ROLLOUT_WORKER: f" x {config.rollout.num_workers} workers",
+        ActorKind.REWARD_SERVICE: f" x {config.reward.num_services} services",
     }
     by_kind = {each.kind: each.gpus for each in fewest if each.gpus}
     names = ", ".join(f"{_GPUS[kind]}={gpus:g}{times.get(kind, '')}" for kind, gpus in by_kind.items())

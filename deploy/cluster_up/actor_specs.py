@@ -32,8 +32,13 @@ class ActorSpecs:
     def rollout_workers(self) -> list[ActorSpec]:
         return [self._rollout_worker(bundle) for bundle in self._placement.of(ActorKind.ROLLOUT_WORKER)]
 
-    def reward_service(self) -> ActorSpec:
-        return self._seated(self._placement.of(ActorKind.REWARD_SERVICE)[0], "reward", "reward_service")
+    def reward_services(self) -> list[ActorSpec]:
+        """One is called `reward`, several `reward-0`, `reward-1`."""
+        bundles = self._placement.of(ActorKind.REWARD_SERVICE)
+        names = ["reward"] if len(bundles) == 1 else [f"reward-{bundle.index}" for bundle in bundles]
+        return [
+            self._seated(bundle, name, "reward_service", name=name) for bundle, name in zip(bundles, names, strict=True)
+        ]
 
     def reference_scorer(self) -> ActorSpec | None:
         """None when nothing in the mathematics needs reference log-probs."""

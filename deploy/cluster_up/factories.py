@@ -23,10 +23,10 @@ def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: st
     )
 
 
-def reward_service(*, config: RunConfig, num_threads: int) -> Any:
+def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:
     from actors.reward_service.service import RewardService
 
-    return RewardService(config.reward)
+    return RewardService(config.reward, name=name)
 
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:

@@ -81,7 +81,7 @@ def wire(
     rollouts = production(
         config,
         start=seats.start,
-        reward=specs.reward_service(),
+        rewards=specs.reward_services(),
         reference=specs.reference_scorer(),
         fleet=fleet,
         supervisor=supervisor,
@@ -116,7 +116,7 @@ def production(
     config: RunConfig,
     *,
     start: Start,
-    reward: ActorSpec,
+    rewards: Sequence[ActorSpec],
     reference: ActorSpec | None,
     fleet: WorkerPool,
     supervisor: Supervisor,
@@ -128,7 +128,7 @@ def production(
 
     max_failures, events = config.supervision.max_prompt_failures, supervisor.events
     scorers = Scorers(
-        reward=SupervisedActor(reward, start=start, supervisor=supervisor),
+        rewards=[SupervisedActor(reward, start=start, supervisor=supervisor) for reward in rewards],
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         suspects=Suspects(max_failures=max_failures, events=events),
         events=events,

@@ -190,7 +190,7 @@ async def _measure(size: int) -> dict[str, float]:
             rollouts = production(
                 config,
                 start=start,
-                reward=_spec("reward", ActorKind.REWARD_SERVICE, "Scorer"),
+                rewards=[_spec("reward", ActorKind.REWARD_SERVICE, "Scorer")],
                 reference=None,
                 fleet=fleet,
                 supervisor=supervisor,

@@ -32,8 +32,9 @@ def wired(
     sampling_deadline_s: float = 600.0,
     judging_deadline_s: float = 60.0,
     is_deterministic: bool = False,
+    num_services: int = 1,
 ) -> Production:
-    """A production over `fleet`, whose reward service `start` starts, and its reference scorer where groups want one."""
+    """A production over `fleet`, whose reward services `start` starts, and its reference scorer where groups want one."""
 
     def suspects() -> Suspects:
         return Suspects(max_failures=supervisor.config.max_prompt_failures, events=events)
@@ -42,7 +43,7 @@ def wired(
         return SupervisedActor(actor_spec(name, kind), start=start, supervisor=supervisor)
 
     scorers = Scorers(
-        reward=scorer("reward", ActorKind.REWARD_SERVICE),
+        rewards=[scorer(f"reward-{index}", ActorKind.REWARD_SERVICE) for index in range(num_services)],
         reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),
         events=events,

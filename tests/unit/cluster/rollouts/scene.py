@@ -48,6 +48,7 @@ class Scene:
         supervision=None,
         max_concurrent_sequences=256,
         deterministic=False,
+        num_services=1,
     ):
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision or {}}
@@ -78,6 +79,7 @@ class Scene:
         self._sequences_per_group = 2 + extra_trajectories
         self._max_sequences = max_concurrent_sequences
         self._deterministic = deterministic
+        self._num_services = num_services
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -105,6 +107,7 @@ class Scene:
                 choose=self._choose,
                 wants_reference=self._wants_reference,
                 is_deterministic=self._deterministic,
+                num_services=self._num_services,
             )
             await self.production.start()
             self.production.run(tasks)

@@ -94,7 +94,7 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
 
 @simulated
 async def test_a_reward_service_that_dies_while_it_takes_what_was_chosen_is_replaced():
-    deaths = iter([death("reward", "take")])
+    deaths = iter([death("reward-0", "take")])
 
     class Scorer(ScriptedScorer):
         async def call_for_batch(self, method, object_ref, *args, deadline_s):

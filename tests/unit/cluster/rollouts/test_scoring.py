@@ -14,7 +14,7 @@ from tests.unit.cluster.simulated_time import simulated
 async def test_a_group_that_kills_the_reward_service_again_and_again_is_quarantined():
     def score(index):
         if index == 1:
-            raise death("reward", "score")
+            raise death("reward-0", "score")
         return group_summary(index, rewards=(1.0, 0.0))
 
     scene = Scene(score=score)
@@ -39,7 +39,7 @@ async def test_a_group_that_went_with_its_node_is_sampled_again():
 @simulated
 async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it():
     """Judging group 1 fails twice, and the service is replaced under the other three."""
-    bugs = iter([WorkerError("reward failed in 'score': TypeError", actor="reward", stage="score")] * 2)
+    bugs = iter([WorkerError("reward failed in 'score': TypeError", actor="reward-0", stage="score")] * 2)
     judged = []
 
     class Scorer(ScriptedScorer):
@@ -70,7 +70,7 @@ async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again
     def score(index):
         if scene.office.prompt(index).prompt_id == "p1":
             kills.append(index)
-            raise death("reward", "score")
+            raise death("reward-0", "score")
         return group_summary(index, rewards=(1.0, 0.0))
 
     scene = Scene(score=score, prompts=EachTwice(4))
@@ -91,3 +91,24 @@ async def test_a_judge_that_fails_on_held_out_prompts_says_why():
     assert [event["message"] for event in scene.events.events if "message" in event] == [
         "prompt 'p-1': 1 of 1 rewards failed: KeyError: 'anser'"
     ]
+
+
+@simulated
+async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops_no_other():
+    """Four groups, two for each; the second service dies with its first two, and the first goes on."""
+    calls, died = [], []
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            calls.append((self.name, object_ref))
+            await asyncio.sleep(1)
+            if self.name == "reward-1" and len(died) < 2:
+                died.append(object_ref)
+                raise death(self.name, "score")
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, num_services=2)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert calls[:4] == [("reward-0", 0), ("reward-1", 1), ("reward-0", 2), ("reward-1", 3)]
+    assert sorted(index for _, index in calls[4:]) == sorted(died) == [1, 3], "what the first had is judged once"
+    assert [event["actor"] for event in scene.events.events if event["kind"] == "recovery"] == ["reward-1"]

@@ -146,3 +146,13 @@ def test_a_run_that_samples_nothing_asks_for_neither_workers_nor_judges():
     assert not placed.is_time_shared and placed.num_missing_workers == 0
     with pytest.raises(ConfigError, match=r"^learner.gpus_per_rank=2 x 1 ranks: 2 GPUs asked for, the cluster has 0"):
         plan_learning(run(rollout={"gpus_per_worker": 1}, learner={"gpus_per_rank": 2}), LAPTOP, needs=())
+
+
+def test_each_reward_service_has_a_seat_and_its_gpus_are_asked_for_by_name():
+    config = run(reward={"num_services": 2, "cpus_per_service": 1.5, "gpus_per_service": 0.5})
+    placed = plan(config, cluster((16, 1))).of(ActorKind.REWARD_SERVICE)
+    assert [(bundle.index, bundle.cpus, bundle.gpus) for bundle in placed] == [(0, 1.5, 0.5), (1, 1.5, 0.5)]
+    with pytest.raises(
+        ConfigError, match=r"reward.gpus_per_service=0.5 x 2 services: 1 GPUs asked for, the cluster has 0"
+    ):
+        plan(config, cluster((16, 0)))
