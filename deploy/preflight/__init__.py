@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
-from cluster.contracts.plugins import prompt_source
+from cluster.contracts.plugins import TRANSPORTS, prompt_source, resolve
 from cluster.contracts.protocols import PromptSource
+from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight import judge, machine, model, prompts, report, settings
@@ -63,10 +64,12 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> None:
-    """As `check`, for a run that learns from recorded trajectories: nothing of prompts, judge and rollout workers."""
+    """As `check`, for a run that learns from recorded trajectories: nothing of judge and rollout workers."""
     problems, is_local = _begun(config, address)
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
+    # The learner proves the weights that it publishes on a probe made of the first prompts.
+    problems.attempt(prompt_source, config.prompts, field="prompts")
     needs = objective.needs if objective else frozenset[str]()
     _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
@@ -83,8 +86,9 @@ def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
     problems.attempt(settings.check_run_dir, config)
-    problems.attempt(settings.check_transport, config)
-    problems.attempt(settings.check_sinks, config)
+    problems.attempt(resolve, config.weights.transport, home=TRANSPORTS, field="weights.transport")
+    for index in range(len(config.metrics.sinks)):
+        problems.attempt(resolve_sink, config.metrics, index)
     return problems.attempt(settings.check_mathematics, config)
 
 

@@ -1,12 +1,10 @@
-"""Settings that contradict each other, and names of variants that are not there."""
+"""Settings against each other, against the run directory, and against the environment."""
 
 import os
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -17,15 +15,6 @@ if TYPE_CHECKING:
 
 def check_run_dir(config: RunConfig) -> None:
     RunDirectory(config.run_dir).check(resolved_yaml(config), spelled_out=spelled_out)
-
-
-def check_transport(config: RunConfig) -> None:
-    resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")
-
-
-def check_sinks(config: RunConfig) -> None:
-    for index in range(len(config.metrics.sinks)):
-        resolve_sink(config.metrics, index)
 
 
 def check_tensor_parallel(config: RunConfig) -> None:

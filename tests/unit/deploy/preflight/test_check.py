@@ -300,9 +300,9 @@ def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distributio
 
 
 def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_takes_itself(tmp_path, model):
-    recorded = ("recorded=somewhere", "rollout.gpus_per_worker=8", "prompts.path=nowhere")
-    check_learning(run(tmp_path, model, *recorded))  # no workers, no prompts
-    with pytest.raises(ConfigError, match="2 problems") as refused:
+    recorded = ("recorded=somewhere", "rollout.gpus_per_worker=8", "reward.judge=nowhere:judge")
+    check_learning(run(tmp_path, model, *recorded))  # no workers, no judge
+    with pytest.raises(ConfigError, match="3 problems") as refused:
         check_learning(
             run(
                 tmp_path,
@@ -310,7 +310,9 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
                 *recorded,
                 "algorithm={preset: ppo, value: {path: /nowhere}}",
                 "learner.gpus_per_rank=9",
+                "prompts.path=nowhere",
             )
         )
+    assert "prompts='file'" in str(refused.value), "the learner proves its weights on the first prompts"
     assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
     assert "learner.gpus_per_rank=9 x 1 ranks: 9 GPUs asked for" in str(refused.value)
