@@ -22,7 +22,7 @@ from typing import Any
 from actors.sandbox import roles
 from actors.sandbox.confinement import NUM_FILES, Bounds, Landlock, confine, hide_memory
 
-_LOOKS_MS = 50
+_LOOKS_MS = 20
 """Between looks at the processor time and the threads of what runs."""
 _MAX_THREADS = 64
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL

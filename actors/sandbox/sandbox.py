@@ -104,7 +104,7 @@ class Sandbox:
 
     def __init__(self, config: SandboxConfig) -> None:
         """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
-        self._config = config
+        self.config = config
         self._lock = threading.Lock()
         self._host: subprocess.Popen[bytes] | None = None
         self.confined_by = self._start()
@@ -115,17 +115,20 @@ class Sandbox:
         if config.level == "none":
             _log.warning("sandbox.level=none: programs of the model run unconfined, as the user who started this run")
 
-    def run(self, program: str, *, stdin: str = "", wall_s: float = float("inf")) -> Ran:
-        """As a script. Raises WorkerError where it cannot be run."""
+    def run(
+        self, program: str, *, stdin: str = "", wall_s: float = float("inf"), output_bytes: int | None = None
+    ) -> Ran:
+        """As a script. `output_bytes` replaces the configured limit where it is larger. Raises WorkerError where it cannot be run."""
+        most = max(self.config.output_bytes, output_bytes or 0)
         with _memory(stdin, "", "", program) as files:
-            (end,) = self._exchange([("script", files)], wall_s=wall_s)
+            (end,) = self._exchange([("script", files)], wall_s=wall_s, output_bytes=most)
             verdict, detail = self._verdict(end)
             stdout, stderr = (_text(descriptor) for descriptor in files[1:3])
-            if verdict is not Verdict.OUT_OF_TIME and self._is_full(files[1:3]):
-                verdict, detail = Verdict.CRASHED, f"more than {self._config.output_bytes} bytes of output"
+            if verdict is not Verdict.OUT_OF_TIME and max(os.fstat(each).st_size for each in files[1:3]) >= most:
+                verdict, detail = Verdict.CRASHED, f"more than {most} bytes of output"
         return Ran(verdict=verdict, stdout=stdout, detail=f"{detail}\n{stderr[-500:]}".strip())
 
-    def ask(self, program: str, questions: Sequence[str], *, wall_s: float = float("inf")) -> list[Answer]:
+    def ask(self, program: str, questions: Sequence[str]) -> list[Answer]:
         """Answers to `questions`, expressions or statements that use what the program defines, in order.
 
         The program answers from a process of its own by plain values, so it decides nothing else. A statement that fails an assertion is
@@ -138,7 +141,10 @@ class Sandbox:
             served = [*files[:4], asked, answering]
             testing = [*files[4:8], answered, asking, files[8]]
             ends = self._exchange(
-                [("serve", served), ("test", testing)], wall_s=wall_s, lent=(asked, asking, answered, answering)
+                [("serve", served), ("test", testing)],
+                wall_s=self.config.total_s,
+                output_bytes=self.config.output_bytes,
+                lent=(asked, asking, answered, answering),
             )
             said = [json.loads(line) for line in _text(files[8]).splitlines(keepends=True) if line.endswith("\n")]
         answers = [_answer(*each) for each in said]
@@ -159,15 +165,20 @@ class Sandbox:
             self._host = None
 
     def _exchange(
-        self, processes: Sequence[tuple[str, Sequence[int]]], *, wall_s: float, lent: Sequence[int] = ()
+        self,
+        processes: Sequence[tuple[str, Sequence[int]]],
+        *,
+        wall_s: float,
+        output_bytes: int,
+        lent: Sequence[int] = (),
     ) -> list[dict[str, Any]]:
         """How the processes ended; `lent` descriptors are closed here as soon as they are handed on."""
-        limits = self._config
+        limits = self.config
         bounds = Bounds(
             time_s=limits.time_s,
             wall_s=min(_WALL * limits.time_s, wall_s),
             memory_bytes=limits.memory_bytes,
-            output_bytes=limits.output_bytes,
+            output_bytes=output_bytes,
         )
         request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
         with self._lock:
@@ -199,12 +210,12 @@ class Sandbox:
         if end["refusal"]:
             raise WorkerError(f"sandbox_failed: a program cannot be confined: {end['refusal']}", stage="sandbox")
         code = end["code"]
-        if end["why"] == "time" or code == -signal.SIGXCPU or end["time_s"] > self._config.time_s:
-            return Verdict.OUT_OF_TIME, f"more than {self._config.time_s:g} s of processor time, or {_WALL} times that"
+        if end["why"] == "time" or code == -signal.SIGXCPU or end["time_s"] > self.config.time_s:
+            return Verdict.OUT_OF_TIME, f"more than {self.config.time_s:g} s of processor time, or {_WALL} times that"
         if end["why"]:
             return Verdict.CRASHED, end["why"]
-        if code == OUT_OF_MEMORY or (code == -signal.SIGKILL and 2 * end["rss_bytes"] > self._config.memory_bytes):
-            return Verdict.OUT_OF_MEMORY, f"more than {self._config.memory_bytes} bytes of memory"
+        if code == OUT_OF_MEMORY or (code == -signal.SIGKILL and 2 * end["rss_bytes"] > self.config.memory_bytes):
+            return Verdict.OUT_OF_MEMORY, f"more than {self.config.memory_bytes} bytes of memory"
         if code == -signal.SIGKILL:
             raise WorkerError(
                 "sandbox_failed: the program was killed from outside: no memory left here?", stage="sandbox"
@@ -213,12 +224,9 @@ class Sandbox:
             return Verdict.CRASHED, f"exit code {code}"
         return Verdict.OK, ""
 
-    def _is_full(self, files: Sequence[int]) -> bool:
-        return any(os.fstat(descriptor).st_size >= self._config.output_bytes for descriptor in files)
-
     def _start(self) -> str:
         """Starts the host process; what it confines programs by, in words. Raises ConfigError where that is nothing."""
-        level, reasons = self._config.level, []
+        level, reasons = self.config.level, []
         if level in ("auto", "bwrap"):
             if bwrap := shutil.which("bwrap"):
                 try:
@@ -244,7 +252,7 @@ class Sandbox:
 
     def _start_host(self, prefix: Sequence[str]) -> dict[str, Any]:
         self.close()
-        config = self._config
+        config = self.config
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = {
             "control": theirs.fileno(),
@@ -287,7 +295,7 @@ class Sandbox:
     def _readable(self) -> list[str]:
         """Libraries; and site-packages where programs may use some of it."""
         own = [f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
-        return [*_READABLE, *own, *(_site_packages() if self._config.imports else ())]
+        return [*_READABLE, *own, *(_site_packages() if self.config.imports else ())]
 
 
 def _namespaces(readable: Sequence[str]) -> list[str]:
@@ -312,8 +320,9 @@ def _answer(status: str, said: Any) -> Answer:
             return Answer(verdict=Verdict.OK, value=decode(said, [].__getitem__))
         except IndexError:
             return Answer(verdict=Verdict.CRASHED, detail="not a plain value")
-    is_wrong = str(said).startswith("AssertionError")
-    return Answer(verdict=Verdict.WRONG if is_wrong else Verdict.CRASHED, detail=said)
+    kind = said.partition(":")[0]
+    reasons = {"AssertionError": Verdict.WRONG, "MemoryError": Verdict.OUT_OF_MEMORY}
+    return Answer(verdict=reasons.get(kind, Verdict.CRASHED), detail=said)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
+from deploy.preflight.sandbox import check_sandboxes
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -46,6 +47,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
     samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
+    confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()
     placement, memory = _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
@@ -57,6 +59,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.prompt_rows(config, source, looks),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
+            *(("reward", f"{field}: programs", text) for field, text in (confined or {}).items()),
             *report.placement_rows(placement),
             *report.memory_rows(memory),
         )

@@ -13,6 +13,22 @@ from cluster.contracts.types import RewardStatus
 SUM = ReasoningGymPrompts(task="chain_sum", size=1)[0]
 EXAMPLES = {
     # name: (parameters, columns, right completion, wrong completion)
+    "code_asserts": (
+        {"column": "answer"},
+        {"answer": ["assert f(2) == 4"]},
+        *(f"```\ndef f(x): return {y}\n```" for y in (4, 5)),
+    ),
+    "code_function": (
+        {"column": "answer", "function": "f"},
+        {"answer": [{"input": [2], "output": 4}]},
+        *(f"```\ndef f(x): return {y}\n```" for y in ("2 * x", "x")),
+    ),
+    "code_stdin": (
+        {"column": "answer"},
+        {"answer": [{"input": "2", "output": "4"}]},
+        "```\nprint(4)\n```",
+        "```\nprint(5)\n```",
+    ),
     "exact_match": ({}, {"answer": "42"}, " 42\n", "41"),
     "format": ({}, {}, "<think>Sum.</think>\n<answer>42</answer>", "<think>Sum.</think> 42"),
     "json_schema": ({"schema": {"type": "object"}}, {}, '```json\n{"x": 1}\n```', "[1]"),
@@ -23,8 +39,8 @@ EXAMPLES = {
     "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
     "regex": ({"pattern": "<answer>(.*?)</answer>", "column": "answer"}, {"answer": "42"}, "<answer>42</answer>", "42"),
 }
-OTHERS = {"none", "ngram_repetition", "openrlhf", "trl", "verl"}
-"""Of no right and wrong completion, or of functions that others write; their own tests are in tests/unit/actors."""
+OTHERS = {"code_sandbox_fusion", "none", "ngram_repetition", "openrlhf", "trl", "verl"}
+"""Of a server, of no right and wrong completion, or of functions that others write; their own tests are in tests/unit/actors."""
 all_rewards = pytest.mark.parametrize("name", [name for name in names(REWARDS) if name not in OTHERS])
 
 

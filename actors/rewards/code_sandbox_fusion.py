@@ -1,0 +1,85 @@
+"""Reward for programs of any language that pass tests, run by a SandboxFusion server (bytedance/SandboxFusion, `POST /run_code`)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from actors.sandbox.judging import Score, cases_of, program_of, reward_of, same_output
+from actors.sandbox.sandbox import Verdict
+from cluster.contracts.errors import WorkerError
+
+_MIB = 1024**2
+
+
+async def code_sandbox_fusion(
+    *,
+    prompt: str,
+    completion: str,
+    columns: Mapping[str, Any],
+    url: str,
+    language: str = "python",
+    column: str = "cases",
+    score: Score = "all",
+    tolerance: float | None = None,
+    time_s: float = 4.0,
+    total_s: float = 20.0,
+    memory_bytes: int = 1024**3,
+) -> dict[str, float]:
+    """As `code_stdin`, on the server at `url`: each case's `output` is compared here with what the program prints.
+
+    The server gets the program and each case's input, never an output. An error of the server, or of its sandbox, is a failed reward.
+    Once the cases have taken `total_s`, by the server's own clock, the others are out of time.
+    """
+    cases = cases_of(columns, column)
+    program = program_of(completion, language=language)
+    if program is None:
+        return reward_of(None, score=score)
+    request = {
+        "code": program,
+        "language": language,
+        "compile_timeout": time_s,
+        "run_timeout": time_s,
+        "memory_limit_MB": memory_bytes // _MIB,
+    }
+    verdicts: list[Verdict] = []
+    spent_s = 0.0
+    async with aiohttp.ClientSession() as session:
+        for given, expected in cases:
+            verdict, said = Verdict.OUT_OF_TIME, ""
+            if spent_s < total_s:
+                result = await _run(session, f"{url.rstrip('/')}/run_code", request | {"stdin": str(given)})
+                verdict, said = _verdict(result), result.get("stdout") or ""
+                spent_s += time_s if verdict is Verdict.OUT_OF_TIME else result.get("execution_time") or 0.0
+            if verdict is Verdict.OK and not same_output(said, str(expected), tolerance=tolerance):
+                verdict = Verdict.WRONG
+            verdicts.append(verdict)
+            if score == "all" and verdict is not Verdict.OK:
+                break
+    return reward_of(verdicts, score=score)
+
+
+async def _run(session: aiohttp.ClientSession, url: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's result of compiling the program, where that failed, else of running it.
+
+    Raises WorkerError for an answer that says nothing about the program.
+    """
+    try:
+        async with session.post(url, json=request) as response:
+            response.raise_for_status()
+            answer = await response.json()
+        result = answer.get("run_result") or answer.get("compile_result")
+        if answer["status"] in ("Success", "Failed") and result["status"] in ("Finished", "TimeLimitExceeded"):
+            return result
+        why = f"{answer['status']}: {str(answer.get('message'))[:300]}"
+    except (aiohttp.ClientError, AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise WorkerError(f"sandbox_failed: {url}: {why}", stage="sandbox")
+
+
+def _verdict(result: Mapping[str, Any]) -> Verdict:
+    if result["status"] == "TimeLimitExceeded":
+        return Verdict.OUT_OF_TIME
+    if result.get("return_code") == 0:
+        return Verdict.OK
+    return Verdict.OUT_OF_MEMORY if "MemoryError" in (result.get("stderr") or "") else Verdict.CRASHED

@@ -1,0 +1,60 @@
+"""The sandbox of judges that run programs: it starts here, and programs that try to get out of it do not."""
+
+from pydantic import ValidationError
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig
+
+_JUDGES = ("code_stdin", "code_function", "code_asserts")
+_ATTEMPTS = {
+    "reads a file": "open('/etc/passwd').read()",
+    "lists a folder": "os.listdir('/')",
+    "writes a file": "os.open('/tmp', os.O_TMPFILE | os.O_WRONLY)",
+    "opens a socket": "socket.socket()",
+    "starts a process": "os.fork() or os._exit(0)",
+    "sends its parent a signal": "os.kill(os.getppid(), 0)",
+    "reads its parent's memory": "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)",
+    "takes ten times its memory": "bytearray(10 * resource.getrlimit(resource.RLIMIT_AS)[0])",
+}
+
+
+def check_sandboxes(reward: RewardConfig) -> dict[str, str]:
+    """What confines programs, in words, by the setting of each judge that runs some.
+
+    Raises ConfigError where nothing confines them, where a program that tries to get out succeeds, and where all runs of one
+    completion's program may take longer than its reward: it would be a failed reward instead of none earned.
+    """
+    only = {} if reward.only_judge is None else {"reward.judge": (reward.only_judge, None)}
+    judges = only | {f"reward.parts.{name}.judge": (part.judge, part.timeout_s) for name, part in reward.parts.items()}
+    return {
+        field: _confined(judge, field=field, timeout_s=timeout_s or reward.timeout_s)
+        for field, (judge, timeout_s) in judges.items()
+        if judge.name in _JUDGES
+    }
+
+
+def _confined(judge: Plugin, *, field: str, timeout_s: float) -> str:
+    from actors.sandbox.sandbox import Sandbox, SandboxConfig
+
+    try:
+        settings = SandboxConfig.model_validate(judge.params.get("sandbox") or {})
+    except ValidationError as error:
+        raise ConfigError(
+            f"{field}.sandbox is not valid: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+        ) from None
+    if settings.total_s >= timeout_s:
+        raise ConfigError(
+            f"{field}.sandbox.total_s={settings.total_s:g} must be less than the judge's timeout_s={timeout_s:g}: a slow program would be "
+            "a failed reward, and not one that earns nothing"
+        )
+    sandbox = Sandbox(settings)
+    try:
+        if settings.level == "none":
+            return "unconfined, as you"
+        for what, attempt in _ATTEMPTS.items():
+            if sandbox.run(f"import os, resource, socket\n{attempt}\nprint('done')").stdout:
+                raise ConfigError(f"{field}.sandbox: a program that {what} is not stopped by {sandbox.confined_by}")
+        return f"confined by {sandbox.confined_by}"
+    finally:
+        sandbox.close()

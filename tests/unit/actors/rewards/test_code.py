@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from actors.reward_service.judgement import find_judge, judge_now
+from actors.sandbox.judging import program_of, same_output, same_value
+from actors.sandbox.sandbox import Sandbox
+from cluster.contracts.errors import WorkerError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.types import RewardStatus
+
+DOUBLES = {"cases": [{"input": "1\n", "output": "2"}, {"input": "2\n", "output": "4\n"}]}
+
+
+def judged(name, program, columns, **params):
+    return judged_text(name, f"So:\n```python\n{program}\n```\nDone.", columns, **params)
+
+
+def judged_text(name, completion, columns, **params):
+    judge = find_judge(Plugin(name=name, params=params))
+    (reward,) = judge_now(judge, {"prompt": "?", "completion": completion, "columns": columns})
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("```python\na\n```\nor\n```py\nb\n```", "b\n"),
+        ("```cpp\na\n```\ntext\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\n```cpp\nb\n```", "a\n"),
+        ("```\na\n```", "a\n"),
+        ("```python\na", None),
+        ("a", None),
+    ],
+)
+def test_the_program_is_the_last_closed_block_of_the_language(completion, program):
+    assert program_of(completion) == program
+
+
+def test_outputs_are_compared_word_by_word_and_numbers_within_the_tolerance():
+    assert same_output("1 2\n 3", "1\n2 3\n", tolerance=None)
+    assert not same_output("1 2", "1 2 3", tolerance=None)
+    assert not same_output("0.3000001", "0.3", tolerance=None)
+    assert same_output("0.3000001 yes", "0.3 yes", tolerance=1e-6)
+    assert not same_output("nan", "0.3", tolerance=1e-6)
+
+
+def test_values_are_compared_as_json_knows_them():
+    assert same_value(({1: (2, 3.0000001)},), [{"1": [2, 3]}], tolerance=1e-6)
+    assert not same_value([1, 2], [1], tolerance=None)
+
+
+def test_a_share_of_the_cases_earns_it_or_nothing():
+    halves = judged("code_stdin", "n = int(input())\nprint(2 * n if n == 1 else 0)", DOUBLES, score="share")
+    assert halves.value == 0.5 and halves.components["wrong"] == 1.0
+    assert judged("code_stdin", "print(2)", DOUBLES).value == 0.0
+    assert judged("code_stdin", "print(2 * int(input()))", DOUBLES).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("1/0", "crashed"),
+        ("while True: pass", "out_of_time"),
+        ("a = bytearray(8 << 30)", "out_of_memory"),
+        ("print(0)", "wrong"),
+    ],
+)
+def test_why_a_program_fails_is_a_component_and_it_earns_nothing(program, reason):
+    reward = judged("code_stdin", program, DOUBLES, sandbox={"time_s": 0.5})
+    assert reward.value == 0.0
+    assert {name: value for name, value in reward.components.items() if value} == {reason: 1.0}
+
+
+def test_a_completion_without_a_program_earns_nothing_and_says_so():
+    reward = judged_text("code_stdin", "print(2)", DOUBLES)
+    assert (reward.value, reward.components["no_program"]) == (0.0, 1.0)
+
+
+def test_cases_that_the_time_for_all_does_not_reach_are_out_of_time_and_no_failure():
+    cases = {"cases": {"inputs": ["a"] * 50, "outputs": ["a"] * 50}}
+    reward = judged("code_stdin", "while True: pass", cases, score="share", sandbox={"time_s": 0.3, "total_s": 1})
+    assert (reward.value, reward.components["out_of_time"], reward.status) == (0.0, 1.0, RewardStatus.OK)
+
+
+def test_an_expected_output_may_be_longer_than_the_limit():
+    cases = {"cases": [{"input": "", "output": "a" * 5000}]}
+    assert judged("code_stdin", "print('a' * 5000)", cases, sandbox={"output_bytes": 1000}).value == 1.0
+
+
+def test_a_function_is_called_with_each_case():
+    cases = {"fn_name": "add", "cases": json.dumps({"inputs": [[1, 2], [[3], [4]]], "outputs": [3, [3, 4]]})}
+    assert judged("code_function", "def add(a, b): return a + b", cases).value == 1.0
+    assert judged("code_function", "def add(a, b): return a * b", cases, score="share").value == 0.0
+    solution = "class Solution:\n    def add(self, a, b): return a + b"
+    assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
+
+
+def test_tests_of_two_data_sets_are_read():
+    listed = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
+    assert judged("code_asserts", "def f(x): return x * x", listed).value == 1.0
+    assert judged("code_asserts", "def f(x): return 2 * x", listed, score="share").value == 0.5
+    checked = {"tests": "def check(candidate):\n    assert candidate(2) == 4\n", "entry_point": "f"}
+    assert judged("code_asserts", "def f(x): return x * x", checked, entry_point="entry_point").value == 1.0
+    assert judged("code_asserts", "def f(x): return x", checked, entry_point="entry_point").value == 0.0
+
+
+def test_tests_that_do_not_compile_are_an_error_of_the_data():
+    reward = judged("code_asserts", "def f(x): return x", {"tests": ["assert f(2"]})
+    assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message
+
+
+def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
+    def broken(self, *args, **kwargs):
+        raise WorkerError("sandbox_failed: no answer", stage="sandbox")
+
+    monkeypatch.setattr(Sandbox, "_exchange", broken)
+    reward = judged("code_stdin", "print(2)", DOUBLES)
+    assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
+    assert reward.message == "WorkerError: sandbox_failed: no answer"
