@@ -6,14 +6,15 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import BroadcastStats, Group, GroupSummary, StepStats, Ticket
+from cluster.contracts.types import BroadcastStats, Group, StepStats, Ticket
 from cluster.metrics import step_metrics
+from cluster.rollouts.destinations import HeldOutGroups
 from cluster.rollouts.tickets import evaluation_tickets
 from cluster.scores import scores
 
@@ -31,13 +32,6 @@ class Plan:
     """None evaluates before the first and after the last step only."""
     mismatch_alarm_nats: float = float("inf")
     mismatch_stop_nats: float = float("inf")
-
-
-class HeldOut(Protocol):
-    """What an evaluation came to."""
-
-    summaries: list[GroupSummary]
-    num_dropped: int
 
 
 class Buffer(Protocol):
@@ -58,14 +52,10 @@ class Buffer(Protocol):
     def drain_stats(self) -> dict[str, float]: ...
 
 
-_Into = TypeVar("_Into", contravariant=True)
-_B = TypeVar("_B", bound=Buffer)
-
-
-class Rollouts(Protocol[_Into]):
+class Rollouts(Protocol):
     """Everything that makes judged groups."""
 
-    def generating(self, *, into: _Into) -> AbstractAsyncContextManager[None]:
+    def generating(self, *, into: Any) -> AbstractAsyncContextManager[None]:
         """While this is open, every group that the buffer lets start is under way. A dead producer ends the block with its error."""
         ...
 
@@ -73,7 +63,7 @@ class Rollouts(Protocol[_Into]):
         """These groups were lost after they were taken."""
         ...
 
-    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOut:
+    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
         """Raises DeadlineError when nothing moves for `stall_s`."""
         ...
 
@@ -133,7 +123,7 @@ class Evaluator:
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
-    async def run(self, rollouts: Rollouts[Any], *, version: int) -> dict[str, float]:
+    async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
         """Metrics of one evaluation."""
         began = time.monotonic()
         tickets = await self._made(version)
@@ -180,10 +170,10 @@ class Evaluator:
 async def train(
     plan: Plan,
     *,
-    rollouts: Rollouts[_B],
+    rollouts: Rollouts,
     fleet: WorkerFleet,
     learner: Learner,
-    buffer: _B,
+    buffer: Buffer,
     weights: Weights,
     log: Log,
     evaluator: Evaluator | None = None,
@@ -222,7 +212,7 @@ async def train(
                 await learner.save(held_out.get("eval/reward"))
 
 
-async def _take(plan: Plan, *, rollouts: Rollouts[Any], buffer: Buffer) -> list[tuple[int, Group]]:
+async def _take(plan: Plan, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
     try:
         return await buffer.take(plan.groups_per_step, stall_s=plan.stall_s)
     except DeadlineError as error:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import (
@@ -24,12 +24,8 @@ from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.record.run_directory import checkpoint_name
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
-from cluster.supervision.supervisor import SupervisedActor, Supervisor
+from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
-
-
-class Spawn(Protocol):
-    async def __call__(self, spec: ActorSpec) -> RemoteActor: ...
 
 
 class LearnerGroup:
@@ -43,7 +39,7 @@ class LearnerGroup:
         update_s: float,
         publish_s: float,
         ranks: Sequence[ActorSpec],
-        spawn: Spawn,
+        spawn: Start,
         supervisor: Supervisor,
         recorder: SupervisedActor,
         ledger: Ledger,

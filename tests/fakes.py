@@ -1,7 +1,8 @@
 """Small scripted stand-ins for unit tests. They prove logic; no claim of the README rests on them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from cluster.contracts.errors import FailureKind, WorkerError
 from cluster.contracts.types import ActorKind, Attestation, GroupSummary, Prompt, Refusal, Ticket
 from cluster.remote.actor import ActorSpec
+from cluster.supervision.tasks import background
 
 
 class ListedEvents:
@@ -26,6 +28,14 @@ class ListedEvents:
 
     def kinds(self) -> list[str]:
         return [event["kind"] for event in self.events]
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs `work` while the block runs, and ends it with the block."""
+    async with background() as tasks:
+        tasks.create_task(work)
+        yield
 
 
 class InlineExecutor(Executor):

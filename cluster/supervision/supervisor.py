@@ -1,7 +1,6 @@
 """Actors that are replaced when they die. The one place that executes what `supervision.decide` decides."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.supervision.policy import Abort, Drain, Failure, History, Restart, decide
-from cluster.supervision.tasks import beside
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
@@ -256,26 +254,17 @@ class SupervisedActor:
             raise
 
 
-def heartbeats(
+async def heartbeats(
     actors: Callable[[], Sequence[RemoteActor]],
     supervisor: Supervisor,
     *,
     heal: Callable[[RemoteActor, TreadwheelError], None],
     report: Callable[[], None],
-) -> contextlib.AbstractAsyncContextManager[None]:
+) -> None:
     """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
 
     Its callers notice a death too: the first to notice it replaces the actor.
     """
-    return beside(_beat(actors, supervisor, heal, report))
-
-
-async def _beat(
-    actors: Callable[[], Sequence[RemoteActor]],
-    supervisor: Supervisor,
-    heal: Callable[[RemoteActor, TreadwheelError], None],
-    report: Callable[[], None],
-) -> None:
     while True:
         asked = actors()
         errors = await asyncio.gather(*(_check(actor, supervisor) for actor in asked))

@@ -31,14 +31,6 @@ async def background() -> AsyncIterator[asyncio.TaskGroup]:
             raise errors[0] from errors[0].__cause__
 
 
-@contextlib.asynccontextmanager
-async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs `work` while the block runs, and ends it with the block. A failure of `work` cancels the block and is raised as itself."""
-    async with background() as tasks:
-        tasks.create_task(work)
-        yield
-
-
 async def together(*work: Coroutine[None, None, Any]) -> list[Any]:
     """All at once; their results, in the order given. The first failure cancels the others and is raised as itself."""
     async with background() as tasks:

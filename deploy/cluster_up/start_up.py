@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from functools import partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
@@ -67,8 +68,9 @@ async def cluster(
                 if place.actor is actor:
                     tasks.create_task(place.replace(actor, error))
 
-        async with heartbeats(made.actors, made.supervisor, heal=heal, report=lambda: _write_status(run_dir, made)):
-            yield made
+        report = partial(_write_status, run_dir, made)
+        tasks.create_task(heartbeats(made.actors, made.supervisor, heal=heal, report=report))
+        yield made
 
 
 @contextlib.asynccontextmanager

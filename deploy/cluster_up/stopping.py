@@ -4,24 +4,16 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from cluster.contracts.errors import TreadwheelError
-from cluster.contracts.types import GroupSummary, StepStats
 from cluster.controller import Log
+from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 
 T = TypeVar("T")
-
-
-class SavingLearner(Protocol):
-    """The learner, as a run that is stopped sees it."""
-
-    async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
-        """Saves the last step, or the one under way. Returns what that step did, where there is something to tell."""
-        ...
 
 
 async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None) -> T:
@@ -61,7 +53,7 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
 
 @contextlib.asynccontextmanager
 async def saved_when_stopped(
-    learner: SavingLearner, *, interrupted: asyncio.Event, timeout_s: float, log: Log
+    learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
     """When the block is cancelled, the steps that it learned are saved first, if that takes no longer than `timeout_s` (0: not at all).
 

@@ -14,10 +14,10 @@ from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    num_steps: int
-    num_groups: int
-    num_trajectories: int
-    num_tokens: int
+    num_steps: int = 0
+    num_groups: int = 0
+    num_trajectories: int = 0
+    num_tokens: int = 0
     num_checkpoints: int
     num_pruned_steps: int = 0
     """Steps whose trajectories were removed (`record.keep_trajectories`): nothing but the ledger says what they were."""
@@ -42,14 +42,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
     try:
         ledger = Ledger(run_dir)
     except TreadwheelError as error:
-        return Verdict(
-            num_steps=0,
-            num_groups=0,
-            num_trajectories=0,
-            num_tokens=0,
-            num_checkpoints=num_checkpoints,
-            problems=(str(error), *problems),
-        )
+        return Verdict(num_checkpoints=num_checkpoints, problems=(str(error), *problems))
     if ledger.num_torn_lines:
         problems.append(f"{NAME}: its last line is torn; the next run removes it")
     recorder = Recorder(run_dir)

@@ -21,11 +21,10 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.placement import ClusterResources, Node, plan
-from cluster.supervision.tasks import beside
 from deploy import launch
 from deploy.cluster_up import actor_specs, start_up
 from deploy.config.loading import validated
-from tests.fakes import attestation, group_summary
+from tests.fakes import attestation, beside, group_summary
 
 SLOW_S = 0.2
 NUM_STEPS = 3

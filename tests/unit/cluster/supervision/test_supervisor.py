@@ -9,7 +9,7 @@ from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
-from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, death
+from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, beside, death
 from tests.unit.cluster.simulated_time import simulated
 
 DEATH = death("rollout-0")
@@ -98,5 +98,5 @@ async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
         raise OSError("no status")
 
     with pytest.raises(OSError, match="no status"):
-        async with heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report):
+        async with beside(heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report)):
             await asyncio.Event().wait()

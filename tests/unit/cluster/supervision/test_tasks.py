@@ -5,7 +5,8 @@ import contextlib
 
 import pytest
 
-from cluster.supervision.tasks import background, beside, together
+from cluster.supervision.tasks import background, together
+from tests.fakes import beside
 
 
 async def forever(seen):
