@@ -1,6 +1,7 @@
 """Steps of several updates: how trajectories are dealt to them, when they stop, and what a learner reports of them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,9 @@ from pydantic import ValidationError
 
 from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import NumericsError
+from learner.distributed import Ranks
+from learner.forward_backward import MiniBatch
+from learner.guard import NonFiniteGuard
 from learner.learner import Learner
 from learner.updates import split
 from tests.models import make_tiny_model
@@ -237,13 +241,18 @@ def test_a_step_stops_by_its_own_updates_however_far_the_rollout_policy_is(model
 def test_an_update_that_is_not_finite_is_skipped_alone(model_path: Path, tmp_path: Path):
     config = make_config(
         model_path,
-        learner={"mini_batches": 4, "max_non_finite_updates": 1},
+        learner={
+            "mini_batches": 4,
+            "max_non_finite_updates": 1,
+            "max_tokens_per_micro_batch": 6,
+            "packing": "padded",
+        },
         algorithm={"policy_loss": "importance_sampling"},
     )
     learner = Learner(config, run_dir=str(tmp_path))
     groups = [make_group(i, rewards=(1.0, 0.0), max_length=1) for i in range(4)]
-    # exp(policy - rollout) overflows where the rollout claims a log-prob of -1e5.
-    groups[2] = make_group(2, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    # exp(policy - rollout) overflows where the rollout claims a log-prob of -1e5. Each trajectory is a micro-batch.
+    groups[2] = make_group(2, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1.0], [-1e5]))
     before = _weights(learner)
     metrics = learner.update(*groups).metrics
     assert metrics["learner/skipped"] == 1.0 and metrics["learner/updates"] == 3.0
@@ -252,7 +261,16 @@ def test_an_update_that_is_not_finite_is_skipped_alone(model_path: Path, tmp_pat
     (saved,) = (tmp_path / "quarantine").iterdir()
     number = next(n for n in range(1, 5) if metrics[f"updates/skipped/{n}"])
     assert saved.name == f"version-000000-update-{number}-rank-0.arrow"
-    assert pa.ipc.open_file(saved).read_all()["group_id"].to_pylist() == ["00000002"] * 2
+    assert pa.ipc.open_file(saved).read_all()["rollout_logprobs"].to_pylist() == [[-1e5]]
+
+
+def test_a_loss_that_is_not_finite_makes_no_update_though_its_gradient_is_0():
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None)
+    guard = NonFiniteGuard(max_in_a_row=1, ranks=alone, folder=None)
+    update = MiniBatch(rows=[0], micro_batches=[SimpleNamespace(rows=[0])])
+    for loss, is_made in ((1.0, True), (float("inf"), False)):
+        losses = torch.tensor([loss])
+        assert guard.admits(None, update, losses=losses, gradient_norm=torch.zeros(()), place=(0, 1)) is is_made
 
 
 def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path: Path):

@@ -104,6 +104,13 @@ def test_the_judge_is_tried_on_the_held_out_prompts_too(tmp_path, model):
     assert message.startswith("evaluation.prompts: reward.judge='exact_match' fails on each of 2 samples")
 
 
+def test_a_held_out_prompt_that_leaves_no_room_is_named(tmp_path, model):
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1" * 300, "answer": "2"}))
+    held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
+    message = refusal(run(tmp_path, model, held_out))
+    assert message.startswith("evaluation.prompts: ") and "the context takes 256 with the completion" in message
+
+
 def test_one_problem_is_one_line(tmp_path, model):
     assert "\n" not in refusal(run(tmp_path, model, "sampling.max_tokens=300"))
 
