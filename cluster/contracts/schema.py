@@ -5,7 +5,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -86,26 +86,35 @@ def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
 def validate(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch itself, if it is what the schema says. Raises DataError naming the row and the field."""
     _check_types(batch)
+    return _checked(batch, SCHEMA.names)
+
+
+def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
+    """The batch, whose fields of these names hold what they may."""
+    for name in names:
+        if not SCHEMA.field(name).nullable and batch[name].null_count:
+            _refuse(batch, name, pc.is_null(batch[name]), "is null")
     lengths = pc.list_value_length(batch["completion_token_ids"])
-    _refuse(batch, "completion_token_ids", pc.equal(lengths, 0), "is empty: a completion has at least one token")
-    _refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
-    for name in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE):
+    if "completion_token_ids" in names:
+        _refuse(batch, "completion_token_ids", pc.equal(lengths, 0), "is empty: a completion has at least one token")
+    if "prompt_token_ids" in names:
+        _refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
+    for name in (each for each in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE) if each in names):
         differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
         _refuse(batch, name, differs, "has another length than completion_token_ids")
-    _check_top_tokens(batch, lengths)
-    for name in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs"):
+    if "reference_top_ids" in names or "reference_top_logprobs" in names:
+        _check_top_tokens(batch, lengths)
+    for name in (each for each in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs") if each in names):
         _check_finite(batch, name)
-    _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
-    _refuse(
-        batch, "reward_components", _holds_infinity_or_nan(batch["reward_components"]), "holds one that is not finite"
-    )
-    _check_reward_status(batch)
-    _refuse(
-        batch,
-        "finish_reason",
-        pc.invert(pc.is_in(batch["finish_reason"], value_set=pa.array([str(r) for r in FinishReason]))),
-        f"is none of {', '.join(FinishReason)}",
-    )
+    if "reward" in names or "reward_status" in names:
+        _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
+        _check_reward_status(batch)
+    if "reward_components" in names:
+        bad = _holds_infinity_or_nan(batch["reward_components"])
+        _refuse(batch, "reward_components", bad, "holds one that is not finite")
+    if "finish_reason" in names:
+        is_known = pc.is_in(batch["finish_reason"], value_set=pa.array([str(reason) for reason in FinishReason]))
+        _refuse(batch, "finish_reason", pc.invert(is_known), f"is none of {', '.join(FinishReason)}")
     return batch
 
 
@@ -134,13 +143,13 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
 
 
 def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
-    """The batch with columns replaced, validated again: how reward service and reference scorer add theirs."""
+    """The batch with columns replaced, which are checked as `validate` does: how reward service and reference scorer add theirs."""
     for name, values in columns.items():
         index = SCHEMA.get_field_index(name)
         if index < 0:
             raise DataError(f"field {name!r} is not in the trajectory schema")
         batch = batch.set_column(index, SCHEMA.field(index), pa.array(values, type=SCHEMA.field(index).type))
-    return validate(batch)
+    return _checked(batch, columns)
 
 
 def with_part_stats(batch: pa.RecordBatch, stats: Mapping[str, PartStats]) -> pa.RecordBatch:
@@ -196,8 +205,6 @@ def _check_types(batch: pa.RecordBatch) -> None:
         column = batch[field.name]
         if column.type != field.type:
             raise DataError(f"field {field.name!r} has type {column.type}, the trajectory schema says {field.type}")
-        if not field.nullable and column.null_count:
-            _refuse(batch, field.name, pc.is_null(column), "is null")
     if batch.num_rows == 0:
         raise DataError("a trajectory batch has no rows")
 

@@ -1,5 +1,6 @@
 """Cheap rewards for runs on random models: importable without anything heavy, as a user's judge is."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,3 +24,35 @@ def slow_while(*, prompt: str, completion: str, columns: Mapping[str, Any], file
     if Path(file).exists():
         time.sleep(0.1)
     return digit_share(prompt=prompt, completion=completion, columns=columns)
+
+
+def picky(*, completion: str) -> float:
+    """Raises for completions that begin with one of a few letters."""
+    if completion[:1] in set("klmno"):
+        raise ValueError(f"nothing to say of {completion[:1]}")
+    return 1.0
+
+
+def wild(*, completions: list[str], seeds: list[int]) -> Any:
+    """Of a group: misbehaves in a way of its own for each, and for one of nine in none."""
+    print("what a judge prints is nobody's answer", flush=True)
+    match min(seeds) % 9:
+        case 0:
+            raise ValueError("no opinion")
+        case 1:
+            time.sleep(3600)
+        case 2:
+            os._exit(3)
+        case 3:
+            return "quite good"
+        case 4:
+            return [1.0] * (len(completions) + 1)
+        case 5:
+            return [float("nan")] * len(completions)
+        case 6:
+            os.fork()
+        case 7:
+            return [bytearray(2**31) and 1.0 for _ in completions]
+        case _:
+            pass
+    return [float(len(set(completion))) for completion in completions]

@@ -137,3 +137,20 @@ def test_what_parts_took_reaches_the_summary_and_neither_the_record_nor_the_lear
     with pa.ipc.open_file(sink.getvalue()) as reader:
         assert summarize(reader.get_batch(1)).part_stats == {}
     assert pa.Table.from_batches(judged).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("reward", [float("nan")]),
+        ("reward_status", ["error"]),  # of a reward that is known
+        ("reward_components", [[("style", float("inf"))]]),
+        ("reward_components", [None]),
+        ("reference_logprobs", [[-0.5]]),
+        ("reference_top_ids", [[1]]),
+    ],
+)
+def test_a_column_that_is_put_in_is_checked_as_the_whole_batch_is(column, values):
+    batch = to_batch([row(reward=1.0, reward_status="ok")])
+    with pytest.raises(DataError, match="field 'reward" if column.startswith("reward") else f"field '{column}'"):
+        with_columns(batch, **{column: values})
