@@ -132,7 +132,7 @@ def _type(hint: Any) -> str:
     if origin is not None:
         return str(hint).replace("typing.", "")
     return {float: "number", int: "integer", str: "text", bool: "true or false", type(None): "none"}.get(
-        hint, str(hint)
+        hint, hint.__name__ if inspect.isclass(hint) else str(hint)
     )
 
 

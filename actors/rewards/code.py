@@ -35,7 +35,8 @@ def code_stdin(
     """A script that reads its standard input: each case's `output` is compared with what it prints, word by word.
 
     The column holds a list of `{input, output}`, or `{inputs, outputs}`; `score` is `all` or `share`; numbers may differ by `tolerance`.
-    A case that `sandbox.total_s` does not reach is out of time. Raises DataError when the prompt has no such cases.
+    A case that `sandbox.total_s` does not reach is out of time. `sandbox` may set level (`auto`, `landlock`, `bwrap`, `none`), time_s,
+    total_s, memory_bytes, output_bytes, and imports: packages that programs may use. Raises DataError when the prompt has no such cases.
     """
     cases = cases_of(columns, column)
     program = program_of(completion)
@@ -75,6 +76,8 @@ def code_function(
     name = function or columns.get("fn_name")
     if not isinstance(name, str):
         raise DataError("the prompt has no column 'fn_name'; name the function with reward.judge.function")
+    if not all(isinstance(given, list) for given, _ in cases):
+        raise DataError(f"an input in the column {column!r} is no list; it must hold the arguments of one call")
     if (program := program_of(completion)) is None:
         return reward_of(None, score=score)
     questions = [f"{name}(*{list(given)!r})" for given, _ in cases]

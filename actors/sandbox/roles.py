@@ -86,7 +86,7 @@ def _test(source: str) -> None:
     """Runs each question of a JSON list, an expression or statements, and writes to file 6 what it came to."""
     questions: list[str] = json.loads(source)
     program, results = _Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
-    space: dict[str, Any] = {"__name__": "tests"}
+    space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan")}
     try:
         space |= dict(_names(program, questions))
     except _Ended:

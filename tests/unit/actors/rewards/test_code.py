@@ -96,6 +96,13 @@ def test_a_function_is_called_with_each_case():
     assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
 
 
+def test_arguments_may_be_infinite_and_must_be_a_list():
+    cases = {"cases": [{"input": [float("inf")], "output": True}]}
+    assert judged("code_function", "def f(x): return x > 9", cases, function="f").value == 1.0
+    reward = judged("code_function", "def f(x): return x", {"cases": [{"input": {"x": 1}, "output": 1}]}, function="f")
+    assert reward.status is RewardStatus.ERROR and "is no list" in reward.message
+
+
 def test_tests_of_two_data_sets_are_read():
     listed = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
     assert judged("code_asserts", "def f(x): return x * x", listed).value == 1.0
