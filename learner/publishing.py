@@ -73,7 +73,11 @@ def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torc
     try:
         with policy.full_softmax(temperature=1.0):
             (logprobs_C,) = score(
-                lambda batch: networks(batch)[0], [row], layout=policy.layout, max_tokens=len(token_ids), device=device
+                lambda batch: networks(batch)[0].logprobs_C,
+                [row],
+                layout=policy.layout,
+                max_tokens=len(token_ids),
+                device=device,
             )
     finally:
         reshard(networks)  # shards are what is exported and trained

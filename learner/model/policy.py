@@ -88,20 +88,8 @@ class PolicyModel(nn.Module):
         return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
 
 
-def score(
-    forward: Callable[[MicroBatch], TokenOutputs],
-    rows: Sequence[TokenRow],
-    *,
-    layout: Layout,
-    max_tokens: int,
-    device: torch.device | str = "cpu",
-) -> list[Tensor]:
-    """Log-probs of each row's completion, float32 on the CPU, 0 where its loss mask is false."""
-    return of_rows(lambda batch: forward(batch).logprobs_C, rows, layout=layout, max_tokens=max_tokens, device=device)
-
-
 @torch.no_grad()
-def of_rows(
+def score(
     compute: Callable[[MicroBatch], Tensor],
     rows: Sequence[TokenRow],
     *,
@@ -109,7 +97,7 @@ def of_rows(
     max_tokens: int,
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """What `compute` gives per position, [C, ...], by row: [completion, ...] on the CPU, 0 where its loss mask is false."""
+    """What `compute` gives per position, [C, ...], by row of tokens: [completion, ...] on the CPU, 0 where its loss mask is false."""
     if not rows:
         return []
     width = max(len(row.completion) for row in rows)
@@ -284,7 +272,8 @@ def choose_layout(
         policy.layout = layout
         with policy.full_softmax(temperature=policy.head.temperature):
             first, second = (
-                score(forward, r, layout=layout, max_tokens=10**6, device=device) for r in (rows, neighbours)
+                score(lambda b: forward(b).logprobs_C, r, layout=layout, max_tokens=10**6, device=device)
+                for r in (rows, neighbours)
             )
         error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
         leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0

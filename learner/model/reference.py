@@ -10,7 +10,7 @@ from torch import Tensor
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
 from learner.model.head import selected_logprobs, top_tokens
 from learner.model.packing import MicroBatch, tokens_per_pass
-from learner.model.policy import elsewhere, hidden_states, load, of_rows, output_layer, prove, token_row
+from learner.model.policy import elsewhere, hidden_states, load, output_layer, prove, score, token_row
 
 
 def reference_models(model: ModelConfig, reference: ReferenceConfig) -> dict[str | None, ModelConfig]:
@@ -55,9 +55,7 @@ class ReferenceModel:
     def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
         """The schema's `reference_` columns, in the order given; log-probs are at the run's temperature and truncation."""
         rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
-        scored = of_rows(
-            self._scores, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device
-        )
+        scored = score(self._scores, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device)
         columns = {"reference_logprobs": [scores[:, 0].tolist() for scores in scored]}
         if self._top_k is None:
             return columns

@@ -17,7 +17,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import record, record_distillation
+from learner.algorithms.objective.recording import record
 from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
@@ -50,9 +50,9 @@ def loss(
     kept_BT = masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
-    divergence_BT = None
+    recorder = Recorder(policy_BT.device)
     if (distillation := parts.config.distillation) is not None:
-        divergence_BT = _divergence(rows, policy_partition_BTP, direction=distillation.direction)
+        divergence_BT = _divergence(rows, policy_partition_BTP, direction=distillation.direction, recorder=recorder)
         losses["distillation_loss"] = distillation.coefficient * aggregate(divergence_BT, weights_BT=rows.weights_NT)
     value_losses = None
     if value is not None and parts.value_loss is not None and rows.value_weights_NT is not None:
@@ -62,13 +62,10 @@ def loss(
     losses["loss"] = torch.stack([each.to(policy_BT.dtype) for each in losses.values()]).sum()
     if values_BT is not None and "returns" in rows.moments:
         values_BT = rows.moments["returns"].restore(values_BT)
-    recorder = Recorder(policy_BT.device)
     record(
         recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
         policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
     )  # fmt: skip
-    if policy_partition_BTP is not None and divergence_BT is not None:
-        record_distillation(recorder, rows, divergence_BT=divergence_BT, policy_partition_BTP=policy_partition_BTP)
     return LossResult(loss=losses["loss"], statistics=recorder.statistics())
 
 
@@ -104,12 +101,16 @@ def _regularisers(
     return found
 
 
-def _divergence(rows: Prepared, policy_BTP: Tensor | None, *, direction: Literal["reverse", "forward"]) -> Tensor:
-    other_BTP = rows.batch.reference_partition_NTP
+def _divergence(
+    rows: Prepared, policy_BTP: Tensor | None, *, direction: Literal["reverse", "forward"], recorder: Recorder
+) -> Tensor:
+    other_BTP, mask_BT = rows.batch.reference_partition_NTP, rows.loss_mask_NT
     assert policy_BTP is not None and other_BTP is not None, "prepare() refuses a batch without them"
-    return kl.partition_kl(
-        policy_BTP, other_partition_BTP=other_BTP, loss_mask_BT=rows.loss_mask_NT, direction=direction
-    )
+    recorder.record("rest", policy_BTP[..., -1].exp(), mask_BT)
+    recorder.record("rest_reference", other_BTP[..., -1].exp(), mask_BT)
+    kl_BT = kl.partition_kl(policy_BTP, other_partition_BTP=other_BTP, loss_mask_BT=mask_BT, direction=direction)
+    recorder.record("distillation_kl", kl_BT, mask_BT)
+    return kl_BT
 
 
 def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:

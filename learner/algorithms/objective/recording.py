@@ -82,16 +82,6 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
         recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), mask_BT.any(1))
 
 
-@torch.no_grad()
-def record_distillation(
-    recorder: Recorder, rows: Prepared, *, divergence_BT: Tensor, policy_partition_BTP: Tensor
-) -> None:
-    recorder.record("distillation_kl", divergence_BT, rows.loss_mask_NT)
-    recorder.record("rest", policy_partition_BTP[..., -1].exp(), rows.loss_mask_NT)
-    if rows.batch.reference_partition_NTP is not None:
-        recorder.record("rest_reference", rows.batch.reference_partition_NTP[..., -1].exp(), rows.loss_mask_NT)
-
-
 def of_the_batch(prepared: Prepared) -> Statistics:
     batch, mask_NT, recorder = prepared.batch, prepared.loss_mask_NT, Recorder(prepared.loss_mask_NT.device)
     recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, batch.loss_mask_NT)
