@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 from cluster.contracts.errors import DataError, WeightsError, WorkerError
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
-from cluster.contracts.types import Completion, FinishReason
-from cluster.weights.attestation import Proof
+from cluster.contracts.types import Completion, FinishReason, Proof
 
 Outcome = Completion | DataError | WeightsError
 """DataError: the engine refuses this request. WeightsError: the engine serves nothing."""
@@ -37,15 +35,6 @@ class Update:
     probe_token_ids: Sequence[int]
     prove: Callable[[list[float]], Proof]
     """Takes the engine's log-probs of the probe. Raises WeightsError when they are not the version's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updated:
-    """How an update went."""
-
-    proof: Proof
-    pause_seconds: float
-    """How long sampling stood still for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +61,6 @@ class _Active:
             policy_versions=list(self.policy_versions),
             finish_reason=reason,
         )
-
-
-class _Outcome:
-    """Puts the outcome of a block of code, success or exception, into a future."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(error)
-        return True
 
 
 class EngineThread:
@@ -144,9 +114,12 @@ class EngineThread:
         self._commands.put(lambda engine: done.set_result(engine.prompt_logprobs(token_ids)))
         return done
 
-    def update(self, update: Update) -> Future[Updated]:
-        """Loads between two steps and attests. A WeightsError also ends every unfinished request, and nothing is served after it."""
-        done: Future[Updated] = Future()
+    def update(self, update: Update) -> Future[tuple[Proof, float]]:
+        """Loads between two steps and attests: the proof, and the seconds that sampling stood still for it.
+
+        A WeightsError also ends every unfinished request, and nothing is served after it.
+        """
+        done: Future[tuple[Proof, float]] = Future()
         done.set_running_or_notify_cancel()
         self._commands.put(lambda engine: self._update(engine, update, done))
         return done
@@ -166,11 +139,12 @@ class EngineThread:
         self._thread.join()
 
     def _main(self, up: Future[None]) -> None:
-        with _Outcome(self.ended):
-            with _Outcome(up):
-                engine = self._make_engine()
-            if up.exception() is None:
-                self._loop(engine)
+        try:
+            engine = self._make_engine()
+            up.set_result(None)
+            self._loop(engine)
+        except BaseException as error:  # noqa: BLE001  it goes on in those that wait
+            (self.ended if up.done() else up).set_exception(error)
 
     def _loop(self, engine: Engine) -> None:
         while True:
@@ -238,7 +212,7 @@ class EngineThread:
             del self._active[output.request_id]
             active.sink(output.request_id, active.completion(output.finish_reason))
 
-    def _update(self, engine: Engine, update: Update, done: Future[Updated]) -> None:
+    def _update(self, engine: Engine, update: Update, done: Future[tuple[Proof, float]]) -> None:
         if self._on_update == "finish" and self._active:
             self._held.append(lambda engine: self._update(engine, update, done))
             return
@@ -260,7 +234,7 @@ class EngineThread:
         self._policy_version = update.policy_version
         if self._on_update == "abort_and_resume":
             self._resume(engine)
-        done.set_result(Updated(proof=proof, pause_seconds=time.monotonic() - started))
+        done.set_result((proof, time.monotonic() - started))
 
     def _resume(self, engine: Engine) -> None:
         for active in self._active.values():

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from actors.chat.formatter import ChatFormatter
 from actors.rollout.sampling import structure, vllm_arguments, works_on_text
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
-from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import FinishReason
 from cluster.weights.adapter import write_adapter
@@ -40,29 +40,13 @@ class VllmEngine:
     the canary, which would otherwise wait for a running request to end.
     """
 
-    def __init__(
-        self,
-        *,
-        num_threads: int,
-        model: ModelConfig,
-        rollout: RolloutConfig,
-        sampling: SamplingConfig,
-        weights: WeightsConfig,
-        max_context: int,
-        stop_token_ids: Sequence[int],
-        adapter: LoraConfig | None = None,
-    ) -> None:
-        """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings.
-
-        `max_context` counts prompt and completion tokens; `stop_token_ids` end a completion (end of sequence, end of turn);
-        `adapter` says that weights come as adapters of the model on disk, None that they come whole.
-        """
+    def __init__(self, config: RunConfig, *, formatter: ChatFormatter, num_threads: int) -> None:
+        """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings."""
+        rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         import vllm
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        from cluster.weights import vllm_receiver
 
         self._vllm: Any = vllm
         self._refusals = (ValueError, VLLMClientError)
@@ -70,8 +54,8 @@ class VllmEngine:
         self._structured = StructuredOutputsParams
         self._delta = RequestOutputKind.DELTA
         self._final_only = RequestOutputKind.FINAL_ONLY
-        self._weights = weights
-        self._stop_token_ids = list(stop_token_ids)
+        self._repair_tied_head = config.weights.repair_tied_head
+        self._stop_token_ids = list(formatter.stop_token_ids)
         self._has_tokenizer = works_on_text(sampling)
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
@@ -80,20 +64,17 @@ class VllmEngine:
         self._held: list[EngineOutput] = []
         self._num_loads = 0
         self._adapter_request: Any = None
-        self._base_model = model.path
+        self._base_model = config.model.path
         self._probe_numbers = count()
         if self._vllm.platforms.current_platform.is_cpu():
-            _register_architecture(vllm, model)
-        settings = {
-            "max_context": max_context,
-            "needs_tokenizer": self._has_tokenizer,
-            "receiver": vllm_receiver.BACKEND,
-            "adapter": adapter,
-        }
+            _register_architecture(vllm, config.model)
+        arguments = _arguments(vllm, config, max_context=formatter.max_context)
         try:
-            self._engine: Any = vllm.LLMEngine.from_engine_args(_arguments(vllm, model, rollout, **settings))
+            self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
         except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
+            raise ConfigError(
+                f"vLLM cannot serve model.path={config.model.path!r} with these settings: {error}"
+            ) from error
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 
@@ -138,7 +119,7 @@ class VllmEngine:
         """
         update = {
             "tensors": tensors if self._in_one_process else list(tensors),
-            "repair_tied_head": self._weights.repair_tied_head,
+            "repair_tied_head": self._repair_tied_head,
         }
         try:
             self._engine.collective_rpc("start_weight_update")
@@ -259,17 +240,12 @@ class VllmEngine:
         )
 
 
-def _arguments(
-    vllm: Any,
-    model: ModelConfig,
-    rollout: RolloutConfig,
-    *,
-    max_context: int,
-    needs_tokenizer: bool,
-    receiver: str,
-    adapter: LoraConfig | None,
-) -> Any:
-    """vLLM's settings; `receiver` names the weight transfer backend."""
+def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
+    """vLLM's settings. `max_context` counts prompt and completion tokens."""
+    from cluster.weights import vllm_receiver
+
+    model, rollout, lora = config.model, config.rollout, config.learner.lora
+    adapter = lora if lora is not None and lora.publish == "adapter" else None  # else weights come whole
     is_cpu = vllm.platforms.current_platform.is_cpu()
     return vllm.EngineArgs(
         model=model.path,
@@ -297,12 +273,12 @@ def _arguments(
         # and after a structure's mask, which no learner computes.
         logprobs_mode="processed_logprobs",
         # Tokens go in and come out; vLLM needs a tokenizer only for texts: stop strings, bad words, structures.
-        skip_tokenizer_init=not needs_tokenizer,
+        skip_tokenizer_init=not works_on_text(config.sampling),
         # The model folder's temperature and the like must not change what a run's own configuration says.
         generation_config="vllm",
         # One step behind, a step's tokens would come from weights older than the version they are marked with.
         async_scheduling=False,
-        weight_transfer_config=vllm.config.WeightTransferConfig(backend=receiver),
+        weight_transfer_config=vllm.config.WeightTransferConfig(backend=vllm_receiver.BACKEND),
         worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
         disable_log_stats=True,
         use_tqdm_on_load=False,

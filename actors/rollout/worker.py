@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -16,9 +17,8 @@ import pyarrow as pa
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from actors.rollout.group import GroupInProgress
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
-from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
@@ -57,41 +57,19 @@ class RolloutWorker:
         self._engine.ended.add_done_callback(self._tell_everyone)
 
     @classmethod
-    def with_vllm(
-        cls,
-        *,
-        name: str,
-        run_id: str,
-        num_threads: int,
-        model: ModelConfig,
-        rollout: RolloutConfig,
-        sampling: SamplingConfig,
-        weights: WeightsConfig,
-        adapter: LoraConfig | None = None,
-    ) -> Self:
+    def with_vllm(cls, config: RunConfig, *, name: str, run_id: str, num_threads: int) -> Self:
         """A worker around an in-process vLLM on `num_threads` cores. Raises ConfigError when model or settings cannot be served."""
         from actors.rollout.vllm_engine import VllmEngine
 
-        formatter = ChatFormatter.load(model)
-        make_engine = partial(
-            VllmEngine,
-            num_threads=num_threads,
-            model=model,
-            rollout=rollout,
-            sampling=sampling,
-            weights=weights,
-            max_context=formatter.max_context,
-            stop_token_ids=formatter.stop_token_ids,
-            adapter=adapter,
-        )
+        formatter = ChatFormatter.load(config.model)
         return cls(
             name=name,
             run_id=run_id,
-            make_engine=make_engine,
+            make_engine=partial(VllmEngine, config, formatter=formatter, num_threads=num_threads),
             formatter=formatter,
-            attestor=Attestor.from_config(weights, model, worker=name),
-            on_update=rollout.on_update,
-            timeout_s=rollout.timeout_s,
+            attestor=Attestor.from_config(config.weights, config.model, worker=name),
+            on_update=config.rollout.on_update,
+            timeout_s=config.rollout.timeout_s,
         )
 
     async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch | Refusal]:
@@ -148,17 +126,14 @@ class RolloutWorker:
             probe_token_ids=parsed.canary.token_ids,
             prove=partial(self._attestor.compare, parsed),
         )
-        updated = await self._wait_for(self._engine.update(update))
+        proof, pause_seconds = await self._wait_for(self._engine.update(update))
         return Attestation(
             worker=self._name,
             policy_version=parsed.policy_version,
             digest=parsed.digest,
-            canary_mean_error=updated.proof.mean_error,
-            canary_max_error=updated.proof.max_error,
-            noise_floor=updated.proof.noise_floor,
-            distinguishable=updated.proof.is_distinguishable,
             seconds=time.monotonic() - started,
-            pause_seconds=updated.pause_seconds,
+            pause_seconds=pause_seconds,
+            **asdict(proof),
         )
 
     async def abort(self, group_ids: Sequence[str]) -> list[str]:

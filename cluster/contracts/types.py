@@ -189,18 +189,25 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attestation:
-    """A worker's proof that it serves a version: the digest it loaded, and how far engine and learner differ on the probe, in nats."""
+class Proof:
+    """How an engine's log-probs of the probe compare with the learner's; all in nats."""
 
-    worker: str
-    policy_version: int
-    digest: str
     canary_mean_error: float
     canary_max_error: float
     noise_floor: float
     """The mean error under the files that engine and learner started from: what is noise of this model, type and hardware."""
     distinguishable: bool
     """False when the version is so near to the one before that noise could hide the difference: the proof then shows no step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation(Proof):
+    """A worker's proof that it serves a version."""
+
+    worker: str
+    policy_version: int
+    digest: str
+    """Of the bytes that it loaded."""
     seconds: float
     pause_seconds: float
     """How long sampling stood still for it."""

@@ -6,7 +6,6 @@ nearer to the version than to the one before it, wherever the two can be told ap
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
+from cluster.contracts.types import Proof
 from cluster.weights.manifest import Canary, WeightManifest
 from cluster.weights.model_files import fingerprint
 
@@ -25,18 +25,6 @@ _TOLERATED = 3.0
 """How many times the noise an engine may be off: rounding changes with the weights."""
 _TOLD_APART = 2.0
 """How many times the noise two versions must differ by: below, an engine with the new one could be nearer to the old one by chance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """How an engine's log-probs of the probe compare with the learner's; all in nats."""
-
-    mean_error: float
-    max_error: float
-    noise_floor: float
-    """Mean error under the files that both started from."""
-    is_distinguishable: bool
-    """Whether the version is further from the one before than noise could hide."""
 
 
 class Attestor:
@@ -122,10 +110,10 @@ class Attestor:
             raise WeightsError(f"{said}and by {old_error:.3g} from the version before, to which it is nearer. {_WHY}")
         self._before = canary.logprobs
         return Proof(
-            mean_error=error,
-            max_error=largest,
+            canary_mean_error=error,
+            canary_max_error=largest,
             noise_floor=self._noise_floor,
-            is_distinguishable=is_distinguishable,
+            distinguishable=is_distinguishable,
         )
 
 

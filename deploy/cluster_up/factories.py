@@ -10,17 +10,7 @@ from cluster.contracts.protocols import Demonstrations
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
     from actors.rollout.worker import RolloutWorker
 
-    lora = config.learner.lora
-    return RolloutWorker.with_vllm(
-        name=name,
-        run_id=run_id,
-        num_threads=num_threads,
-        model=config.model,
-        rollout=config.rollout,
-        sampling=config.sampling,
-        weights=config.weights,
-        adapter=lora if lora is not None and lora.publish == "adapter" else None,
-    )
+    return RolloutWorker.with_vllm(config, name=name, run_id=run_id, num_threads=num_threads)
 
 
 def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:

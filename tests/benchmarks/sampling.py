@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
 from cluster.weights.manifest import Canary
 from tests.models import make_tiny_model, make_tokenizer
@@ -30,15 +31,13 @@ def rows() -> list[dict[str, Any]]:
 
 
 async def _rows(path: Path) -> list[dict[str, Any]]:
-    worker = RolloutWorker.with_vllm(
-        name="worker",
-        run_id="bench",
-        num_threads=1,
+    config = RunConfig(
+        prompts=Plugin(name="file"),
         model=ModelConfig(path=str(path), dtype="float32"),
         rollout=RolloutConfig(kv_cache_bytes=256 * 1024**2),
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
-        weights=WeightsConfig(),
     )
+    worker = RolloutWorker.with_vllm(config, name="worker", run_id="bench", num_threads=1)
     await worker.load(*_published(path))
     bare = bare_engine(path)
     ours, theirs = [], []
@@ -116,7 +115,7 @@ def bare_engine(path: Path) -> Any:
 
 
 def sample_bare(engine: Any, prompts: list[str]) -> float:
-    from vllm import SamplingConfig as Sampling
+    from vllm import SamplingParams as Sampling
     from vllm.sampling_params import RequestOutputKind
 
     tokenizer = make_tokenizer()

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason
 
@@ -25,19 +26,16 @@ def start_engine(
     max_concurrent_sequences: int = 64,
     **rollout: Any,
 ) -> VllmEngine:
-    model = ModelConfig(path=str(path), dtype=dtype)
-    formatter = ChatFormatter.load(model)
-    return VllmEngine(
-        num_threads=1,
-        model=model,
+    config = RunConfig(
+        model=ModelConfig(path=str(path), dtype=dtype),
+        prompts=Plugin(name="file"),
         rollout=RolloutConfig(
             kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences, **rollout
         ),
         sampling=SamplingConfig(stop=stop),
         weights=WeightsConfig(repair_tied_head=repair_tied_head),
-        max_context=formatter.max_context,
-        stop_token_ids=formatter.stop_token_ids,
     )
+    return VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=1)
 
 
 def end(engine: VllmEngine) -> None:

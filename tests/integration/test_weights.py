@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import ModelConfig, RolloutConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt, Ticket
 from cluster.weights.manifest import Canary
 from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
@@ -32,15 +33,14 @@ def published(reference: Reference, *, version: int) -> list[Any]:
 
 
 def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> RolloutWorker:
-    return RolloutWorker.with_vllm(
-        name="w0",
-        run_id="run",
-        num_threads=1,
+    config = RunConfig(
+        prompts=Plugin(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
         rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=16),
         sampling=SamplingConfig(),
         weights=WeightsConfig(**weights),
     )
+    return RolloutWorker.with_vllm(config, name="w0", run_id="run", num_threads=1)
 
 
 def ticket(index: int, prompt: Prompt, *, max_tokens: int = 12, temperature: float = 1.0) -> Ticket:

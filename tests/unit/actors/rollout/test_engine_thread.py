@@ -4,12 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.rollout.engine_thread import EngineThread, Outcome, Update, Updated
+from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from cluster.contracts.errors import DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import Completion
-from cluster.weights.attestation import Proof
+from cluster.contracts.types import Completion, Proof
 from tests.unit.actors.scripted_engine import ScriptedEngine
 
 FIRST_VERSION = 1
@@ -21,18 +20,20 @@ def update(version: int, *, is_right: bool = True) -> Update:
     def prove(logprobs: list[float]) -> Proof:
         if not is_right or logprobs != [-float(version)]:
             raise WeightsError(f"version {version} failed its canary")
-        return Proof(mean_error=float(version), max_error=0.0, noise_floor=0.0, is_distinguishable=True)
+        return Proof(canary_mean_error=float(version), canary_max_error=0.0, noise_floor=0.0, distinguishable=True)
 
     tensor = np.full(1, float(version))
     return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], prove=prove)
 
 
-def sampled(*, on_update: Any, new: Update) -> tuple[Completion | WeightsError, Future[Updated], ScriptedEngine]:
+def sampled(
+    *, on_update: Any, new: Update
+) -> tuple[Completion | WeightsError, Future[tuple[Proof, float]], ScriptedEngine]:
     """One request of six tokens; `new` arrives while its third is sampled."""
     engine = ScriptedEngine()
     thread = EngineThread(lambda: engine, on_update=on_update)
     outcome: Future[Completion | WeightsError] = Future()
-    updates: list[Future[Updated]] = []
+    updates: list[Future[tuple[Proof, float]]] = []
     engine.at_step = {2: lambda: updates.append(thread.update(new))}
     request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
     thread.update(update(FIRST_VERSION)).result(timeout=5)
@@ -48,13 +49,13 @@ def test_continue_marks_each_token_with_the_version_that_sampled_it():
     assert completion.policy_versions == [1, 1, 1, 2, 2, 2]
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
     assert completion.token_ids == [10, 11, 12, 13, 14, 15]
-    assert updated.result().proof.mean_error == 2.0
+    assert updated.result()[0].canary_mean_error == 2.0
 
 
 def test_finish_ends_running_requests_under_the_old_version():
     completion, updated, _ = sampled(on_update="finish", new=update(2))
     assert completion.policy_versions == [1] * 6
-    assert updated.result().proof.mean_error == 2.0
+    assert updated.result()[0].canary_mean_error == 2.0
 
 
 def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():

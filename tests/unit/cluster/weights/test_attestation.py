@@ -32,15 +32,15 @@ def test_the_noise_floor_is_the_mean_difference_under_the_starting_files():
     attestor = started(-1.01, -2.03)
     proof = attestor.compare(version(-1.5, -2.5), [-1.51, -2.47])
     assert proof.noise_floor == pytest.approx(0.02)
-    assert (proof.mean_error, proof.max_error) == (pytest.approx(0.02), pytest.approx(0.03))
-    assert proof.is_distinguishable
+    assert (proof.canary_mean_error, proof.canary_max_error) == (pytest.approx(0.02), pytest.approx(0.03))
+    assert proof.distinguishable
 
 
 @pytest.mark.parametrize(("error", "is_believed"), [(0.055, True), (0.065, False)])
 def test_a_version_may_be_off_by_three_times_the_noise(error, is_believed):
     attestor, measured = started(-1.02, -2.02), [-1.0 - error, -1.8 - error]
     if is_believed:
-        assert attestor.compare(version(-1.0, -1.8), measured).mean_error == pytest.approx(error)
+        assert attestor.compare(version(-1.0, -1.8), measured).canary_mean_error == pytest.approx(error)
     else:
         with pytest.raises(
             WeightsError, match=r"w0 does not compute policy version 7 .* off by 0\.065 nats .* 0\.06 is allowed"
@@ -50,7 +50,7 @@ def test_a_version_may_be_off_by_three_times_the_noise(error, is_believed):
 
 def test_an_unlikelier_probe_is_allowed_proportionally_more_noise():
     # Mean nats rise from 1.5 to 4.5, so the noise of 0.02 may be 0.06, and an error of 0.15 is below three times that.
-    assert started(-1.02, -2.02).compare(version(-4.0, -5.0), [-4.15, -5.15]).mean_error == pytest.approx(0.15)
+    assert started(-1.02, -2.02).compare(version(-4.0, -5.0), [-4.15, -5.15]).canary_mean_error == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize(("dtype", "floor"), [("bfloat16", 0.21), ("float32", 1.1e-3), ("float32", math.nan)])
@@ -77,21 +77,21 @@ def test_stale_weights_inside_the_tolerance_are_caught_when_the_versions_can_be_
 
 def test_a_step_that_noise_could_hide_is_said_to_be_indistinguishable():
     attestor = started(-1.02, -2.02)
-    assert not attestor.compare(version(-1.03, -2.03), [-1.01, -2.01]).is_distinguishable
+    assert not attestor.compare(version(-1.03, -2.03), [-1.01, -2.01]).distinguishable
 
 
 def test_each_version_is_told_from_the_one_that_the_engine_served_before():
     attestor = started(-1.0, -2.0)
     attestor.compare(version(-3.0, -3.0, number=1), [-3.0, -3.0])
-    assert not attestor.compare(version(-3.0, -3.0, number=2), [-3.0, -3.0]).is_distinguishable
-    assert attestor.compare(version(*STARTING, number=3), STARTING).is_distinguishable
+    assert not attestor.compare(version(-3.0, -3.0, number=2), [-3.0, -3.0]).distinguishable
+    assert attestor.compare(version(*STARTING, number=3), STARTING).distinguishable
 
 
 def test_a_refused_version_is_not_taken_for_the_one_before():
     attestor = started(-1.0, -2.0)
     with pytest.raises(WeightsError):
         attestor.compare(version(-3.0, -3.0), [-1.0, -2.0])
-    assert attestor.compare(version(-3.0, -3.0), [-3.0, -3.0]).is_distinguishable
+    assert attestor.compare(version(-3.0, -3.0), [-3.0, -3.0]).distinguishable
 
 
 def test_log_probs_that_are_no_numbers_are_refused():
