@@ -126,7 +126,7 @@ class Evaluator:
     async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
         """Metrics of one evaluation."""
         began = time.monotonic()
-        tickets = await self._made(version)
+        tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self._tickets, version)
         held_out = await rollouts.evaluate(tickets, stall_s=self.stall_s)
         # Groups come as they finish: a sum in that order would not be the same bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
@@ -152,9 +152,6 @@ class Evaluator:
             for ticket in tickets
             if column is not None and ticket.prompt.columns.get(column) is not None
         }
-
-    async def _made(self, version: int) -> list[Ticket]:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, self._tickets, version)
 
     def _tickets(self, version: int) -> list[Ticket]:
         return evaluation_tickets(

@@ -5,11 +5,11 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.contracts.config import CheckpointConfig, RunConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.protocols import PublishingLearner
+from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import EVENTS, RunDirectory
@@ -78,7 +78,7 @@ async def _replay(
     with tempfile.TemporaryDirectory() as empty:
         async with (
             connected(address),
-            learner_alone(config, run_dir, ledger, _Quiet(), checkpoints=empty) as (learner, _),
+            learner_alone(config, run_dir, ledger, MetricLog([]), checkpoints=empty) as (learner, _),
         ):
             await learner.restore()
             if out is not None:
@@ -88,7 +88,7 @@ async def _replay(
 
 async def weights_digest(config: WeightsConfig, learner: PublishingLearner) -> str:
     """Of the learner's weights as the run's own transport publishes them."""
-    weights = Weights.from_config(config, learner=learner, num_workers=0, events=_Quiet())
+    weights = Weights.from_config(config, learner=learner, num_workers=0, events=MetricLog([]))
     return (await weights.publish()).digest
 
 
@@ -97,11 +97,3 @@ def _published(run_dir: RunDirectory, version: int) -> str | None:
     kinds = ("broadcast", "published")  # "published": where a resumed run had learned again, before it had workers
     found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None
-
-
-class _Quiet:
-    """A log that writes nothing: a replay raises its failures, and changes nothing in the run directory."""
-
-    def event(self, kind: str, **fields: Any) -> None: ...
-
-    def step(self, version: int, metrics: Any) -> None: ...

@@ -56,7 +56,6 @@ class VllmEngine:
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._repair_tied_head = config.weights.repair_tied_head
         self._stop_token_ids = list(formatter.stop_token_ids)
-        self._has_tokenizer = works_on_text(sampling)
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
         self._waiting: deque[EngineRequest] = deque()
@@ -81,14 +80,8 @@ class VllmEngine:
     def add(self, request: EngineRequest) -> None:
         """Takes a request; it starts at the next step that has a free slot, first come, first served.
 
-        A stop string that begins in kept tokens and ends in new ones is not seen. Raises ConfigError for texts that the engine was
-        not started for.
+        A stop string that begins in kept tokens and ends in new ones is not seen.
         """
-        if works_on_text(request.sampling) and not self._has_tokenizer:
-            raise ConfigError(
-                f"request {request.request_id}: its sampling works on text (stop={request.sampling.stop!r} or the like), but this engine "
-                "was started without; name it in `sampling`"
-            )
         self._waiting.append(request)
 
     def step(self) -> list[EngineOutput]:

@@ -209,10 +209,3 @@ def test_the_canary_does_not_wait_for_full_slots_and_loses_no_tokens(engine, ref
 
 def test_an_idle_engine_steps_to_nothing(engine):
     assert engine.step() == []
-
-
-def test_stop_strings_need_an_engine_that_was_told_of_them(path):
-    engine = start_engine(path)
-    with pytest.raises(ConfigError, match="this engine was started without; name it in `sampling`"):
-        engine.add(request("r", PROMPT, stop=("7",)))
-    assert SamplingConfig(max_tokens=1).stop == ()
