@@ -12,10 +12,9 @@ from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import BroadcastStats, Group, StepStats, Ticket
+from cluster.contracts.types import BroadcastStats, Group, StepStats, Ticket, sample_seed
 from cluster.metrics import step_metrics
 from cluster.rollouts.destinations import HeldOutGroups
-from cluster.rollouts.tickets import evaluation_tickets
 from cluster.scores import scores
 
 
@@ -126,7 +125,7 @@ class Evaluator:
     async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
         """Metrics of one evaluation."""
         began = time.monotonic()
-        tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self._tickets, version)
+        tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self.tickets, version)
         held_out = await rollouts.evaluate(tickets, stall_s=self.stall_s)
         # Groups come as they finish: a sum in that order would not be the same bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
@@ -153,15 +152,19 @@ class Evaluator:
             if column is not None and ticket.prompt.columns.get(column) is not None
         }
 
-    def _tickets(self, version: int) -> list[Ticket]:
-        return evaluation_tickets(
-            self.source,
-            num_prompts=self.config.num_prompts,
-            num_samples=self.config.num_samples,
-            seed=self.seed,
-            sampling=self.sampling,
-            policy_version=version,
-        )
+    def tickets(self, version: int) -> list[Ticket]:
+        """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on."""
+        return [
+            Ticket(
+                index=-1 - place,
+                prompt=self.source[place],
+                num_trajectories=self.config.num_samples,
+                seed=sample_seed(self.seed, place),
+                policy_version=version,
+                sampling=self.sampling,
+            )
+            for place in range(min(self.config.num_prompts, len(self.source)))
+        ]
 
 
 async def train(

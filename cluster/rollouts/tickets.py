@@ -90,26 +90,3 @@ def epoch_order(size: int, *, seed: int, epoch: int) -> list[int]:
     order = list(range(size))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
-
-
-def evaluation_tickets(
-    source: PromptSource,
-    *,
-    num_prompts: int,
-    num_samples: int,
-    seed: int,
-    sampling: SamplingConfig,
-    policy_version: int,
-) -> list[Ticket]:
-    """The first prompts of a held-out source, the same at every evaluation. Their indices are negative: they are never trained on."""
-    return [
-        Ticket(
-            index=-1 - place,
-            prompt=source[place],
-            num_trajectories=num_samples,
-            seed=sample_seed(seed, place),
-            policy_version=policy_version,
-            sampling=sampling,
-        )
-        for place in range(min(num_prompts, len(source)))
-    ]

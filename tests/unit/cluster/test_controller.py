@@ -151,6 +151,13 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
     assert means == {(0.1 + 0.2 + 0.3) / 3}
 
 
+def test_evaluation_is_the_same_every_time_and_never_a_training_group():
+    held_out, sampling = EvaluationConfig(num_prompts=9), SamplingConfig(max_tokens=3)
+    evaluator = Evaluator(config=held_out, source=NumberedPrompts(5), sampling=sampling, seed=0, stall_s=10.0)
+    tickets = evaluator.tickets(0)
+    assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
+
+
 async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_once():
     scene = Scene(lost=(3,))
     await scene.run()

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.sampling_config import EvaluationConfig, SamplingConfig
 from cluster.contracts.types import ActorKind, Refusal
+from cluster.controller import Evaluator
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
+from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
@@ -132,10 +133,9 @@ class Scene:
         return taken
 
     async def evaluate(self, num_prompts, *, stall_s=600.0):
-        tickets = evaluation_tickets(
-            NumberedPrompts(), num_prompts=num_prompts, num_samples=1, seed=0, sampling=SAMPLING, policy_version=0
-        )
-        return await self.production.evaluate(tickets, stall_s=stall_s)
+        config = EvaluationConfig(num_prompts=num_prompts)
+        evaluator = Evaluator(config=config, source=NumberedPrompts(), sampling=SAMPLING, seed=0, stall_s=stall_s)
+        return await self.production.evaluate(evaluator.tickets(0), stall_s=stall_s)
 
     async def _start(self, spec):
         self.num_coming += 1

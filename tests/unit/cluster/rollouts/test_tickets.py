@@ -5,7 +5,7 @@ import threading
 
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, sample_seed
-from cluster.rollouts.tickets import TicketOffice, evaluation_tickets
+from cluster.rollouts.tickets import TicketOffice
 
 
 class Numbers:
@@ -71,13 +71,3 @@ async def test_seeds_differ_by_group_and_sample():
     tickets = await office().tickets(range(50), policy_version=0)
     seeds = {sample_seed(ticket.seed, sample) for ticket in tickets for sample in range(8)}
     assert len(seeds) == 400 and max(seeds) < 2**31
-
-
-def test_evaluation_is_the_same_every_time_and_never_a_training_group():
-    tickets = [
-        evaluation_tickets(
-            Numbers(), num_prompts=9, num_samples=1, seed=0, sampling=SamplingConfig(max_tokens=3), policy_version=v
-        )
-        for v in (0, 0)
-    ]
-    assert tickets[0] == tickets[1] and [t.index for t in tickets[0]] == [-1, -2, -3, -4, -5]
