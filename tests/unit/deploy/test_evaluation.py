@@ -1,7 +1,9 @@
 """What an evaluation reads is what was saved."""
 
+import contextlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,11 +56,16 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that come to be evaluated."""
     paths: list[str] = []
 
-    async def scored(config: RunConfig, run_dir: RunDirectory, *, address: str | None) -> dict[str, float]:
-        paths.append(config.model.path)
+    async def scored(production: None, *, version: int) -> dict[str, float]:
         return {}
 
-    monkeypatch.setattr(launch, "_evaluate", scored)
+    def evaluator(config: RunConfig) -> SimpleNamespace:
+        paths.append(config.model.path)
+        return SimpleNamespace(run=scored)
+
+    monkeypatch.setattr(launch, "make_evaluator", evaluator)
+    monkeypatch.setattr(launch, "connected", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "cluster", lambda *made_of: contextlib.nullcontext(SimpleNamespace(production=None)))
     return paths
 
 
