@@ -108,10 +108,12 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
             "split_by": "trajectories",
             "algorithm": {"advantage": "gae", "value": {"loss": {"name": "value_clip"}}, "proximal": "recompute"},
         },
+        # Of the last step the only trajectory is dropped: no update, and no rank waits for the other.
+        {"algorithm": {"proximal": "recompute", "corrections": [{"name": "sequence_mask", "low": 0.43, "high": 10.0}]}},
         # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
         {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "distillation", "several-updates", "sft"],
+    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "distillation", "several-updates", "dropped", "sft"],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
@@ -127,7 +129,13 @@ def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, optio
     is_half = options.get("dtype") == "bfloat16"
     tolerance = {"rtol": 0.05, "atol": 0.05} if is_half else {"rtol": 2e-4, "atol": 2e-5}
     for alone, together in zip(one["reports"], two["reports"], strict=True):
-        for name in ("learner/loss", "learner/gradient_norm", "learner/ratio_mean", "learner/tokens"):
+        for name in (
+            "learner/loss",
+            "learner/gradient_norm",
+            "learner/ratio_mean",
+            "learner/tokens",
+            "learner/empty_updates",
+        ):
             assert_close(together[name], alone[name], **tolerance)
     for name, tensor in one["weights"].items():
         assert_close(two["weights"][name], tensor, rtol=0.05 if is_half else 1e-3, atol=0.02 if is_half else 5e-5)
