@@ -17,8 +17,9 @@ from cluster.contracts.algorithm_config import StreamingConfig
 class EarlierReturns:
     """What each prompt's trajectories earned in earlier steps, as the advantage saw it. A value: a step gives the next one.
 
-    Peers: torchrl MCAdvantage, which keeps trajectories until their group is full and then trains on all: the one that fills it has
-    the same advantage here. Its version of 2025 slides.
+    Peers: torchrl MCAdvantage by the return of a trajectory (its default compares the rewards of steps: the same where each trajectory
+    has one). It keeps trajectories until their group is full and then trains on all: the one that fills it has the same advantage
+    here. Its version of 2025 slides.
     """
 
     config: StreamingConfig

@@ -196,6 +196,13 @@ def test_the_kl_to_the_reference_may_be_measured_without_a_penalty(model_path: P
     assert "learner/kl_reference_k3_mean" not in reports[1] and "learner/kl_loss" not in reports[2]
 
 
+def test_a_reference_of_its_own_is_never_taken_for_the_base_under_adapters(model_path: Path):
+    """Groups that it did not score have no KL to it; the base, with the adapters off, is another model."""
+    sections: dict[str, Any] = {"learner": {"lora": {"rank": 4}}, "algorithm": {"monitor": {"reference_kl": 1}}}
+    learner = Learner(make_config(model_path, reference={"path": str(model_path)}, **sections))
+    assert "learner/kl_reference_k3_mean" not in learner.update(*_groups(learner)).metrics
+
+
 def test_a_step_of_which_the_reference_scored_a_part_measures_that_part(model_path: Path):
     """A dropped group moves those behind it forward, into a step that they were not meant for."""
     groups = [make_group(i, rewards=(1.0, 0.0), lengths=(3, 2)) for i in range(2)]
