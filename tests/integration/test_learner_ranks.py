@@ -113,7 +113,17 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
         {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
     ],
-    ids=["float32", "bfloat16-checkpointed", "critic", "ewma", "lora", "distillation", "several-updates", "dropped", "sft"],
+    ids=[
+        "float32",
+        "bfloat16-checkpointed",
+        "critic",
+        "ewma",
+        "lora",
+        "distillation",
+        "several-updates",
+        "dropped",
+        "sft",
+    ],
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, options: dict[str, Any]):
     model = make_tiny_model(tmp_path / "model")
