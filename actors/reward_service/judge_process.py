@@ -77,7 +77,7 @@ class JudgeProcess:
         return self._process.returncode is None
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
-        """Answers to the first calls: to all, or up to and with the one that overran its deadline or ended this process. None if it had
+        """Answers to the first calls: to all, or up to and with the one that overran its deadline or ended this process; to none if it had
         ended before.
 
         `shared` is JSON of what all of them are given. A process whose judge takes calls in turn has one request at a time; it may have

@@ -1,9 +1,10 @@
 import pytest
 
-from cluster.contracts.config import RewardConfig
+from cluster.contracts.config import RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import Prompt, Reward, RewardStatus
 from deploy.preflight.judge import judge_samples
+from deploy.preflight.prompts import check_recipes
 from tests.fakes import NumberedPrompts
 
 JUDGES = "tests.unit.actors.judges"
@@ -62,3 +63,16 @@ def test_an_asynchronous_judge_is_tried_too():
 def test_a_judge_whose_import_raises_is_refused_with_its_reason():
     with pytest.raises(ConfigError, match="does not import: RuntimeError: no licence"):
         samples("tests.unit.deploy.preflight.broken:judge", Says("2"))
+
+
+def test_a_prompt_whose_source_has_no_recipe_is_refused_at_start():
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "prompts": "file",
+            "reward": {"parts": {"right": {"judge": "exact_match"}}, "by_source": {"maths": ["right"]}},
+        }
+    )
+    check_recipes([Prompt(prompt_id="p0", text="?", columns={"source": "maths"})], config, field="prompts")
+    with pytest.raises(ConfigError, match=r"prompts: prompt 'p0': reward.by_source has no entry for the source None"):
+        check_recipes(ANSWERED, config, field="prompts")
