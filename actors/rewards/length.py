@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from annotated_types import Ge
+from pydantic import Field
 
 
 def length(
     *,
     token_ids: Sequence[int],
-    at_most: Annotated[int, Ge(1)],
-    at_least: Annotated[int, Ge(0)] = 1,
-    fade: Annotated[int, Ge(0)] = 0,
+    at_most: Annotated[int, Field(ge=1)],
+    at_least: Annotated[int, Field(ge=0)] = 1,
+    fade: Annotated[int, Field(ge=0)] = 0,
 ) -> float:
     """1 from `at_least` to `at_most` tokens, 0 below; above it falls linearly, to 0 at `at_most + fade`.
 

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from annotated_types import Ge
+from pydantic import Field
 
 
-def ngram_repetition(*, completion: str, n: Annotated[int, Ge(1)] = 3) -> float:
+def ngram_repetition(*, completion: str, n: Annotated[int, Field(ge=1)] = 3) -> float:
     """Minus the share of the completion's n-grams of words that stood in it before: 0 without repetition, near -1 for one phrase for ever.
 
     Fewer than n words repeat nothing. Source: the repetition penalty of Yeo et al., arXiv:2502.03373. Peers: open-r1
