@@ -1,5 +1,6 @@
 """What keeps an update that is not finite from the weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -24,7 +25,7 @@ class NonFiniteGuard:
         mini_batch: MiniBatch,
         *,
         losses: Tensor,
-        gradient_norm: Tensor,
+        gradient_norms: Mapping[str, Tensor],
         place: tuple[int, int],
     ) -> bool:
         """Whether the update may be made. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
@@ -34,7 +35,7 @@ class NonFiniteGuard:
         """
         is_bad = ~losses.isfinite()
         num_bad = int(self._ranks.sum(is_bad.sum()))
-        if num_bad == 0 and bool(gradient_norm.isfinite()):
+        if num_bad == 0 and all(bool(norm.isfinite()) for norm in gradient_norms.values()):
             self.num_in_a_row = 0
             return True
         self.num_in_a_row += 1
@@ -43,9 +44,11 @@ class NonFiniteGuard:
         suspects = sorted(row for m, bad in found if bad or num_bad == 0 for row in mini_batch.in_batch(m))
         saved = self._save(batch, suspects, place=place)
         if self.num_in_a_row > self._max_in_a_row:
+            policy, *critic = map(float, gradient_norms.values())
+            norms = f"{policy}, the critic's {critic[0]}" if critic else f"{policy}"
             raise NumericsError(
                 f"loss or gradient was not finite in {self.num_in_a_row} updates in a row, the last at policy version {place[0]} "
-                f"(gradient norm {float(gradient_norm)}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
+                f"(gradient norm {norms}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
                 "lower optimizer.learning_rate, or look at these trajectories"
             )
         return False

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from cluster.contracts.config import OptimizerConfig, RunConfig
 from cluster.contracts.errors import CheckpointError
 from learner.averaging import WeightAverage
-from learner.distributed import local
+from learner.distributed import local, whole
 
 
 def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak: float | None = None) -> float:
@@ -39,7 +39,7 @@ def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak
 
 
 class Optimizer:
-    """For each update `zero`, backward of every micro-batch, `gradient_norm`, then `step` or nothing.
+    """For each update `zero`, backward of every micro-batch, `gradient_norms`, then `step` or nothing.
 
     Weight decay is decoupled and spares vectors (norms and biases).
     """
@@ -54,12 +54,14 @@ class Optimizer:
         learning_rates: Mapping[str, float] | None = None,
         first_step: int = 0,
         average_decay: float | None = None,
+        has_own_critic: bool = False,
     ) -> None:
         """Takes float32 parameters, and leaves those of one rank in `compute_dtype`.
 
         `learning_rates`: peaks of parameters by the prefix of their name, where they differ from the configured one.
         `first_step`: where the schedule of the other parameters begins. They must have no gradients before.
         `average_decay`: of the average that is kept of the policy's weights; None keeps none.
+        `has_own_critic`: parameters named `critic.` are another model, whose gradient is clipped by itself.
         """
         self._config, self._num_steps, self._first_step = config, num_steps, first_step
         self._factor = 1.0
@@ -70,6 +72,9 @@ class Optimizer:
         for parameter in parameters.values():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(compute_dtype)
+        self._models: dict[str, list[nn.Parameter]] = {"policy": []} | ({"critic": []} if has_own_critic else {})
+        for name, master in self._masters.items():
+            self._models["critic" if has_own_critic and name.startswith("critic.") else "policy"].append(master)
         policy = {name: master for name, master in self._masters.items() if name.startswith("policy.")}
         self._average = None if average_decay is None else WeightAverage(policy, decay=average_decay)
         groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
@@ -101,6 +106,7 @@ class Optimizer:
             learning_rates={} if value is None else {"critic.": value.learning_rate},
             first_step=0 if value is None else value.warmup_steps,
             average_decay=algorithm.proximal_decay if algorithm.clips_around_average else None,
+            has_own_critic=value is not None and value.backbone == "own",
         )
 
     def zero(self) -> None:
@@ -108,22 +114,19 @@ class Optimizer:
         for parameter in (*self._parameters.values(), *self._masters.values()):
             parameter.grad = None
 
-    def gradient_norm(self) -> Tensor:
-        """Global L2 norm over all parameters and ranks, float32."""
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        if not gradients:
-            return torch.zeros(())
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Global L2 norm over the parameters of a model and all ranks, float32: of the "policy", with a critic on its backbone, and of a
+        "critic" with its own. Two models are clipped apart (as by verl and OpenRLHF): else a critic that explodes silences the policy."""
+        return {name: _norm(_gradients(masters)) for name, masters in self._models.items()}
 
-    def step(self, index: int, *, gradient_norm: Tensor) -> float:
-        """Clips by the norm given, makes an update of step `index` (from 0), rounds masters into the model. Returns the learning rate,
+    def step(self, index: int, *, gradient_norms: Mapping[str, Tensor]) -> float:
+        """Clips each model by its norm, makes an update of step `index` (from 0), rounds masters into the model. Returns the learning rate,
         which all updates of a step share."""
         limit = self._config.max_grad_norm
-        if limit is not None and float(gradient_norm) > limit:
-            gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-            for gradient in gradients:
-                local(gradient).mul_(limit / (float(gradient_norm) + 1e-6))
+        for name, norm in gradient_norms.items():
+            if limit is not None and float(norm) > limit:
+                for gradient in _gradients(self._models[name]):
+                    local(gradient).mul_(limit / (float(norm) + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = self._rate(index, peak=group["peak"], begins=group["begins"])
         self._adam.step()
@@ -218,6 +221,14 @@ class Optimizer:
         self._adam.state.clear()
         for name, values in by_parameter.items():
             self._adam.state[self._masters[name]] = values
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    return whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
 
 
 def _master(parameter: nn.Parameter, *, compute_dtype: torch.dtype) -> nn.Parameter:

@@ -65,17 +65,17 @@ def stats_of(
 
 def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
     """What the learner logs of a step's updates, beyond their statistics."""
-    norms = [update.gradient_norm for update in _told(updates)]
     rates = [update.learning_rate for update in updates if update.learning_rate is not None]
     metrics = {
-        "learner/gradient_norm": sum(norms) / len(norms),
-        "learner/gradient_norm_max": max(norms),
         "learner/learning_rate": rates[-1] if rates else 0.0,
         "learner/updates": float(len(rates)),
         "learner/skipped": float(sum(update.is_skipped for update in updates)),
         "learner/empty_updates": float(sum(update.is_empty for update in updates)),
         "learner/stopped_at_kl": float(updates[-1].stops_step),
     }
+    for name in _norms(updates[0]):
+        norms = [_norms(update)[name] for update in _told(updates)]
+        metrics |= {f"learner/{name}": sum(norms) / len(norms), f"learner/{name}_max": max(norms)}
     return metrics | (_one_by_one(updates) if len(updates) > 1 else {})
 
 
@@ -84,9 +84,17 @@ def _one_by_one(updates: Sequence[Update]) -> dict[str, float]:
     for number, update in enumerate(updates, 1):
         report = update.statistics.compute()
         numbers = {name: report[name] for name in _OF_AN_UPDATE if name in report}
-        numbers |= {"gradient_norm": update.gradient_norm, "skipped": float(update.is_skipped)}
+        numbers |= _norms(update) | {"skipped": float(update.is_skipped)}
         found |= {f"updates/{name}/{number}": value for name, value in numbers.items()}
     return found
+
+
+def _norms(update: Update) -> dict[str, float]:
+    """By metric."""
+    return {
+        {"policy": "gradient_norm", "critic": "critic_gradient_norm"}[name]: x
+        for name, x in update.gradient_norms.items()
+    }
 
 
 def _told(updates: Sequence[Update]) -> Sequence[Update]:

@@ -26,7 +26,8 @@ class Update:
 
     statistics: Statistics
     """Of all ranks."""
-    gradient_norm: float
+    gradient_norms: Mapping[str, float]
+    """Before clipping, by model: see `Optimizer.gradient_norms`."""
     learning_rate: float | None = None
     """None: no weight was changed."""
     is_skipped: bool = False
@@ -106,7 +107,7 @@ class Updater:
         losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=trains_policy)
         if demonstrated:
             statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
-        gradient_norm = self._optimizer.gradient_norm()
+        gradient_norms = self._optimizer.gradient_norms()
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
         stops_step = not begins_step and self._moved_too_far(statistics)
@@ -114,14 +115,14 @@ class Updater:
         is_empty = not demonstrated and not self._objective.trains(part, statistics)
         if not is_empty and not stops_step:
             is_finite = self._guard.admits(
-                batch, mini_batch, losses=losses, gradient_norm=gradient_norm, place=(version, len(before) + 1)
+                batch, mini_batch, losses=losses, gradient_norms=gradient_norms, place=(version, len(before) + 1)
             )
-            rate = self._optimizer.step(version, gradient_norm=gradient_norm) if is_finite else None
+            rate = self._optimizer.step(version, gradient_norms=gradient_norms) if is_finite else None
         self._optimizer.zero()
         laps.lap("time/optimizer_s")
         return Update(
             statistics=statistics,
-            gradient_norm=float(gradient_norm),
+            gradient_norms={name: float(norm) for name, norm in gradient_norms.items()},
             learning_rate=rate,
             is_skipped=not is_finite,
             is_empty=is_empty,

@@ -39,7 +39,7 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     min_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of `learning_rate` that is left at the last step."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Global L2 norm; None does not clip."""
+    """Global L2 norm of an update's gradient; a critic with a backbone of its own is held to it by itself. None does not clip."""
     target_kl: PositiveFloat | None = None
     """Learning rates, a critic's too, follow the policy's movement: each step whose last update finds a KL above twice this
     divides them by 1.5, one that finds it below half of this multiplies them by 1.5, within 1/100 and 100 of the schedule. The KL

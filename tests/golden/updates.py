@@ -117,6 +117,7 @@ def _updated(
         num_steps=1,
         compute_dtype=torch.float64,
         learning_rates={} if config.value is None else {"critic.": config.value.learning_rate},
+        has_own_critic=config.value is not None,
     )
     with torch.no_grad():
         prepared = objective.prepare(_batch(v, tables(torch.arange(len(mask))), mask=mask, needs=objective.needs))
@@ -127,7 +128,7 @@ def _updated(
             result = objective.loss(part, **tables(rows))
             steps.zero()
             result.loss.backward()
-            steps.step(0, gradient_norm=steps.gradient_norm())
+            steps.step(0, gradient_norms=steps.gradient_norms())
             losses.append(result.loss.detach())
             fractions.append(result.statistics.compute()["clip_fraction"])
     return {

@@ -114,8 +114,10 @@ A total, a share or a mean over updates has the quantity's own name; others add 
 
 DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
 OF_THE_LEARNER = {
-    "gradient_norm": "Global L2 norm before clipping, mean over the step's updates.",
+    "gradient_norm": "Global L2 norm before clipping, mean over the step's updates; of the policy, and a critic on its backbone.",
     "gradient_norm_max": "The same, of the update with the largest one.",
+    "critic_gradient_norm": "As `gradient_norm`, of a critic with a backbone of its own, which is clipped by itself.",
+    "critic_gradient_norm_max": "The same, of the update with the largest one.",
     "learning_rate": "Of the step's updates; 0 when none was made.",
     "updates": "Optimizer updates that the step made.",
     "skipped": "Updates not made because loss or gradient were not finite.",

@@ -24,10 +24,10 @@ def test_a_schedule_that_begins_later_is_the_same_one_moved():
     parameters = {name: nn.Parameter(torch.zeros(1)) for name in ("late", "early.w")}
     optimizer = Optimizer(parameters.items(), config=config, num_steps=7, learning_rates={"early.": 10.0}, first_step=2)
     parameters["early.w"].grad = torch.ones(1)
-    rates = [optimizer.step(step, gradient_norm=torch.zeros(())) for step in range(2)]
+    rates = [optimizer.step(step, gradient_norms={}) for step in range(2)]
     assert_close(parameters["early.w"].detach(), torch.tensor([-15.0]))
     parameters["late"].grad = torch.ones(1)
-    rates += [optimizer.step(step, gradient_norm=torch.zeros(())) for step in range(2, 7)]
+    rates += [optimizer.step(step, gradient_norms={}) for step in range(2, 7)]
     assert_close(rates, [0.0, 0.0, 0.5, 1.0, 1.0, 0.75, 0.5])
 
 
@@ -35,9 +35,9 @@ def test_the_first_adam_step_moves_by_the_learning_rate():
     weight = nn.Parameter(torch.tensor([1.0, -1.0]))
     optimizer = Optimizer([("w", weight)], config=OptimizerConfig(learning_rate=0.1, weight_decay=0.5), num_steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
-    norm = optimizer.gradient_norm()
-    assert float(norm) == 5.0
-    assert optimizer.step(0, gradient_norm=norm) == 0.1
+    norms = optimizer.gradient_norms()
+    assert norms == {"policy": 5.0}
+    assert optimizer.step(0, gradient_norms=norms) == 0.1
     # A vector: no weight decay.
     assert_close(weight.detach(), torch.tensor([0.9, -1.1]))
 
@@ -46,8 +46,20 @@ def test_clipping_scales_the_gradient_to_the_limit():
     weight = nn.Parameter(torch.zeros(2))
     optimizer = Optimizer([("w", weight)], config=OptimizerConfig(max_grad_norm=1.0), num_steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
-    optimizer.step(0, gradient_norm=optimizer.gradient_norm())
+    optimizer.step(0, gradient_norms=optimizer.gradient_norms())
     assert_close(weight.grad, torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize(("has_own_critic", "clipped"), [(True, [0.6, 0.8, 1.0]), (False, [3 / 13, 4 / 13, 12 / 13])])
+def test_a_critic_is_clipped_by_itself_where_it_is_a_model_of_its_own(has_own_critic: bool, clipped: list[float]):
+    policy, critic = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    named = [("policy.w", policy), ("critic.w", critic)]
+    optimizer = Optimizer(named, config=OptimizerConfig(), num_steps=1, has_own_critic=has_own_critic)
+    policy.grad, critic.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+    norms = optimizer.gradient_norms()
+    assert norms == ({"policy": 5.0, "critic": 12.0} if has_own_critic else {"policy": 13.0})
+    optimizer.step(0, gradient_norms=norms)
+    assert_close(torch.cat([policy.grad, critic.grad]), torch.tensor(clipped))
 
 
 def test_bfloat16_gradients_are_summed_in_float32_and_small_steps_are_not_lost():
@@ -60,7 +72,7 @@ def test_bfloat16_gradients_are_summed_in_float32_and_small_steps_are_not_lost()
     assert float(optimizer.masters()["w"].grad) == 257.0  # bfloat16 cannot tell 257 from 256
     for step in range(40):
         optimizer.masters()["w"].grad = torch.ones(1, 1)
-        optimizer.step(step, gradient_norm=torch.ones(()))
+        optimizer.step(step, gradient_norms={})
     assert_close(optimizer.masters()["w"].detach(), torch.full((1, 1), 0.996), atol=1e-5, rtol=0)
     assert float(weight.detach()) == float(torch.tensor(0.996).bfloat16())
 

@@ -70,13 +70,13 @@ def test_one_update_has_the_gradient_of_both(model_path):
         demonstrations = Asked() if "sft" in algorithm else None
         learner = Learner(make_config(model_path, algorithm=algorithm), demonstrations=demonstrations)
         found: dict[str, torch.Tensor] = {}
-        norm = learner.optimizer.gradient_norm
+        norms = learner.optimizer.gradient_norms
 
-        def noted(learner=learner, found=found, norm=norm):
+        def noted(learner=learner, found=found, norms=norms):
             found.update({n: p.grad.clone() for n, p in learner.policy.named_parameters() if p.grad is not None})
-            return norm()
+            return norms()
 
-        learner.optimizer.gradient_norm = noted
+        learner.optimizer.gradient_norms = noted
         learner.update(make_group(0))
         gradients.append(found)
     alone, shown, both = gradients

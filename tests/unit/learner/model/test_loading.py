@@ -208,6 +208,27 @@ def test_a_sharded_critic_warms_up_on_normalised_returns_as_a_whole_one(
     sharded.close()
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_critic_that_explodes_does_not_move_the_policy_by_a_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sharded: bool
+):
+    model, found = make_tiny_model(tmp_path / "model"), []
+    for coefficient in (0.5, 2.0**30):
+        folder = tmp_path / str(coefficient)
+        folder.mkdir()
+        if is_sharded:
+            monkeypatch.setattr(Ranks, "join", lambda folder=folder, **_: _meet(folder))
+        algorithm = {"advantage": "gae", "value": {"coefficient": coefficient}}
+        learner = Learner(make_config(model, algorithm=algorithm))
+        metrics = learner.update(*(make_group(i) for i in range(3))).metrics
+        weights = [whole(parameter.detach()).clone() for parameter in learner.policy.parameters()]
+        found.append((metrics["learner/gradient_norm"], metrics["learner/critic_gradient_norm"], weights))
+        learner.close()
+    (norm, critic_norm, weights), (other_norm, other_critic_norm, other_weights) = found
+    assert norm == other_norm and other_critic_norm == pytest.approx(critic_norm * 2**31)
+    assert all(torch.equal(weight, other) for weight, other in zip(weights, other_weights, strict=True))
+
+
 def test_a_closed_learner_leaves_no_thread_of_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Ranks, "join", lambda **_: _meet(tmp_path))
     gc.collect()  # what earlier tests met in
