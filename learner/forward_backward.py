@@ -116,6 +116,5 @@ class Passes:
         return self._of_all_ranks(statistics)
 
     def _of_all_ranks(self, statistics: Sequence[Statistics]) -> Statistics:
-        merged = Statistics.merge(statistics)
-        parts = self._ranks.stack(merged.to_tensor().to(self._ranks.device))
-        return Statistics.merge([Statistics.from_tensor(part.cpu()) for part in parts])
+        moments_Q5 = Statistics.merge(statistics).moments_Q5.to(self._ranks.device)
+        return Statistics.merge([Statistics(part_Q5.cpu()) for part_Q5 in self._ranks.stack(moments_Q5)])

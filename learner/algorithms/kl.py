@@ -23,9 +23,7 @@ def k1(
     Degenerate: as a loss its expected gradient is 0; use it in the reward
     Peers: torchrl KLRewardTransform, LightRFT and OpenRLHF `k1`, verl `kl`
     """
-    return log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    return log_ratio(policy_logprobs_BT, over_BT=other_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
 
 
 def k2(
@@ -38,9 +36,7 @@ def k2(
     Degenerate: none
     Peers: verl `mse`, OpenRLHF `k2`
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=other_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     return 0.5 * ratio_BT.square()
 
 
@@ -54,9 +50,7 @@ def k3(
     Degenerate: overflows where π_ref/π does, unless clamped
     Peers: torchrl `kl_to_ref`, TapeAgents, TRL, verl `low_var_kl` (log-ratio clamped at 20, result at 10), LightRFT, OpenRLHF (clamp 10)
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=other_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     return expm1_minus(-ratio_BT)
 
 
@@ -75,9 +69,9 @@ def unbiased(
     Degenerate: equals k3 at ρ = 1 in value, not in gradient; overflows where π_ref/μ or π/μ does
     Peers: TRL `use_bias_correction_kl`, which weighs by π/π_old
     """
-    gap_BT = log_ratio(other_logprobs_BT, denominator_BT=policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    sampled_BT = log_ratio(other_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    gap_BT = log_ratio(other_logprobs_BT, over_BT=policy_logprobs_BT, mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
+    sampled_BT = log_ratio(other_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
     held_BT = gap_BT if log_ratio_clamp is None else gap_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
     # Where k3 overflows the ratio underflows; multiplied out, ρ·exp(d) is π_ref/μ, which does neither and has no gradient.
     is_far_BT = (gap_BT.abs() > 1) & (gap_BT == held_BT)
@@ -96,9 +90,7 @@ def drift(
     Degenerate: overflows where π/μ does, unless clamped
     Peers: none; LightRFT's CPGD leaves the drift out
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=other_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     return expm1_minus(ratio_BT)
 
 

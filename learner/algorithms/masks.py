@@ -15,32 +15,30 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
 
 
-def masked(x_BT: Tensor, *, loss_mask_BT: Tensor, fill: float = 0.0) -> Tensor:
+def masked(x_BT: Tensor, *, mask_BT: Tensor, fill: float = 0.0) -> Tensor:
     """x where the mask is true, `fill` elsewhere, in float32 or better."""
     x_BT = at_least_float32(x_BT)
-    return torch.where(loss_mask_BT, x_BT, torch.full((), fill, dtype=x_BT.dtype, device=x_BT.device))
+    return torch.where(mask_BT, x_BT, torch.full((), fill, dtype=x_BT.dtype, device=x_BT.device))
 
 
-def log_ratio(
-    numerator_BT: Tensor, *, denominator_BT: Tensor, loss_mask_BT: Tensor, clamp: float | None = None
-) -> Tensor:
+def log_ratio(numerator_BT: Tensor, *, over_BT: Tensor, mask_BT: Tensor, clamp: float | None = None) -> Tensor:
     """Difference of two log-probs, 0 where masked. A clamp holds the value inside ±clamp, without gradient outside; None does not clamp."""
     # Masking the difference is enough: where() hands masked entries a gradient of 0, and a subtraction passes 0 on as it is.
-    difference_BT = at_least_float32(numerator_BT) - at_least_float32(denominator_BT)
-    difference_BT = masked(difference_BT, loss_mask_BT=loss_mask_BT)
+    difference_BT = at_least_float32(numerator_BT) - at_least_float32(over_BT)
+    difference_BT = masked(difference_BT, mask_BT=mask_BT)
     return difference_BT if clamp is None else difference_BT.clamp(-clamp, clamp)
 
 
-def masked_sum(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None) -> Tensor:
+def masked_sum(x_BT: Tensor, *, mask_BT: Tensor, dim: int | None = None) -> Tensor:
     """Σ m·x."""
-    kept_BT = masked(x_BT, loss_mask_BT=loss_mask_BT)
+    kept_BT = masked(x_BT, mask_BT=mask_BT)
     return kept_BT.sum() if dim is None else kept_BT.sum(dim)
 
 
-def masked_mean(x_BT: Tensor, *, loss_mask_BT: Tensor, dim: int | None = None, epsilon: float = 0.0) -> Tensor:
+def masked_mean(x_BT: Tensor, *, mask_BT: Tensor, dim: int | None = None, epsilon: float = 0.0) -> Tensor:
     """Σ m·x / (Σ m + ε); exactly 0 where nothing is unmasked (LightRFT gives NaN). verl's ε is 1e-8, seen in float64 only."""
-    count = loss_mask_BT.sum() if dim is None else loss_mask_BT.sum(dim)
-    total = masked_sum(x_BT, loss_mask_BT=loss_mask_BT, dim=dim)
+    count = mask_BT.sum() if dim is None else mask_BT.sum(dim)
+    total = masked_sum(x_BT, mask_BT=mask_BT, dim=dim)
     return total / (count.clamp(min=1).to(total.dtype) + epsilon)
 
 
@@ -49,18 +47,18 @@ def expm1_minus(x: Tensor) -> Tensor:
     return torch.expm1(x) - x
 
 
-def is_constant(x_BT: Tensor, *, loss_mask_BT: Tensor) -> Tensor:
+def is_constant(x_BT: Tensor, *, mask_BT: Tensor) -> Tensor:
     """True when the unmasked entries are all equal (or there are none): max == min, since rounding of the mean hides it from a variance."""
     x_BT = at_least_float32(x_BT)
-    largest = torch.where(loss_mask_BT, x_BT, -torch.inf).max() if x_BT.numel() else x_BT.new_zeros(())
-    smallest = torch.where(loss_mask_BT, x_BT, torch.inf).min() if x_BT.numel() else x_BT.new_zeros(())
+    largest = torch.where(mask_BT, x_BT, -torch.inf).max() if x_BT.numel() else x_BT.new_zeros(())
+    smallest = torch.where(mask_BT, x_BT, torch.inf).min() if x_BT.numel() else x_BT.new_zeros(())
     return largest <= smallest
 
 
 def whiten(
     x_BT: Tensor,
     *,
-    loss_mask_BT: Tensor,
+    mask_BT: Tensor,
     center: bool = True,
     scale: bool = True,
     ddof: int = 1,
@@ -76,8 +74,8 @@ def whiten(
     leaves the rounding noise of the mean, divided by √ε, as the peers do. `outside="whiten"` shifts and scales masked entries too, as
     the peers do; mask again before use.
     """
-    x_BT = at_least_float32(x_BT) if outside == "whiten" else masked(x_BT, loss_mask_BT=loss_mask_BT)
-    unmasked_M = x_BT[loss_mask_BT]
+    x_BT = at_least_float32(x_BT) if outside == "whiten" else masked(x_BT, mask_BT=mask_BT)
+    unmasked_M = x_BT[mask_BT]
     mean = unmasked_M.mean() if unmasked_M.numel() else x_BT.new_zeros(())
     result_BT = x_BT - mean
     if scale:
@@ -89,6 +87,6 @@ def whiten(
                 variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
             )
     if zero_variance == "zero":
-        result_BT = torch.where(is_constant(x_BT, loss_mask_BT=loss_mask_BT), torch.zeros_like(result_BT), result_BT)
+        result_BT = torch.where(is_constant(x_BT, mask_BT=mask_BT), torch.zeros_like(result_BT), result_BT)
     result_BT = result_BT if center else result_BT + mean
-    return result_BT if outside == "whiten" else masked(result_BT, loss_mask_BT=loss_mask_BT)
+    return result_BT if outside == "whiten" else masked(result_BT, mask_BT=mask_BT)

@@ -231,15 +231,12 @@ def verify_model(folder: Path) -> None:
         verify(folder.parent, below=f"{MODEL}/")
 
 
-def read_states(directory: Path, manifest: Manifest) -> "States":
-    return States([directory / state_name(rank, manifest.num_ranks) for rank in range(manifest.num_ranks)])
-
-
 class States:
     """The ranks' state files as whole tensors, one at a time: shards are parts of the first dimension, in order of rank."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._files = [safe_open(path, framework="pt") for path in paths]
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        names = [state_name(rank, manifest.num_ranks) for rank in range(manifest.num_ranks)]
+        self._files = [safe_open(directory / name, framework="pt") for name in names]
 
     def names(self) -> list[str]:
         return list(self._files[0].keys())

@@ -4,12 +4,14 @@ from typing import Any
 
 import torch
 
-from learner.algorithms.objective.controllers import AdaptiveKl, FixedKl
+from cluster.contracts.algorithm_config import AdaptiveKlConfig
+from learner.algorithms.objective.controllers import KlController
 from tests.golden.cases import Variant
 
 
 def adaptive_kl(v: Variant) -> dict[str, Any]:
-    controller = AdaptiveKl(coefficient=v.option("init"), target=v.option("target"), horizon=v.option("horizon"))
+    adaptive = AdaptiveKlConfig(target=v.option("target"), horizon=v.option("horizon"))
+    controller = KlController(coefficient=v.option("init"), adaptive=adaptive)
     observed = []
     for measured in v["kl_sequence"].tolist():
         controller = controller.observe(measured, num_trajectories=v.option("n_steps"))
@@ -19,5 +21,5 @@ def adaptive_kl(v: Variant) -> dict[str, Any]:
 
 def fixed_kl(v: Variant) -> dict[str, Any]:
     v.without_effect("n_steps")
-    coefficient = FixedKl(coefficient=v.option("init")).observe(1.0, num_trajectories=1).coefficient
+    coefficient = KlController(coefficient=v.option("init")).observe(1.0, num_trajectories=1).coefficient
     return {"values": torch.full_like(v["kl_sequence"], coefficient)}

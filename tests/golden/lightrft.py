@@ -97,8 +97,8 @@ def masked_mean(v: Variant) -> dict[str, Any]:
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: LightRFT gives NaN, we give 0")
     return {
-        "all": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask()),
-        "row": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask(), dim=1),
+        "all": masks.masked_mean(v["entropy"], mask_BT=v.mask()),
+        "row": masks.masked_mean(v["entropy"], mask_BT=v.mask(), dim=1),
         "nomask": v["entropy"].mean(1),
     }
 
@@ -120,14 +120,14 @@ def _norm_and_clip(result: Tensor, mask: Tensor, v: Variant, *, may_norm: bool =
 
 
 def _whiten_by_std(x: Tensor, mask: Tensor) -> Tensor:
-    return masks.whiten(x, loss_mask_BT=mask, epsilon_mode="after", zero_variance="rounding", outside="whiten")
+    return masks.whiten(x, mask_BT=mask, epsilon_mode="after", zero_variance="rounding", outside="whiten")
 
 
 def _whiten_cross_batch(x: Tensor, mask: Tensor, v: Variant) -> Tensor:
     """Population variance, held at 1e-8, over the tokens of all experiences; padding is shifted and scaled too."""
     return masks.whiten(
         x,
-        loss_mask_BT=mask,
+        mask_BT=mask,
         scale=not v.option("no_advantage_std_norm", False),
         ddof=0,
         epsilon_mode="clamp",
@@ -289,7 +289,7 @@ def _returns_by_experience(
         if v.option("advantage_estimator") == "gae":
             given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount"}
             result = gae_scan(rewards, values_NT=values, loss_mask_NT=part_mask, **given)
-            returns.append(result + masks.masked(values, loss_mask_BT=part_mask))
+            returns.append(result + masks.masked(values, mask_BT=part_mask))
         else:
             result = return_scan(rewards, loss_mask_NT=part_mask, gamma=gamma, holes="discount")
             returns.append(result)

@@ -44,7 +44,7 @@ def sequence_logprobs(logprobs_BT: Tensor, *, loss_mask_BT: Tensor, average: boo
 
 def of_role(logprobs_BT: Tensor, *, role_mask_BT: Tensor) -> Tensor:
     """Log-probs of one role's tokens (the assistant's), 0 elsewhere: the length stays (torchrl 0.14.1 RetrieveLogProb)."""
-    return masked(logprobs_BT, loss_mask_BT=role_mask_BT)
+    return masked(logprobs_BT, mask_BT=role_mask_BT)
 
 
 def of_role_only(logprobs_T: Tensor, *, role_mask_T: Tensor) -> Tensor:

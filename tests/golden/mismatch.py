@@ -24,15 +24,15 @@ def off_policy_metrics(
     The clamp is for χ² alone. `epsilon` is added to token counts (verl 1e-8).
     """
     has_tokens_B = loss_mask_BT.any(1) if empty_rows == "exclude" else torch.ones_like(loss_mask_BT[:, 0])
-    log_ppl_B = -masked_mean(learner_logprobs_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=epsilon)
-    rollout_log_ppl_B = -masked_mean(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=epsilon)
+    log_ppl_B = -masked_mean(learner_logprobs_BT, mask_BT=loss_mask_BT, dim=1, epsilon=epsilon)
+    rollout_log_ppl_B = -masked_mean(rollout_logprobs_BT, mask_BT=loss_mask_BT, dim=1, epsilon=epsilon)
     gap_B = log_ppl_B - rollout_log_ppl_B
-    ratio_BT = log_ratio(learner_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(learner_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
     held_BT = ratio_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
-    sum_B = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1).clamp(-log_ratio_clamp, log_ratio_clamp)
+    sum_B = masked_sum(ratio_BT, mask_BT=loss_mask_BT, dim=1).clamp(-log_ratio_clamp, log_ratio_clamp)
 
     def over_rows(x_B: Tensor) -> Tensor:
-        return masked_mean(x_B, loss_mask_BT=has_tokens_B)
+        return masked_mean(x_B, mask_BT=has_tokens_B)
 
     return {
         "learner_perplexity": over_rows(log_ppl_B.exp()),
@@ -44,8 +44,8 @@ def off_policy_metrics(
         "log_perplexity_gap_max": torch.where(has_tokens_B, gap_B, -torch.inf).amax(),
         "log_perplexity_gap_min": torch.where(has_tokens_B, gap_B, torch.inf).amin(),
         "perplexity_ratio": over_rows(gap_B.exp()),
-        "k1": masked_mean(-ratio_BT, loss_mask_BT=loss_mask_BT, epsilon=epsilon),
-        "k3": masked_mean(expm1_minus(ratio_BT), loss_mask_BT=loss_mask_BT, epsilon=epsilon),
-        "chi2_token": masked_mean((2 * held_BT).exp(), loss_mask_BT=loss_mask_BT, epsilon=epsilon) - 1,
+        "k1": masked_mean(-ratio_BT, mask_BT=loss_mask_BT, epsilon=epsilon),
+        "k3": masked_mean(expm1_minus(ratio_BT), mask_BT=loss_mask_BT, epsilon=epsilon),
+        "chi2_token": masked_mean((2 * held_BT).exp(), mask_BT=loss_mask_BT, epsilon=epsilon) - 1,
         "chi2_sequence": over_rows((2 * sum_B).exp()) - 1,
     }

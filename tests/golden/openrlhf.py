@@ -50,11 +50,11 @@ def policy_loss(v: Variant) -> dict[str, Any]:
         step = Step(**given, old_BT=old_BT, rollout_BT=v["rollout_log_probs"] if corrections else None)
         policy = {"name": "ppo_clip", **bounds, "log_ratio_clamp": CLAMP}
     algorithm = {"policy_loss": policy, "aggregation": aggregation, "corrections": corrections}
-    ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=mask)
+    ratio = masks.log_ratio(policy_BT, over_BT=old_BT, mask_BT=mask)
     result = {
         "loss": step.loss(algorithm) * scale,
-        "clip_ratio": masks.masked_mean(step.tokens(policy).clipped_BT.double(), loss_mask_BT=mask),
-        "ppo_kl": masks.masked_mean(-ratio, loss_mask_BT=mask),
+        "clip_ratio": masks.masked_mean(step.tokens(policy).clipped_BT.double(), mask_BT=mask),
+        "ppo_kl": masks.masked_mean(-ratio, mask_BT=mask),
     }
     return result | (_filtering(v, mask) if corrections else {})
 
@@ -95,10 +95,10 @@ def _filtering(v: Variant, mask: Tensor) -> dict[str, Any]:
     step = Step(policy_BT=old_BT, old_BT=old_BT, advantages_BT=old_BT, mask=mask, rollout_BT=rollout_BT)
     outside = step.correction([_gate(v)]) == 0
     is_token = v.option("is_correction_level") == "token"
-    gap = masks.log_ratio(rollout_BT, denominator_BT=old_BT, loss_mask_BT=mask)
+    gap = masks.log_ratio(rollout_BT, over_BT=old_BT, mask_BT=mask)
     return {
-        "vllm_kl": masks.masked_mean(gap, loss_mask_BT=mask),
-        "is_filter_ratio": masks.masked_mean(outside.double(), loss_mask_BT=mask)
+        "vllm_kl": masks.masked_mean(gap, mask_BT=mask),
+        "is_filter_ratio": masks.masked_mean(outside.double(), mask_BT=mask)
         if is_token
         else outside.all(1).double().mean(),
     }
@@ -129,11 +129,11 @@ def approx_kl(v: Variant) -> dict[str, Any]:
     estimate = estimator(v["log_probs"], **given, log_ratio_clamp=CLAMP).clamp(-10, 10)
     if v.option("unbiased_gradient"):
         old_BT = v["log_probs"].detach() if old_name is None else v[old_name.removeprefix("in.")]
-        ratio = masks.log_ratio(v["log_probs"].detach(), denominator_BT=old_BT, loss_mask_BT=everything)
+        ratio = masks.log_ratio(v["log_probs"].detach(), over_BT=old_BT, mask_BT=everything)
         gradient = ratio.exp().clamp(max=10) * kl.k2(v["log_probs"], **given)
         # Summed in the peer's order: at huge ratios what rounding leaves of value + gradient − gradient is not the value.
         estimate = estimate.detach() + gradient - gradient.detach()
-    return {"kl": estimate, "loss": masks.masked_sum(estimate, loss_mask_BT=v.mask())}
+    return {"kl": estimate, "loss": masks.masked_sum(estimate, mask_BT=v.mask())}
 
 
 def compute_reward(v: Variant) -> dict[str, Any]:
@@ -159,26 +159,26 @@ def masked_mean(v: Variant) -> dict[str, Any]:
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: OpenRLHF gives NaN, we give 0")
     return {
-        "all": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask()),
-        "row": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask(), dim=1),
+        "all": masks.masked_mean(v["entropy"], mask_BT=v.mask()),
+        "row": masks.masked_mean(v["entropy"], mask_BT=v.mask(), dim=1),
     }
 
 
 def masked_normalize(v: Variant) -> dict[str, Any]:
     """Row by row, over its own tokens."""
     v.only("dim", 1)
-    rows = zip(masks.masked(v["entropy"], loss_mask_BT=v.mask()), v.mask(), strict=True)
+    rows = zip(masks.masked(v["entropy"], mask_BT=v.mask()), v.mask(), strict=True)
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: OpenRLHF gives NaN, we give 0")
     settings = {"ddof": 0, "epsilon_mode": "clamp", "zero_variance": "rounding", "outside": "zero"}
-    return {"out": torch.stack([masks.whiten(x, loss_mask_BT=mask, **settings) for x, mask in rows])}
+    return {"out": torch.stack([masks.whiten(x, mask_BT=mask, **settings) for x, mask in rows])}
 
 
 def gae_through_holes(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
     """Holes discount, and the scan's state is left standing in them; returns count no value there."""
     given = {"gamma": gamma, "lambda_": v.option("lambd"), "holes": "discount"}
     result = gae_scan(token_rewards, values_NT=v["values"], loss_mask_NT=mask, **given)
-    return result, result + masks.masked(v["values"], loss_mask_BT=mask)
+    return result, result + masks.masked(v["values"], mask_BT=mask)
 
 
 def gae_advantages(v: Variant) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         result = masks.whiten(
             result,
-            loss_mask_BT=mask,
+            mask_BT=mask,
             scale=not v.option("no_std_norm"),
             ddof=0,
             epsilon=1e-8,

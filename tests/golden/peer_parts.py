@@ -16,7 +16,7 @@ def remax(returns_NT: Tensor, *, greedy_rewards_N: Tensor, loss_mask_NT: Tensor)
 
     Source: ReMax, arXiv:2310.10505. Peers: verl `remax`.
     """
-    return masked(returns_NT - greedy_rewards_N[:, None], loss_mask_BT=loss_mask_NT)
+    return masked(returns_NT - greedy_rewards_N[:, None], mask_BT=loss_mask_NT)
 
 
 def optimal_token_baseline(
@@ -32,10 +32,10 @@ def optimal_token_baseline(
     b_t = Σ_G W_t R_t / Σ_G W_t with W_t = Σ_{s≤t} (1 − 2π_s + Σ_v π_s(v)²); A_t = R_t − b_t. Peers: verl `optimal_token_baseline`.
     Where one trajectory is left it gives its return.
     """
-    weights_NT = masked(1 - 2 * logprobs_NT.exp() + sum_squared_probs_NT, loss_mask_BT=loss_mask_NT).cumsum(1)
+    weights_NT = masked(1 - 2 * logprobs_NT.exp() + sum_squared_probs_NT, mask_BT=loss_mask_NT).cumsum(1)
     weights_NT, returns_NT = (
-        masked(weights_NT, loss_mask_BT=loss_mask_NT),
-        masked(returns_NT, loss_mask_BT=loss_mask_NT),
+        masked(weights_NT, mask_BT=loss_mask_NT),
+        masked(returns_NT, mask_BT=loss_mask_NT),
     )
     result_NT = torch.zeros_like(returns_NT)
     for rows in group_rows(group_index_N):
@@ -43,7 +43,7 @@ def optimal_token_baseline(
         # One trajectory left has no other to be compared with: its return stands.
         has_company_T = loss_mask_NT[rows].sum(0) > 1
         result_NT[rows] = returns_NT[rows] - torch.where(has_company_T, baseline_T, 0)
-    return masked(result_NT, loss_mask_BT=loss_mask_NT)
+    return masked(result_NT, mask_BT=loss_mask_NT)
 
 
 def normalise_weights(
@@ -55,22 +55,18 @@ def normalise_weights(
     Peers: verl `rollout_is_batch_normalize` (1e-8).
     """
     if level == "token":
-        mean = masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, epsilon=epsilon)
+        mean = masked_mean(weights_BT, mask_BT=loss_mask_BT, epsilon=epsilon)
     else:
         has_tokens_B = loss_mask_BT.any(1)
-        mean = masked_mean(
-            masked_mean(weights_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=epsilon), loss_mask_BT=has_tokens_B
-        )
-    return masked(weights_BT / mean, loss_mask_BT=loss_mask_BT)
+        mean = masked_mean(masked_mean(weights_BT, mask_BT=loss_mask_BT, dim=1, epsilon=epsilon), mask_BT=has_tokens_B)
+    return masked(weights_BT / mean, mask_BT=loss_mask_BT)
 
 
 def absolute(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
     """|log π − log π_ref| (verl `abs`)."""
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=other_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=other_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     return ratio_BT.abs()
 
 
@@ -86,7 +82,7 @@ def none(losses_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
 
 def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:
     """Σ m·(x − mean)² / (Σ m − ddof) over everything; 0 where that leaves no degree of freedom (verl raises)."""
-    centred_BT = masked(x_BT, loss_mask_BT=loss_mask_BT) - masked_mean(x_BT, loss_mask_BT=loss_mask_BT)
+    centred_BT = masked(x_BT, mask_BT=loss_mask_BT) - masked_mean(x_BT, mask_BT=loss_mask_BT)
     count = loss_mask_BT.sum()
-    squares = masked_sum(centred_BT.square(), loss_mask_BT=loss_mask_BT)
+    squares = masked_sum(centred_BT.square(), mask_BT=loss_mask_BT)
     return torch.where(count > ddof, squares / (count - ddof).clamp(min=1), torch.zeros_like(squares))

@@ -57,7 +57,7 @@ def rl_step(*, default_aggregation: str, clamp: float | None) -> Callable[[Varia
         gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]
         of_weights = {"advantage": advantages_BT, "reward": rewards_BT, "entropy": entropies(logits.detach())}
         return (
-            {f"stat.{name}": masks.masked_mean(x, loss_mask_BT=mask) for name, x in of_weights.items()}
+            {f"stat.{name}": masks.masked_mean(x, mask_BT=mask) for name, x in of_weights.items()}
             | _extremes(mask, advantage=advantages_BT, reward=rewards_BT)
             | _by_sign(policy_BT.detach(), counted_BT, mask)
             | _statistics(replace(step, policy_BT=policy_BT.detach()), clamp=limit)
@@ -85,7 +85,7 @@ def _by_sign(policy_BT: Tensor, weights_BT: Tensor, mask: Tensor) -> dict[str, A
     found: dict[str, Any] = {}
     for sign, where in (("positive", weights_BT > 0), ("negative", weights_BT < 0)):
         is_lost = bool(where.any()) and not bool((where & mask).any())
-        mean = masks.masked_mean(policy_BT, loss_mask_BT=where & mask)
+        mean = masks.masked_mean(policy_BT, mask_BT=where & mask)
         found[f"stat.mean_new_logprobs_{sign}_log_p_weights"] = (
             Uncompared("the mean of nothing: TapeAgents gives NaN, a run reports none") if is_lost else mean
         )
@@ -96,10 +96,10 @@ def _statistics(step: Step, *, clamp: float | None) -> dict[str, Tensor]:
     mask = step.mask
 
     def mean(x: Tensor) -> Tensor:
-        return masks.masked_mean(x, loss_mask_BT=mask)
+        return masks.masked_mean(x, mask_BT=mask)
 
     def ratio(a: Tensor, b: Tensor) -> Tensor:
-        return masks.log_ratio(a, denominator_BT=b, loss_mask_BT=mask).exp()
+        return masks.log_ratio(a, over_BT=b, mask_BT=mask).exp()
 
     new_old, estimate = ratio(step.policy_BT, step.old_BT), step.kl(log_ratio_clamp=clamp)
     held = (step.reference_BT - step.policy_BT).abs() > (torch.inf if clamp is None else clamp)
@@ -126,8 +126,8 @@ def _surrogates(step: Step, *, epsilon: float | None) -> dict[str, Tensor]:
     plain = step.tokens({"name": "importance_sampling"}).losses_BT
     clipped = step.tokens({"name": "clipped_ratio", **bounds}).losses_BT
     return {
-        "stat.surr1": masks.masked_mean(-plain, loss_mask_BT=step.mask),
-        "stat.surr2": masks.masked_mean(-clipped, loss_mask_BT=step.mask),
+        "stat.surr1": masks.masked_mean(-plain, mask_BT=step.mask),
+        "stat.surr2": masks.masked_mean(-clipped, mask_BT=step.mask),
     }
 
 
@@ -172,14 +172,14 @@ def entropy_of(v: Variant) -> Tensor:
 
 
 def means(x: Tensor, mask: Tensor) -> dict[str, Any]:
-    return {"all": masks.masked_mean(x, loss_mask_BT=mask), "row": masks.masked_mean(x, loss_mask_BT=mask, dim=1)}
+    return {"all": masks.masked_mean(x, mask_BT=mask), "row": masks.masked_mean(x, mask_BT=mask, dim=1)}
 
 
 def masked_sum(v: Variant) -> dict[str, Any]:
     entropy, mask = entropy_of(v), v.mask()
     return {
-        "all": masks.masked_sum(entropy, loss_mask_BT=mask),
-        "row": masks.masked_sum(entropy, loss_mask_BT=mask, dim=1),
+        "all": masks.masked_sum(entropy, mask_BT=mask),
+        "row": masks.masked_sum(entropy, mask_BT=mask, dim=1),
     }
 
 

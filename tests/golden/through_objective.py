@@ -90,7 +90,7 @@ class Step:
         if is_said and self._can_be_carried():
             return self._by_objective(algorithm)
         selection = self.chosen(algorithm.get("filters", ()))
-        losses_BT = masked(self.tokens(algorithm["policy_loss"]).losses_BT, loss_mask_BT=selection.gradient_NT)
+        losses_BT = masked(self.tokens(algorithm["policy_loss"]).losses_BT, mask_BT=selection.gradient_NT)
         losses_BT = losses_BT * self.correction(algorithm.get("corrections", ()))
         losses_BT = losses_BT if weights_BT is None else losses_BT * weights_BT
         if self.reference_BT is not None and penalty is not None:

@@ -41,19 +41,19 @@ def grpo_loss(loss: str) -> Callable[[Variant], dict[str, Any]]:
         low, high = _epsilons(v)
         aggregation, policy = _aggregation(v), {"name": loss, "epsilon_low": low, "epsilon_high": high}
         step = Step(policy_BT=policy_BT, old_BT=old_BT, advantages_BT=advantages_BT, mask=mask)
-        ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=counted)
+        ratio = masks.log_ratio(policy_BT, over_BT=old_BT, mask_BT=counted)
         everywhere = torch.ones_like(mask)
         result: dict[str, Any] = {
             "loss_objective": none(step.tokens(policy).losses_BT, loss_mask_NT=mask)
             if aggregation is None
             else step.loss({"policy_loss": policy, "aggregation": aggregation}),
-            "clip_fraction": masks.masked_mean(_outside(ratio, low, high).to(ratio.dtype), loss_mask_BT=everywhere),
-            "kl_approx": masks.masked_mean(-ratio, loss_mask_BT=everywhere),
+            "clip_fraction": masks.masked_mean(_outside(ratio, low, high).to(ratio.dtype), mask_BT=everywhere),
+            "kl_approx": masks.masked_mean(-ratio, mask_BT=everywhere),
             "ESS": _effective_sample_size(ratio, mask),
         }
         coefficient = v.option("entropy_coeff", 0.01)
         if v.option("entropy_bonus", True):
-            entropy_BT = masks.masked(logprobs.entropies(v["logits"]), loss_mask_BT=counted)
+            entropy_BT = masks.masked(logprobs.entropies(v["logits"]), mask_BT=counted)
             result["entropy"] = entropy_BT.mean()
             result["loss_entropy"] = -coefficient * _reduce(entropy_BT, mask, aggregation)
         for name, other, coefficient in (

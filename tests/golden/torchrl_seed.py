@@ -22,9 +22,9 @@ def grpo_loss(v: Variant) -> dict[str, Any]:
     mask = v["old_log_probs"] != 0
     policy_BT = logprobs.token_logprobs(v["logits"], token_ids_BT=v["tokens"])
     old_BT, advantages_BT = v["old_log_probs"], v["advantage"].squeeze(-1)
-    policy_kept = masks.masked(policy_BT, loss_mask_BT=mask)
+    policy_kept = masks.masked(policy_BT, mask_BT=mask)
     everywhere = torch.ones_like(mask)
-    ratio = masks.log_ratio(policy_kept, denominator_BT=old_BT, loss_mask_BT=everywhere)
+    ratio = masks.log_ratio(policy_kept, over_BT=old_BT, mask_BT=everywhere)
     token = ppo_clip(policy_kept, proximal_logprobs_BT=old_BT, advantages_BT=advantages_BT, loss_mask_BT=everywhere)
     result: dict[str, Any] = {
         "loss_objective": _reduce(token.losses_BT, v),
@@ -45,9 +45,7 @@ def grpo_loss(v: Variant) -> dict[str, Any]:
         if coefficient is not None and not mask.any():
             raise Unsupported("the mean of nothing: torchrl gave NaN, we give 0")
         if coefficient is not None:
-            estimate = masks.masked_mean(
-                kl.k3(policy_BT, other_logprobs_BT=other, loss_mask_BT=mask), loss_mask_BT=mask
-            )
+            estimate = masks.masked_mean(kl.k3(policy_BT, other_logprobs_BT=other, loss_mask_BT=mask), mask_BT=mask)
             result |= {f"kl_to_{name}": estimate, f"loss_kl_to_{name}": coefficient * estimate}
     return result | {"total": sum(value.sum() for name, value in result.items() if name.startswith("loss_"))}
 

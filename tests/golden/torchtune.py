@@ -35,13 +35,13 @@ def ppo_loss(v: Variant) -> dict[str, Any]:
     policy_loss = step.loss({"policy_loss": policy, "aggregation": aggregation})
     value_loss = aggregated(value.losses_BT, aggregation, value_mask)
     everything = torch.ones_like(mask)
-    ratio = masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=everything)
+    ratio = masks.log_ratio(v["log_probs"], over_BT=v["old_log_probs"], mask_BT=everything)
     return {
         "loss": policy_loss + v.option("value_coeff", 0.1) * value_loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "ratios": ratio.exp().mean(),
-        "clipfrac": masks.masked_mean(step.tokens(policy).clipped_BT.double(), loss_mask_BT=mask),
+        "clipfrac": masks.masked_mean(step.tokens(policy).clipped_BT.double(), mask_BT=mask),
     }
 
 
@@ -56,7 +56,7 @@ def estimate_advantages(v: Variant) -> dict[str, Any]:
         lambda_=v.option("lmbda"),
     )
     mask = v.mask() if v.option("masks") else everything
-    return {"advantages": masks.masked(_whiten(advantages, mask, center=False), loss_mask_BT=mask), "returns": returns}
+    return {"advantages": masks.masked(_whiten(advantages, mask, center=False), mask_BT=mask), "returns": returns}
 
 
 def whiten(v: Variant) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def whiten(v: Variant) -> dict[str, Any]:
 
 def masked_mean(v: Variant) -> dict[str, Any]:
     return {
-        "all": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask()),
-        "row": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask(), dim=1),
+        "all": masks.masked_mean(v["entropy"], mask_BT=v.mask()),
+        "row": masks.masked_mean(v["entropy"], mask_BT=v.mask(), dim=1),
     }
 
 
@@ -129,7 +129,7 @@ def truncate_for_logprobs(v: Variant) -> dict[str, Any]:
 
 
 def _whiten(x: torch.Tensor, mask: torch.Tensor, *, center: bool) -> torch.Tensor:
-    return masks.whiten(x, loss_mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
+    return masks.whiten(x, mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
 
 
 ADAPTERS = {

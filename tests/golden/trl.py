@@ -76,11 +76,11 @@ def loss_of(
     _refuse_cancellation(v, step)
     loss = scale * step.loss(algorithm, weights_BT=on_top_BT)
     metrics = _metrics(v, step, policy_loss, advantages=advantages)
-    metrics["metric.entropy"] = masks.masked_mean(entropy_BT, loss_mask_BT=mask)
+    metrics["metric.entropy"] = masks.masked_mean(entropy_BT, mask_BT=mask)
     if v.option("_entropy_bonus_enabled", bool(v.option("entropy_coef", 0.0))):
         metrics["metric.policy_loss"] = loss
         acts_BT = step.chosen(algorithm.get("filters", ())).gradient_NT
-        loss = loss - v.option("entropy_coef") * masks.masked_mean(entropy_BT, loss_mask_BT=acts_BT)
+        loss = loss - v.option("entropy_coef") * masks.masked_mean(entropy_BT, mask_BT=acts_BT)
     if mask.shape[1] == 1 and not mask.all():
         metrics = dict.fromkeys(metrics, _ROWS_OF_ONE)
     return metrics | {"loss": loss}
@@ -153,7 +153,7 @@ def _refuse_cancellation(v: Variant, step: Step) -> None:
     """TRL multiplies a tiny ratio by a huge k3; the gradient is what is left of their difference."""
     if step.reference_BT is None or _kl_estimator(v) == "k3" or step.policy_BT.dtype == torch.float64:
         return
-    gap_BT = masks.log_ratio(step.reference_BT, denominator_BT=step.policy_BT, loss_mask_BT=step.mask)
+    gap_BT = masks.log_ratio(step.reference_BT, over_BT=step.policy_BT, mask_BT=step.mask)
     if gap_BT.abs().max() > 15:
         raise Unsupported(
             "the corrected KL cancels in TRL's float32: at a log-ratio of 19 its gradient is -4.0, the true one -6.99"
@@ -168,10 +168,10 @@ def _metrics(v: Variant, step: Step, policy_loss: dict[str, Any], *, advantages:
     kind, mask, metrics = v.option("loss_type"), step.mask, {}
     if step.reference_BT is not None:
         estimate = step.kl(estimator=_kl_estimator(v))
-        metrics["metric.kl"] = masks.masked_mean(estimate, loss_mask_BT=mask)
+        metrics["metric.kl"] = masks.masked_mean(estimate, mask_BT=mask)
     if kind == "cispo":
         counted = step.tokens(policy_loss).clipped_high_BT & (step.advantages_BT > 0)
-        return metrics | {"metric.cispo_clip_ratio": masks.masked_mean(counted.double(), loss_mask_BT=mask)}
+        return metrics | {"metric.cispo_clip_ratio": masks.masked_mean(counted.double(), mask_BT=mask)}
     if kind == "vespo":
         return metrics | {"metric.vespo/phi_seq_mean": _phi_mean(step, policy_loss, advantages=advantages)}
     return metrics if kind == "sapo" else metrics | _clip_ratios(v, step, advantages=advantages)
@@ -182,22 +182,22 @@ def _phi_mean(step: Step, policy_loss: dict[str, Any], *, advantages: Tensor) ->
     shape = {name: value for name, value in policy_loss.items() if name not in ("name", "log_ratio_clamp")}
     ratio_BT = masks.log_ratio(
         step.policy_BT,
-        denominator_BT=step.rollout_BT,
-        loss_mask_BT=step.mask,
+        over_BT=step.rollout_BT,
+        mask_BT=step.mask,
         clamp=policy_loss.get("log_ratio_clamp"),
     )
     phi = vespo_weights(ratio_BT, advantages_BT=step.advantages_BT, loss_mask_BT=step.mask, **shape)
     if advantages.dim() == 2:
-        return masks.masked_mean(phi, loss_mask_BT=step.mask)
-    return torch.where(step.mask.any(1), masks.masked_mean(phi, loss_mask_BT=step.mask, dim=1), 1).mean()
+        return masks.masked_mean(phi, mask_BT=step.mask)
+    return torch.where(step.mask.any(1), masks.masked_mean(phi, mask_BT=step.mask, dim=1), 1).mean()
 
 
 def _clip_ratios(v: Variant, step: Step, *, advantages: Tensor) -> dict[str, Any]:
     """Counts by the sign of the advantage; where ratio and advantage are one per row, the mean is over rows."""
     is_sequence, mask = v.option("importance_sampling_level") == "sequence", step.mask
-    ratio = masks.log_ratio(step.policy_BT, denominator_BT=step.old_BT, loss_mask_BT=mask)
+    ratio = masks.log_ratio(step.policy_BT, over_BT=step.old_BT, mask_BT=mask)
     if is_sequence:
-        ratio = masks.masked_mean(ratio, loss_mask_BT=mask, dim=1)[:, None]
+        ratio = masks.masked_mean(ratio, mask_BT=mask, dim=1)[:, None]
     ratio = ratio.exp() if v.option("delta") is None else ratio.exp().clamp(max=v.option("delta"))
     A = advantages[:, None] if advantages.dim() == 1 else advantages
     low = (ratio < 1 - v.option("epsilon_low")) & (A < 0)
@@ -206,7 +206,7 @@ def _clip_ratios(v: Variant, step: Step, *, advantages: Tensor) -> dict[str, Any
     rows = counted.any(1)
 
     def mean(which: Tensor, *, dim: int | None = None) -> Tensor:
-        return masks.masked_mean(which.double(), loss_mask_BT=counted, dim=dim)
+        return masks.masked_mean(which.double(), mask_BT=counted, dim=dim)
 
     named = (("low", low), ("high", high), ("region", low | high))
     result: dict[str, Any] = {f"metric.clip_ratio/{name}_mean": mean(which) for name, which in named}
@@ -236,8 +236,8 @@ def forward(v: Variant) -> dict[str, Any]:
     policy_BT, entropy_BT, _ = _forward(v)
     mask = v.mask("completion_mask")
     return {
-        "log_probs": masks.masked(policy_BT, loss_mask_BT=mask),
-        "entropy": masks.masked(entropy_BT, loss_mask_BT=mask),
+        "log_probs": masks.masked(policy_BT, mask_BT=mask),
+        "entropy": masks.masked(entropy_BT, mask_BT=mask),
     }
 
 

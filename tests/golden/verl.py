@@ -21,7 +21,7 @@ def kl_penalty(v: Variant) -> dict[str, Any]:
     value = _kl_value(v["log_probs"], kind.removesuffix("+"), given)
     if kind.endswith("+"):
         value = peer_parts.straight_through(value, gradient_BT=kl.k2(v["log_probs"], **given))
-    return {"kl": value, "loss": masks.masked_sum(value, loss_mask_BT=v.mask())}
+    return {"kl": value, "loss": masks.masked_sum(value, mask_BT=v.mask())}
 
 
 def _kl_value(policy_BT: Tensor, kind: str, given: dict[str, Any]) -> Tensor:

@@ -15,7 +15,7 @@ from tests.golden.cases import Variant
 
 
 def _masked_whiten(x: Tensor, mask: Tensor, *, center: bool = True) -> Tensor:
-    return masks.whiten(x, loss_mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
+    return masks.whiten(x, mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
 
 
 def gae_advantages(v: Variant) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def gae_advantages(v: Variant) -> dict[str, Any]:
 
 def masked_mean(v: Variant) -> dict[str, Any]:
     return {
-        "mean": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask()),
-        "mean_axis1": masks.masked_mean(v["entropy"], loss_mask_BT=v.mask(), dim=1),
+        "mean": masks.masked_mean(v["entropy"], mask_BT=v.mask()),
+        "mean_axis1": masks.masked_mean(v["entropy"], mask_BT=v.mask(), dim=1),
     }
 
 
@@ -92,7 +92,7 @@ def whitened(compute: Callable[..., Tensor]) -> Callable[[Variant], dict[str, An
     def adapter(v: Variant) -> dict[str, Any]:
         rewards, groups = v["token_rewards"].sum(1), torch.tensor(v["group_index"])
         per_token = compute(v, rewards, groups)[:, None] * v.mask()
-        result = masks.masked(_masked_whiten(per_token, v.mask()), loss_mask_BT=v.mask())
+        result = masks.masked(_masked_whiten(per_token, v.mask()), mask_BT=v.mask())
         return {"advantages": result, "returns": result}
 
     return adapter
@@ -104,7 +104,7 @@ def centred(v: Variant, rewards: Tensor, groups: Tensor) -> Tensor:
 
 def reinforce_plus_plus(v: Variant) -> dict[str, Any]:
     returns = cumulative_returns(v["token_rewards"], loss_mask_NT=v.mask(), gamma=v.option("gamma"))
-    result = masks.masked(_masked_whiten(returns, v.mask()), loss_mask_BT=v.mask())
+    result = masks.masked(_masked_whiten(returns, v.mask()), mask_BT=v.mask())
     return {"advantages": result, "returns": returns}
 
 

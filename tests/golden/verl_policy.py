@@ -58,7 +58,7 @@ def agg_loss(v: Variant) -> dict[str, Any]:
 
 def mean(x_BT: Tensor, mask: Tensor) -> Tensor:
     x_BT = x_BT.double() if x_BT.dtype == torch.bool else x_BT
-    return masks.masked_mean(x_BT, loss_mask_BT=mask, epsilon=EPSILON)
+    return masks.masked_mean(x_BT, mask_BT=mask, epsilon=EPSILON)
 
 
 CLIP_SETTINGS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
@@ -95,7 +95,7 @@ def policy(
             token = step.tokens(policy_loss)
             algorithm = {"policy_loss": policy_loss, "aggregation": _aggregation(mode, mask)}
             loss = step.loss(algorithm, weights_BT=weights)
-            ratio = masks.log_ratio(policy_BT, denominator_BT=old_BT, loss_mask_BT=mask, clamp=clamp)
+            ratio = masks.log_ratio(policy_BT, over_BT=old_BT, mask_BT=mask, clamp=clamp)
             dual = torch.zeros_like(mask) if token.clipped_dual_BT is None else token.clipped_dual_BT
             return {
                 "loss": loss,
@@ -177,7 +177,7 @@ def kl_cov(v: Variant) -> dict[str, Any]:
 
 def kl_cov_with_abs(v: Variant) -> dict[str, Any]:
     """Its ppo_kl is of the absolute log-ratio."""
-    ratio = masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=v.mask())
+    ratio = masks.log_ratio(v["log_probs"], over_BT=v["old_log_probs"], mask_BT=v.mask())
     return kl_cov(v) | {"ppo_kl": mean(ratio.abs(), v.mask())}
 
 
@@ -203,7 +203,7 @@ def geo_mean(v: Variant) -> dict[str, Any]:
     token = step.tokens({"name": "gmpo", **bounds})
     weights = _weights(v)
     row_weights = 1 if weights is None else _row_mean((weights + 1e-10).log(), mask).exp()
-    ratio = masks.log_ratio(v["log_probs"], denominator_BT=v["old_log_probs"], loss_mask_BT=mask)
+    ratio = masks.log_ratio(v["log_probs"], over_BT=v["old_log_probs"], mask_BT=mask)
     outside = (ratio > high) | (ratio < -low)
     return {
         "loss": aggregated(token.losses_BT * row_weights, {"name": "sequence_mean", "empty_rows": "count"}, mask),
@@ -214,4 +214,4 @@ def geo_mean(v: Variant) -> dict[str, Any]:
 
 
 def _row_mean(x_BT: Tensor, mask: Tensor) -> Tensor:
-    return masks.masked_mean(x_BT, loss_mask_BT=mask, dim=1, epsilon=EPSILON)[:, None]
+    return masks.masked_mean(x_BT, mask_BT=mask, dim=1, epsilon=EPSILON)[:, None]

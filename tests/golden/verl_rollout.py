@@ -131,9 +131,7 @@ def bypass_mode(v: Variant) -> dict[str, Any]:
         mask = _rejection_mask(policy_BT.detach(), rollout_BT, everything, kinds, threshold)
     refuse_nothing(mask, "token-mean")
     is_reinforce = v.option("loss_type", "ppo_clip") == "reinforce"
-    ratio = masks.log_ratio(
-        policy_BT, denominator_BT=rollout_BT, loss_mask_BT=mask, clamp=None if is_reinforce else CLAMP
-    )
+    ratio = masks.log_ratio(policy_BT, over_BT=rollout_BT, mask_BT=mask, clamp=None if is_reinforce else CLAMP)
     result = {"m.ppo_kl": mean(-ratio, mask)}
     result |= {f"m.{name}": value for name, value in _off_policy(policy_BT, rollout_BT, everything).items()}
     # The function's own default is none, that of its section in verl's configuration is not.

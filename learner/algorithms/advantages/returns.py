@@ -34,17 +34,16 @@ def gae(
     advantages_NT = gae_scan(
         token_rewards_NT, values_NT=values_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, lambda_=lambda_, holes=holes
     )
-    returns_NT = masked(advantages_NT + values_NT, loss_mask_BT=loss_mask_NT)
-    return masked(advantages_NT, loss_mask_BT=loss_mask_NT), returns_NT
+    returns_NT = masked(advantages_NT + values_NT, mask_BT=loss_mask_NT)
+    return masked(advantages_NT, mask_BT=loss_mask_NT), returns_NT
 
 
 def gae_scan(
     rewards_NT: Tensor, *, values_NT: Tensor, loss_mask_NT: Tensor, gamma: float, lambda_: float, holes: Holes
 ) -> Tensor:
     """Advantages, with the scan's state left standing in masked entries, as peers leave it."""
-    rewards_NT = masked(rewards_NT, loss_mask_BT=loss_mask_NT)
-    values_NT = masked(values_NT, loss_mask_BT=loss_mask_NT)
-    rewards_NT, values_NT = _same_dtype(rewards_NT, values_NT)
+    dtype = torch.promote_types(rewards_NT.dtype, values_NT.dtype)
+    rewards_NT, values_NT = (masked(x_NT, mask_BT=loss_mask_NT).to(dtype) for x_NT in (rewards_NT, values_NT))
     advantage_N = next_value_N = values_NT.new_zeros(len(values_NT))
     columns: list[Tensor] = []
     for t in reversed(range(values_NT.shape[1])):
@@ -66,7 +65,7 @@ def token_rewards(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
         `cumulative_returns`
     Peers: verl and TapeAgents, whose batches may bring advantages with them
     """
-    return masked(token_rewards_NT, loss_mask_BT=loss_mask_NT)
+    return masked(token_rewards_NT, mask_BT=loss_mask_NT)
 
 
 def cumulative_returns(
@@ -84,21 +83,10 @@ def cumulative_returns(
     Peers: LightRFT and OpenRLHF `reinforce` (discount; they leave returns standing inside holes), verl `reinforce_plus_plus`
     """
     returns_NT = return_scan(token_rewards_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, holes=holes)
-    return masked(returns_NT, loss_mask_BT=loss_mask_NT)
+    return masked(returns_NT, mask_BT=loss_mask_NT)
 
 
 def return_scan(rewards_NT: Tensor, *, loss_mask_NT: Tensor, gamma: float, holes: Holes) -> Tensor:
-    """Returns, with the scan's state left standing in masked entries, as peers leave it."""
-    rewards_NT = masked(rewards_NT, loss_mask_BT=loss_mask_NT)
-    return_N = rewards_NT.new_zeros(len(rewards_NT))
-    columns: list[Tensor] = []
-    for t in reversed(range(rewards_NT.shape[1])):
-        is_step_N = loss_mask_NT[:, t] | (holes == "discount")
-        return_N = torch.where(is_step_N, rewards_NT[:, t] + gamma * return_N, return_N)
-        columns.append(return_N)
-    return torch.stack(columns[::-1], 1) if columns else rewards_NT
-
-
-def _same_dtype(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return a.to(dtype), b.to(dtype)
+    """Returns: advantages at values of 0 and λ 1, with what stands in masked entries."""
+    none_NT = torch.zeros_like(rewards_NT)
+    return gae_scan(rewards_NT, values_NT=none_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, lambda_=1.0, holes=holes)

@@ -101,7 +101,7 @@ def sum(loss_mask_NT: Tensor) -> Tensor:
 
 def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
     """Σ w·l, without a trace of losses that have no weight."""
-    kept_BT = masked(losses_BT, loss_mask_BT=weights_BT != 0)
+    kept_BT = masked(losses_BT, mask_BT=weights_BT != 0)
     return torch.sum(kept_BT * weights_BT.to(kept_BT.dtype))
 
 

@@ -109,7 +109,7 @@ def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tens
 def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor:
     length_N = loss_mask_NT.sum(1)
     num_kept_N = torch.clamp((length_N * share).long(), min=1).minimum(length_N)
-    ordered_NT = masked(entropies_NT, loss_mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
+    ordered_NT = masked(entropies_NT, mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
         dim=1, descending=True, stable=True
     )
     position_NT = torch.arange(ordered_NT.shape[1], device=ordered_NT.device).expand_as(ordered_NT)

@@ -127,7 +127,7 @@ def whiten(
     """
     return masks.whiten(
         advantages_NT,
-        loss_mask_BT=loss_mask_NT,
+        mask_BT=loss_mask_NT,
         center=center,
         scale=scale,
         ddof=ddof,

@@ -15,7 +15,7 @@ Level = Literal["token", "sequence", "geometric"]
 def importance_ratio(
     numerator_BT: Tensor,
     *,
-    denominator_BT: Tensor,
+    over_BT: Tensor,
     loss_mask_BT: Tensor,
     level: Level = "token",
     log_ratio_clamp: float | None = None,
@@ -24,13 +24,13 @@ def importance_ratio(
 
     The clamp acts on the log-ratio after it was summed (verl 20).
     """
-    ratio_BT = log_ratio(numerator_BT, denominator_BT=denominator_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(numerator_BT, over_BT=over_BT, mask_BT=loss_mask_BT)
     if level == "sequence":
-        ratio_BT = masked_sum(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+        ratio_BT = masked_sum(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
     elif level == "geometric":
-        ratio_BT = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+        ratio_BT = masked_mean(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
     ratio_BT = ratio_BT if log_ratio_clamp is None else ratio_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
-    return masked(ratio_BT.exp(), loss_mask_BT=loss_mask_BT)
+    return masked(ratio_BT.exp(), mask_BT=loss_mask_BT)
 
 
 def tis(
@@ -52,12 +52,12 @@ def tis(
     """
     ratio_BT = importance_ratio(
         proximal_logprobs_BT,
-        denominator_BT=rollout_logprobs_BT,
+        over_BT=rollout_logprobs_BT,
         loss_mask_BT=loss_mask_BT,
         level=level,
         log_ratio_clamp=log_ratio_clamp,
     )
-    return masked(ratio_BT.clamp(floor, cap), loss_mask_BT=loss_mask_BT)
+    return masked(ratio_BT.clamp(floor, cap), mask_BT=loss_mask_BT)
 
 
 def decoupled(
@@ -70,7 +70,7 @@ def decoupled(
     Degenerate: 1 where π_prox = μ
     Peers: AReaL `use_decoupled_loss`; after `sequence_mask`, OpenRLHF and NeMo-RL `seq-mask-tis`
     """
-    ratio_BT = importance_ratio(proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = importance_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
     return ratio_BT if cap is None else ratio_BT.clamp(max=cap)
 
 
@@ -94,7 +94,7 @@ def icepop(
     """
     ratio_BT = importance_ratio(
         proximal_logprobs_BT,
-        denominator_BT=rollout_logprobs_BT,
+        over_BT=rollout_logprobs_BT,
         loss_mask_BT=loss_mask_BT,
         level=level,
         log_ratio_clamp=log_ratio_clamp,

@@ -27,7 +27,7 @@ def sequence_mask(
     Peers: verl `rollout_rs` with geometric statistics, OpenRLHF `mask` at `geo` level
     """
     ratio_BT = importance_ratio(
-        proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, level=level
+        proximal_logprobs_BT, over_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, level=level
     )
     return ((ratio_BT >= low) & (ratio_BT <= high) & loss_mask_BT).to(ratio_BT.dtype)
 
@@ -52,17 +52,15 @@ def rejection(
     Degenerate: 1 where μ = π_old and low ≤ 0; bounds are on D itself: verl's bounds of k1 are on ratios, so take their logarithms
     Peers: verl `rollout_rs` (log_ratio_clamp 20), OpenRLHF gating
     """
-    ratio_BT = log_ratio(
-        proximal_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    rollout_BT = masked(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
+    rollout_BT = masked(rollout_logprobs_BT, mask_BT=loss_mask_BT)
     distance_BT = _distance(ratio_BT, rollout_BT, estimator=estimator)
     if level == "sum":
-        distance_BT = masked_sum(distance_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None]
+        distance_BT = masked_sum(distance_BT, mask_BT=loss_mask_BT, dim=1)[:, None]
     elif level == "mean":
-        distance_BT = masked_mean(distance_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None]
+        distance_BT = masked_mean(distance_BT, mask_BT=loss_mask_BT, dim=1)[:, None]
     elif level == "max":
-        distance_BT = masked(distance_BT, loss_mask_BT=loss_mask_BT, fill=-torch.inf).amax(1, keepdim=True)
+        distance_BT = masked(distance_BT, mask_BT=loss_mask_BT, fill=-torch.inf).amax(1, keepdim=True)
     return ((distance_BT >= low) & (distance_BT <= high) & loss_mask_BT).to(ratio_BT.dtype)
 
 
@@ -82,8 +80,8 @@ def opsm(
     Degenerate: none at ratio 1
     Peers: TRL `off_policy_mask_threshold`
     """
-    gap_BT = log_ratio(rollout_logprobs_BT, denominator_BT=policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    is_far_B1 = (masked_mean(gap_BT, loss_mask_BT=loss_mask_BT, dim=1) > delta)[:, None]
+    gap_BT = log_ratio(rollout_logprobs_BT, over_BT=policy_logprobs_BT, mask_BT=loss_mask_BT)
+    is_far_B1 = (masked_mean(gap_BT, mask_BT=loss_mask_BT, dim=1) > delta)[:, None]
     return (loss_mask_BT & ~(is_far_B1 & (advantages_BT < 0))).to(gap_BT.dtype)
 
 

@@ -35,10 +35,8 @@ def clip_cov(
     Degenerate: no token in the range leaves ppo_clip; tokens of equal covariance go together
     Peers: verl `clip_cov`, which draws among the candidates at random: not repeatable, and different on each rank
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     surrogate = clipped_surrogate(
         ratio_BT, advantages_BT=advantages_BT, epsilon_low=epsilon_low, epsilon_high=epsilon_high
     )
@@ -71,8 +69,8 @@ def kl_cov(
     Degenerate: tokens of equal covariance go together
     Peers: verl `kl_cov`
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    losses_BT = unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT))
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
+    losses_BT = unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT))
     if not batch_covariances_M.numel():
         return losses_BT
     num_chosen = max(int(cov_share * batch_covariances_M.numel()), 1)
@@ -83,6 +81,6 @@ def kl_cov(
 
 def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Tensor) -> Tensor:
     """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: the ranking of `clip_cov` and `kl_cov`."""
-    centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, loss_mask_BT=loss_mask_NT)
-    centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, loss_mask_BT=loss_mask_NT)
-    return masked(centred_logprobs_NT * centred_advantages_NT, loss_mask_BT=loss_mask_NT, fill=-math.inf)
+    centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, mask_BT=loss_mask_NT)
+    centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, mask_BT=loss_mask_NT)
+    return masked(centred_logprobs_NT * centred_advantages_NT, mask_BT=loss_mask_NT, fill=-math.inf)

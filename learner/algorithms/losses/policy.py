@@ -32,12 +32,10 @@ def ppo_clip(
     Peers: torchrl ClipPPO/GRPO, torchtune PPOLoss (ε 0.1), TapeAgents `grpo`, TRL (delta), DAPO (0.2/0.28); verl `vanilla` is
         dual_clip 3.0 and log_ratio_clamp 20; OpenRLHF log_ratio_clamp 20
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     return clipped_surrogate(
         ratio_BT,
-        advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT),
+        advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT),
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
         dual_clip=dual_clip,
@@ -56,9 +54,9 @@ def reinforce(
     Degenerate: none
     Peers: TapeAgents `reinforce` (`relu_log_p_weights` is positive_part; `use_advantages=False` is advantage `raw_reward`), verl `gpg`
     """
-    weights_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    weights_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     weights_BT = weights_BT.clamp(min=0) if positive_part else weights_BT
-    return -masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT) * weights_BT
+    return -masked(policy_logprobs_BT, mask_BT=loss_mask_BT) * weights_BT
 
 
 def importance_sampling(
@@ -77,10 +75,8 @@ def importance_sampling(
     Degenerate: unbounded; a clamp on the log-ratio bounds it
     Peers: TapeAgents `grpo` with a wide epsilon; tinker `importance_sampling`
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    return unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT))
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
+    return unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT))
 
 
 def clipped_ratio(
@@ -100,9 +96,9 @@ def clipped_ratio(
     Degenerate: none
     Peers: torchrl `CISPOLoss`
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
     low, high = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
-    losses_BT = -masked(advantages_BT, loss_mask_BT=loss_mask_BT) * ratio_BT.clamp(low, high).exp()
+    losses_BT = -masked(advantages_BT, mask_BT=loss_mask_BT) * ratio_BT.clamp(low, high).exp()
     return TokenLosses(losses_BT, clipped_low_BT=ratio_BT < low, clipped_high_BT=ratio_BT > high)
 
 
@@ -124,12 +120,10 @@ def cispo(
     Degenerate: none
     Peers: TRL `cispo` (epsilon_high is ε_max), verl `cispo` (ε_min 1−low, ε_max 1+high, log_ratio_clamp 20); torchrl's is `clipped_ratio`
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     ratio_BT = ratio_BT.detach().exp()
-    weights_BT = ratio_BT.clamp(epsilon_min, epsilon_max) * masked(advantages_BT, loss_mask_BT=loss_mask_BT)
-    losses_BT = -weights_BT * masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    weights_BT = ratio_BT.clamp(epsilon_min, epsilon_max) * masked(advantages_BT, mask_BT=loss_mask_BT)
+    losses_BT = -weights_BT * masked(policy_logprobs_BT, mask_BT=loss_mask_BT)
     return TokenLosses(losses_BT, clipped_low_BT=ratio_BT < epsilon_min, clipped_high_BT=ratio_BT > epsilon_max)
 
 
@@ -151,13 +145,13 @@ def cpgd(
     Degenerate: `offset="old_logprob"` adds log π_old to both terms: another value, the same gradient
     Peers: LightRFT `use_cpg_loss` (one ε for both sides, offset old_logprob)
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     low, high = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
     is_positive_BT = advantages_BT >= 0
     bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=high), ratio_BT.clamp(min=low))
     if offset == "old_logprob":
-        bounded_BT = bounded_BT + masked(proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
+        bounded_BT = bounded_BT + masked(proximal_logprobs_BT, mask_BT=loss_mask_BT)
     return TokenLosses(
         -bounded_BT * advantages_BT,
         clipped_low_BT=(ratio_BT < low) & (advantages_BT < 0),
@@ -183,10 +177,8 @@ def sapo(
     Degenerate: the gate saturates, so an extreme ratio has no gradient
     Peers: TRL, AReaL and SkyRL `sapo`, verl `sapo` (log_ratio_clamp 20, always aggregated as a sequence mean)
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     taus = advantages_BT.new_tensor([tau_positive, tau_negative])
     tau_BT = torch.where(advantages_BT > 0, taus[0], taus[1])
     # The gate is 1 to the last bit long before exp(60); beyond it 0·inf would make its gradient NaN.
@@ -218,12 +210,10 @@ def dppo(
     Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20), SkyRL `dppo`; prime-rl's default is
         `tv` with `kl.rollout`, estimator k2
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
-    policy_BT = masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    rollout_BT = masked(rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
+    policy_BT = masked(policy_logprobs_BT, mask_BT=loss_mask_BT)
+    rollout_BT = masked(rollout_logprobs_BT, mask_BT=loss_mask_BT)
     with torch.no_grad():
         moved_BT = policy_BT.exp() - rollout_BT.exp()
         distance_BT = moved_BT.abs() if divergence == "tv" else binary_kl(rollout_BT, to_logprobs_BT=policy_BT)
@@ -259,8 +249,6 @@ def dro(
     Degenerate: none
     Peers: verl `dro` (log_ratio_clamp 20), ROLL `kimi15` (β 0.1)
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     losses_BT = reinforce(policy_logprobs_BT, advantages_BT=advantages_BT, loss_mask_BT=loss_mask_BT)
     return losses_BT + 0.5 * beta * ratio_BT.square()

@@ -3,6 +3,8 @@
 A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as their papers do. Shapes: B rows, T tokens.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -31,17 +33,16 @@ def gspo(
         engine's rounding exceeds them: `proximal: recompute` (preset `gspo`). Staleness and the engine's gap are then for `corrections`
     Peers: TRL `importance_sampling_level="sequence"` (`luspo` aggregates it as `sequence_sum_mean`), OpenRLHF, AReaL, NeMo-RL
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    ratio_BT = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
-    return _sequence_surrogate(
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
+    ratio_BT = masked_mean(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+    return clipped_surrogate(
         ratio_BT,
-        advantages_BT,
-        loss_mask_BT,
+        advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT),
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
         dual_clip=dual_clip,
         delta=delta,
-        log_ratio_max=log_ratio_max,
+        log_ratio_max=math.inf if log_ratio_max is None else log_ratio_max,
     )
 
 
@@ -65,18 +66,17 @@ def gspo_token(
     Degenerate: equals `gspo`, value and gradient, under `sequence_mean` when A is constant in the trajectory
     Peers: verl `gspo` (log_ratio_max 10)
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    policy_BT = masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    sequence_B1 = masked_mean(ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].detach()
-    return _sequence_surrogate(
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
+    policy_BT = masked(policy_logprobs_BT, mask_BT=loss_mask_BT)
+    sequence_B1 = masked_mean(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].detach()
+    return clipped_surrogate(
         sequence_B1 + policy_BT - policy_BT.detach(),
-        advantages_BT,
-        loss_mask_BT,
+        advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT),
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
         dual_clip=dual_clip,
         delta=delta,
-        log_ratio_max=log_ratio_max,
+        log_ratio_max=math.inf if log_ratio_max is None else log_ratio_max,
     )
 
 
@@ -99,15 +99,15 @@ def gmpo(
     Degenerate: A = 0 gives 0
     Peers: TRL `gmpo`, verl `geo_mean` (its clip_ratio_low/high are the log-space bounds, length_epsilon 1e-8)
     """
-    ratio_BT = log_ratio(policy_logprobs_BT, denominator_BT=proximal_logprobs_BT, loss_mask_BT=loss_mask_BT)
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
     bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=log_clip_high), ratio_BT.clamp(min=-log_clip_low))
     bounded_BT = torch.where(is_positive_BT | is_negative_BT, bounded_BT, torch.zeros_like(bounded_BT))
-    ratio_B = masked_mean(bounded_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon).exp()
-    losses_B = -masked_mean(advantages_BT, loss_mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon) * ratio_B
+    ratio_B = masked_mean(bounded_BT, mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon).exp()
+    losses_B = -masked_mean(advantages_BT, mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon) * ratio_B
     return TokenLosses(
-        masked(losses_B[:, None].expand_as(ratio_BT), loss_mask_BT=loss_mask_BT),
+        masked(losses_B[:, None].expand_as(ratio_BT), mask_BT=loss_mask_BT),
         clipped_low_BT=is_negative_BT & (ratio_BT < -log_clip_low),
         clipped_high_BT=is_positive_BT & (ratio_BT > log_clip_high),
     )
@@ -134,9 +134,7 @@ def vespo(
     Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` holds log W
     Peers: TRL `vespo` (log_ratio_clamp 20, log_weight_min log 1e-8)
     """
-    ratio_BT = log_ratio(
-        policy_logprobs_BT, denominator_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, clamp=log_ratio_clamp
-    )
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     weights_BT = vespo_weights(
         ratio_BT,
         advantages_BT=advantages_BT,
@@ -147,8 +145,8 @@ def vespo(
         lambda_negative=lambda_negative,
         log_weight_min=log_weight_min,
     )
-    advantages_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT)
-    return -weights_BT * advantages_BT * masked(policy_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
+    return -weights_BT * advantages_BT * masked(policy_logprobs_BT, mask_BT=loss_mask_BT)
 
 
 @torch.no_grad()
@@ -165,29 +163,8 @@ def vespo_weights(
 ) -> Tensor:
     """φ(W) of `vespo` from log π/μ per token, [B, T]."""
     # Beyond exp(80) the weight is 0 to the last bit; inf − inf would make it NaN.
-    total_B1 = masked_sum(log_ratio_BT, loss_mask_BT=loss_mask_BT, dim=1)[:, None].clamp(min=log_weight_min, max=80.0)
-    is_positive_BT = masked(advantages_BT, loss_mask_BT=loss_mask_BT) >= 0
+    total_B1 = masked_sum(log_ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].clamp(min=log_weight_min, max=80.0)
+    is_positive_BT = masked(advantages_BT, mask_BT=loss_mask_BT) >= 0
     power_BT = torch.where(is_positive_BT, k_positive, k_negative).to(log_ratio_BT.dtype)
     decay_BT = torch.where(is_positive_BT, lambda_positive, lambda_negative).to(log_ratio_BT.dtype)
     return (power_BT * total_B1 + decay_BT * (1 - total_B1.exp())).exp()
-
-
-def _sequence_surrogate(
-    ratio_BT: Tensor,
-    advantages_BT: Tensor,
-    loss_mask_BT: Tensor,
-    *,
-    epsilon_low: float,
-    epsilon_high: float,
-    dual_clip: float | None,
-    delta: float | None,
-    log_ratio_max: float | None,
-) -> TokenLosses:
-    return clipped_surrogate(
-        ratio_BT if log_ratio_max is None else ratio_BT.clamp(max=log_ratio_max),
-        advantages_BT=masked(advantages_BT, loss_mask_BT=loss_mask_BT),
-        epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high,
-        dual_clip=dual_clip,
-        delta=delta,
-    )

@@ -23,12 +23,12 @@ def value_clip(
     Peers: torchtune, verl, OpenRLHF, LightRFT (mean per sequence, so aggregation `sequence_mean`), TRL
     """
     values_BT, returns_BT = at_least_float32(values_BT), at_least_float32(returns_BT)
-    error_BT = masked(values_BT - returns_BT, loss_mask_BT=loss_mask_BT).square()
+    error_BT = masked(values_BT - returns_BT, mask_BT=loss_mask_BT).square()
     if clip_range is None:
         return TokenLosses(0.5 * error_BT)
     old_values_BT = at_least_float32(old_values_BT)
     held_BT = torch.clamp(values_BT, old_values_BT - clip_range, old_values_BT + clip_range)
-    held_error_BT = masked(held_BT - returns_BT, loss_mask_BT=loss_mask_BT).square()
+    held_error_BT = masked(held_BT - returns_BT, mask_BT=loss_mask_BT).square()
     is_held_BT = held_error_BT > error_BT
     is_lower_BT = values_BT < old_values_BT
     losses_BT = 0.5 * torch.maximum(error_BT, held_error_BT)

@@ -132,7 +132,7 @@ class BatchTensors:
     def cleaned(self) -> Self:
         """What models gave per token in float64, 0 where masked."""
         found = self._of_models().items()
-        return replace(self, **{name: masked(x_NT.double(), loss_mask_BT=self.loss_mask_NT) for name, x_NT in found})
+        return replace(self, **{name: masked(x_NT.double(), mask_BT=self.loss_mask_NT) for name, x_NT in found})
 
     def _of_models(self) -> dict[str, Tensor]:
         """Log-probs, entropies and values, which may be anything where masked."""

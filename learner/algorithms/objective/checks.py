@@ -207,7 +207,7 @@ def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidate
 def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
     """Advantages of invented rewards; empty for an advantage that needs more than rewards."""
     size = trajectories_per_group
-    if advantage.needs_group_rewards_alone:
+    if advantage.requires == ("rewards_G",):
         return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (0.5, 3.0))]
     if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(
         advantage.requires

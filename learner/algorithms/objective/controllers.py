@@ -1,44 +1,32 @@
-"""State that moves from step to step: KL coefficients, running moments. All are values: observing a step gives the next one."""
+"""KL coefficients. They are values: observing a step gives those of the next one."""
 
 from dataclasses import dataclass, replace
 
-from cluster.contracts.algorithm_config import KlConfig
+from cluster.contracts.algorithm_config import AdaptiveKlConfig, KlConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedKl:
-    """Formula: β never changes. Peers: all."""
+class KlController:
+    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon), n trajectories observed; without `adaptive` β never changes.
 
-    coefficient: float
-
-    def observe(self, kl_per_trajectory: float, *, num_trajectories: int) -> "FixedKl":
-        return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveKl:
-    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon), n trajectories observed.
-
-    Source: Ziegler et al., arXiv:1909.08593. Peers: LightRFT, OpenRLHF and verl `AdaptiveKLController`.
+    Source: Ziegler et al., arXiv:1909.08593. Peers: LightRFT, OpenRLHF and verl `AdaptiveKLController`, `FixedKLController`.
     """
 
     coefficient: float
-    target: float = 6.0
-    horizon: int = 10_000
+    adaptive: AdaptiveKlConfig | None = None
 
-    def observe(self, kl_per_trajectory: float, *, num_trajectories: int) -> "AdaptiveKl":
-        error = min(max(kl_per_trajectory / self.target - 1, -0.2), 0.2)
-        return replace(self, coefficient=self.coefficient * (1 + error * num_trajectories / self.horizon))
+    def observe(self, kl_per_trajectory: float, *, num_trajectories: int) -> "KlController":
+        if self.adaptive is None:
+            return self
+        error = min(max(kl_per_trajectory / self.adaptive.target - 1, -0.2), 0.2)
+        return replace(self, coefficient=self.coefficient * (1 + error * num_trajectories / self.adaptive.horizon))
 
 
-def controllers(config: KlConfig) -> dict[str, FixedKl | AdaptiveKl]:
+def controllers(config: KlConfig) -> dict[str, KlController]:
     """One per term that the run has, by the term's name."""
-    found: dict[str, FixedKl | AdaptiveKl] = {}
-    for name in KlConfig.model_fields:
-        term = getattr(config, name)
-        adaptive = getattr(term, "adaptive", None)
-        if adaptive is not None:
-            found[name] = AdaptiveKl(coefficient=term.coefficient, target=adaptive.target, horizon=adaptive.horizon)
-        elif term is not None:
-            found[name] = FixedKl(coefficient=term.coefficient)
-    return found
+    terms = {name: getattr(config, name) for name in KlConfig.model_fields}
+    return {
+        name: KlController(coefficient=term.coefficient, adaptive=getattr(term, "adaptive", None))
+        for name, term in terms.items()
+        if term is not None
+    }

@@ -145,7 +145,7 @@ def _advantages(
             ) from error
     advantages, returns_NT = result if isinstance(result, tuple) else (result, None)
     per_token_NT = advantages if advantages.dim() == 2 else advantages[:, None].expand(mask_NT.shape)
-    return masked(per_token_NT, loss_mask_BT=mask_NT), returns_NT
+    return masked(per_token_NT, mask_BT=mask_NT), returns_NT
 
 
 def _per_group(batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier: EarlierReturns | None) -> Tensor:

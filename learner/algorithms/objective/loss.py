@@ -40,14 +40,14 @@ def loss(
 ) -> LossResult:
     """See `Objective.loss`; the rows are as wide as the log-probs."""
     value = parts.config.value
-    policy_BT = masked(policy_logprobs_BT.double(), loss_mask_BT=rows.batch.loss_mask_NT)
+    policy_BT = masked(policy_logprobs_BT.double(), mask_BT=rows.batch.loss_mask_NT)
     proximal_BT = _proximal(rows, policy_BT, proximal=parts.config.proximal)
     offered = _offered(
         rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
     )
     policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
     corrections_BT = _corrections(rows, parts, offered)
-    kept_BT = masked(policy_losses.losses_BT, loss_mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
+    kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
     recorder = Recorder(policy_BT.device)
@@ -96,7 +96,7 @@ def _regularisers(
             estimate_BT = _kl(term, policy_BT, other_BT, rows)
             found[name] = rows.kl_coefficients[field] * aggregate(estimate_BT, weights_BT=rows.weights_NT)
     if config.entropy_coefficient and entropies_BT is not None:
-        bonus_BT = masked(entropies_BT, loss_mask_BT=rows.loss_mask_NT)
+        bonus_BT = masked(entropies_BT, mask_BT=rows.loss_mask_NT)
         found["entropy_loss"] = -config.entropy_coefficient * aggregate(bonus_BT, weights_BT=rows.weights_NT)
     return found
 

@@ -52,7 +52,7 @@ def prepare(
     advantages_NT = credit.advantages_NT
     for step in parts.advantage_shaping:
         advantages_NT = step.with_given(offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT})
-    advantages_NT = masked(advantages_NT.double(), loss_mask_BT=batch.loss_mask_NT)
+    advantages_NT = masked(advantages_NT.double(), mask_BT=batch.loss_mask_NT)
     refuse_not_finite(batch, parts, advantages_NT)
     returns_NT = credit.returns_NT
     if parts.config.value is not None and returns_NT is None:
@@ -137,7 +137,7 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
 def _in_reward_units(batch: BatchTensors, moments: Mapping[str, RunningMoments]) -> BatchTensors:
     if "returns" not in moments or batch.values_NT is None:
         return batch
-    values_NT = masked(moments["returns"].restore(batch.values_NT), loss_mask_BT=batch.loss_mask_NT)
+    values_NT = masked(moments["returns"].restore(batch.values_NT), mask_BT=batch.loss_mask_NT)
     return replace(batch, values_NT=values_NT)
 
 

@@ -53,17 +53,17 @@ def record(
 
 def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor) -> None:
     mask_BT = rows.loss_mask_NT
-    kept_BT = masked(policy_BT, loss_mask_BT=mask_BT).double()
-    old_BT = kept_BT - masked(proximal_BT, loss_mask_BT=mask_BT)
+    kept_BT = masked(policy_BT, mask_BT=mask_BT).double()
+    old_BT = kept_BT - masked(proximal_BT, mask_BT=mask_BT)
     recorder.record("ratio", old_BT.exp(), mask_BT)
     recorder.record("surrogate", -unclipped_surrogate(old_BT, advantages_BT=rows.advantages_NT), mask_BT)
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
     recorder.record("kl_old_k1", -old_BT, mask_BT)
     recorder.record("kl_old_k3", torch.expm1(old_BT) - old_BT, mask_BT)
     if rows.batch.starting_logprobs_NT is not None:
-        moved_BT = kept_BT - masked(rows.batch.starting_logprobs_NT, loss_mask_BT=mask_BT)
+        moved_BT = kept_BT - masked(rows.batch.starting_logprobs_NT, mask_BT=mask_BT)
         recorder.record("kl_step_k3", torch.expm1(moved_BT) - moved_BT, mask_BT)
-    rollout_BT = kept_BT - masked(rows.batch.rollout_logprobs_NT, loss_mask_BT=mask_BT)
+    rollout_BT = kept_BT - masked(rows.batch.rollout_logprobs_NT, mask_BT=mask_BT)
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
     recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
@@ -74,7 +74,7 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
         recorder.record("mismatch_off_policy_steps", rows.batch.lags_NT, newest_BT)
     if rows.batch.reference_logprobs_NT is not None:
         mask_BT = mask_BT & ~rows.batch.reference_logprobs_NT.isnan()
-        reference_BT = kept_BT - masked(rows.batch.reference_logprobs_NT, loss_mask_BT=mask_BT)
+        reference_BT = kept_BT - masked(rows.batch.reference_logprobs_NT, mask_BT=mask_BT)
         recorder.record("ratio_reference", (-reference_BT).exp(), mask_BT)
         recorder.record("ratio_reference_old", (old_BT - reference_BT).exp(), mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)

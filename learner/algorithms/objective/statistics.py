@@ -31,10 +31,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "clip_fraction_low": (("share",), "The part held by the lower bound (A < 0)."),
     "clip_fraction_high": (("share",), "The part held by the upper bound (A > 0)."),
     "clip_fraction_dual": (("share",), "Share of tokens held by dual_clip, delta or a cap on weights."),
-    "ratio_outside": (
-        ("share",),
-        "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage.",
-    ),
+    "ratio_outside": (("share",), "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage."),
     "ratio": (("mean", "min", "max"), "π/π_old."),
     "surrogate": (("mean",), "π/π_old · A, before any bound."),
     "bounded_surrogate": (("mean",), "What the policy loss makes of it: minus the loss per token, before corrections."),
@@ -151,14 +148,6 @@ class Statistics:
         stacked = torch.stack([part.moments_Q5 for part in parts])
         sums, least, most = stacked[..., :3].sum(0), stacked[..., 3:4].amin(0), stacked[..., 4:5].amax(0)
         return cls(torch.cat([sums, least, most], 1))
-
-    def to_tensor(self) -> Tensor:
-        """[Q, 5] float64, for all_gather; `from_tensor` reads it back."""
-        return self.moments_Q5
-
-    @classmethod
-    def from_tensor(cls, moments_Q5: Tensor) -> Self:
-        return cls(moments_Q5.to(torch.float64))
 
     def compute(self, *, num_updates: int = 1) -> dict[str, float]:
         """The reported numbers, losses as a mean over so many updates. A quantity that nothing was recorded of is absent."""

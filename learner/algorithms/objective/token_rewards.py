@@ -18,7 +18,7 @@ def place_rewards(
     """
     rewards_N = rewards_N if rewards_N.is_floating_point() else rewards_N.float()
     if placement == "every_token":
-        return masked(rewards_N[:, None].expand(loss_mask_NT.shape), loss_mask_BT=loss_mask_NT)
+        return masked(rewards_N[:, None].expand(loss_mask_NT.shape), mask_BT=loss_mask_NT)
     position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
     last_N = (
         torch.where(loss_mask_NT, position_T, -1).amax(1)
@@ -37,7 +37,7 @@ def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
     earner_NT = torch.where(loss_mask_NT, position_T, -1)
     earner_NT = earner_NT.cummax(1).values if earner_NT.numel() else earner_NT
-    earned_NT = masked(token_rewards_NT, loss_mask_BT=earner_NT >= 0)
+    earned_NT = masked(token_rewards_NT, mask_BT=earner_NT >= 0)
     return torch.zeros_like(earned_NT).scatter_add(1, earner_NT.clamp(min=0), earned_NT)
 
 

@@ -17,22 +17,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "sequence_mean",
         "kl": {"loss": {"coefficient": 0.04, "estimator": "k3"}},
     },
-    "dr_grpo": {
-        "advantage": "dr_grpo",
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_sum_over_length",
-    },
+    "dr_grpo": {"advantage": "dr_grpo", "policy_loss": {"name": "ppo_clip"}, "aggregation": "sequence_sum_over_length"},
     "dapo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
         "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28},
         "aggregation": "token_mean",
         "filters": ["zero_variance", "overlong_mask"],
     },
-    "lite_ppo": {
-        "advantage": "group_mean_batch_std",
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "token_mean",
-    },
+    "lite_ppo": {"advantage": "group_mean_batch_std", "policy_loss": {"name": "ppo_clip"}, "aggregation": "token_mean"},
     "gspo": {
         "advantage": {"name": "grpo", "epsilon": 1e-6},
         "policy_loss": {"name": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4},

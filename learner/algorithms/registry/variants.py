@@ -43,11 +43,6 @@ class Variant:
         return any(name.endswith(("_NT", "_N")) for name in self.asks)
 
     @property
-    def needs_group_rewards_alone(self) -> bool:
-        """One group's rewards are enough to call it."""
-        return self.requires == ("rewards_G",)
-
-    @property
     def is_of_a_group(self) -> bool:
         """One group by itself is enough to call it, so the cluster can, before there is a batch."""
         return OF_A_GROUP.issuperset(self.asks)

@@ -43,7 +43,7 @@ def test_what_is_written_is_verified_and_read(tmp_path: Path):
     directory = _save(tmp_path / "step-000001")
     manifest = verify(directory, expected_parameters="p")
     assert manifest.extra == {"a": 1}
-    assert checkpoint.read_states(directory, manifest).tensor("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert checkpoint.States(directory, manifest).tensor("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(

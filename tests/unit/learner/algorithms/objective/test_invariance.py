@@ -211,11 +211,9 @@ def _both_ranks(made: Objective, *, rank: int) -> tuple[float, dict[str, float],
     loss, gradient = result.loss.detach(), policy.grad
     torch.distributed.all_reduce(loss)
     torch.distributed.all_reduce(gradient)
-    moments = [torch.empty_like(result.statistics.to_tensor()) for _ in range(2)]
-    torch.distributed.all_gather(moments, result.statistics.to_tensor())
-    report = Statistics.merge(
-        [made.statistics(prepared), *(Statistics.from_tensor(part) for part in moments)]
-    ).compute()
+    moments = [torch.empty_like(result.statistics.moments_Q5) for _ in range(2)]
+    torch.distributed.all_gather(moments, result.statistics.moments_Q5)
+    report = Statistics.merge([made.statistics(prepared), *(Statistics(part) for part in moments)]).compute()
     return loss.item(), report, gradient.tolist()
 
 
