@@ -117,7 +117,7 @@ def partition_kl(
     `loss_add_tail`; its reverse KL takes the student's tokens); torchrl's `kl_direction` estimates both from the sampled token
     """
     mask_BT1 = loss_mask_BT[..., None]
-    log_p, log_q = (masked(x.double(), loss_mask_BT=mask_BT1) for x in (policy_partition_BTP, other_partition_BTP))
+    log_p, log_q = (masked(x.double(), mask_BT=mask_BT1) for x in (policy_partition_BTP, other_partition_BTP))
     if direction == "forward":
         log_p, log_q = log_q, log_p
     return (log_p.exp() * (log_p - log_q) - log_p.exp() + log_q.exp()).sum(-1)

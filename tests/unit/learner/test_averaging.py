@@ -12,16 +12,10 @@ from transformers import AutoModelForCausalLM
 from cluster.contracts.errors import CheckpointError
 from learner.averaging import WeightAverage
 from learner.learner import Learner
-from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_config, make_group
 
 EWMA: dict[str, Any] = {"proximal": "ewma", "proximal_decay": 0.5}
 DTYPES = ("float32", "bfloat16")
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def _groups(version: int, **columns: Any) -> list[pa.RecordBatch]:

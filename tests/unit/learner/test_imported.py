@@ -1,7 +1,5 @@
 """Trajectories that no policy of a run sampled: what the learner takes in place of the log-probs that no one knows."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,15 +7,9 @@ from torch.testing import assert_close
 from cluster.contracts.errors import ConfigError
 from learner.learner import Learner
 from learner.model.reference import ReferenceModel
-from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_config, make_group
 
 RECOMPUTE = {"policy_loss": "ppo_clip", "proximal": "recompute"}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def imported(index: int = 0):

@@ -21,12 +21,7 @@ from learner.learner import Learner
 from learner.model.reference import ReferenceModel
 from tests.models import make_tiny_model
 from tests.unit.learner.disk import largest_file
-from tests.unit.learner.trajectories import make_config, make_group
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
+from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
 
 def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
@@ -238,15 +233,9 @@ def test_a_checkpoint_of_another_model_is_foreign(model_path: Path, tmp_path: Pa
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories(model_path: Path, tmp_path: Path):
-    learner = Learner(
-        make_config(
-            model_path, learner={"max_non_finite_updates": 1}, algorithm={"policy_loss": "importance_sampling"}
-        ),
-        run_dir=str(tmp_path),
-    )
+    learner = Learner(make_unbounded_config(model_path, max_skipped=1), run_dir=str(tmp_path))
     before = _weights(learner)
-    # exp(policy - rollout) overflows where the rollout claims a log-prob of -1e5.
-    bad = make_group(0, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    bad = make_overflowing_group(0)
     stats = learner.update(bad)
     assert stats.metrics["learner/skipped"] == 1.0 and stats.policy_version == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
@@ -258,13 +247,8 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories
 
 def test_a_step_is_skipped_even_where_its_trajectories_cannot_be_saved(model_path: Path, tmp_path: Path):
     (tmp_path / "quarantine").write_text("a file in the folder's place")
-    learner = Learner(
-        make_config(
-            model_path, learner={"max_non_finite_updates": 1}, algorithm={"policy_loss": "importance_sampling"}
-        ),
-        run_dir=str(tmp_path),
-    )
-    bad = make_group(0, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+    learner = Learner(make_unbounded_config(model_path, max_skipped=1), run_dir=str(tmp_path))
+    bad = make_overflowing_group(0)
     assert learner.update(bad).metrics["learner/skipped"] == 1.0
     with pytest.raises(NumericsError, match="were not saved"):
         learner.update(bad)

@@ -8,12 +8,7 @@ from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfi
 from cluster.contracts.errors import ConfigError
 from learner.memory import MemoryEstimate, check_fits, estimate
 from learner.model.policy import read_config
-from tests.models import make_tiny_model, make_tiny_reward_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
+from tests.models import make_tiny_reward_model
 
 
 def _estimate(

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import Demonstrations
 from learner.learner import Learner
-from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_config, make_group
 
 ROWS = [([5, 6, 7], [8, 9]), ([5, 6, 7], [10, 11, 12, 13]), ([20, 21], [22]), ([30], [31, 32, 33])]
@@ -26,11 +25,6 @@ class Asked(Demonstrations):
     def of_update(self, number: int) -> list[tuple[list[int], list[int]]]:
         self.numbers.append(number)
         return ROWS
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def learner_of(model_path: Path, demonstrations: Demonstrations | None = None, **sections) -> Learner:

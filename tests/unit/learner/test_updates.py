@@ -16,15 +16,9 @@ from learner.forward_backward import MiniBatch
 from learner.guard import NonFiniteGuard
 from learner.learner import Learner
 from learner.updates import split
-from tests.models import make_tiny_model
-from tests.unit.learner.trajectories import make_config, make_group
+from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
 SIX_GROUPS_OF_TWO = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def _groups(version: int, **columns: Any) -> list[pa.RecordBatch]:
@@ -274,27 +268,17 @@ def test_a_loss_that_is_not_finite_makes_no_update_though_its_gradient_is_0():
 
 
 def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path: Path):
-    config = make_config(
-        model_path,
-        learner={"mini_batches": 2, "max_non_finite_updates": 2},
-        algorithm={"policy_loss": "importance_sampling"},
-    )
-    learner = Learner(config)
-    bad = [make_group(i, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5])) for i in range(2)]
+    learner = Learner(make_unbounded_config(model_path, max_skipped=2, mini_batches=2))
+    bad = [make_overflowing_group(i) for i in range(2)]
     assert learner.update(*bad).metrics["learner/skipped_in_a_row"] == 2.0
     with pytest.raises(NumericsError, match="3 updates in a row"):
         learner.update(*bad)
 
 
 def test_updates_that_are_not_finite_are_counted_in_a_row_over_a_resume(model_path: Path, tmp_path: Path):
-    config = make_config(
-        model_path,
-        learner={"mini_batches": 2, "max_non_finite_updates": 2},
-        algorithm={"policy_loss": "importance_sampling"},
-        checkpoint={"asynchronous": False},
-    )
+    config = make_unbounded_config(model_path, max_skipped=2, mini_batches=2)
     learner, resumed = Learner(config), Learner(config)
-    bad = [make_group(i, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5])) for i in range(2)]
+    bad = [make_overflowing_group(i) for i in range(2)]
     learner.update(*bad)
     learner.save(str(tmp_path / "step-000001"), {})
     resumed.restore(str(tmp_path / "step-000001"))
@@ -343,16 +327,10 @@ def test_a_mini_batch_without_policy_gradient_is_an_update_of_the_other_losses(m
 
 
 def test_a_step_that_fails_between_its_updates_leaves_no_step_to_save(model_path: Path):
-    config = make_config(
-        model_path,
-        learner={"mini_batches": 2, "max_non_finite_updates": 0},
-        algorithm={"policy_loss": "importance_sampling"},
-    )
-    learner = Learner(config)
+    learner = Learner(make_unbounded_config(model_path, max_skipped=0, mini_batches=2))
     assert learner.update(*_groups(0)) == learner.last_step()
-    bad = make_group(1, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
     with pytest.raises(NumericsError):
-        learner.update(make_group(0), bad)
+        learner.update(make_group(0), make_overflowing_group(1))
     assert learner.last_step() is None
 
 

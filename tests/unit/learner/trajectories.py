@@ -75,3 +75,18 @@ def with_partition(group: pa.RecordBatch) -> pa.RecordBatch:
         reference_top_ids=[[(token + i) % VOCABULARY for token in tokens for i in (1, 2)] for tokens in completions],
         reference_top_logprobs=[np.log([0.5, 0.3, 0.2] * len(tokens)) for tokens in completions],
     )
+
+
+def make_overflowing_group(index: int) -> pa.RecordBatch:
+    """Its loss is not finite under `importance_sampling`: π/μ overflows where the rollout claims a log-prob of -1e5."""
+    return make_group(index, rewards=(1.0, 0.0), max_length=1, rollout_logprobs=([-1e5], [-1e5]))
+
+
+def make_unbounded_config(model_path: Path, *, max_skipped: int, **learner: Any) -> RunConfig:
+    """Of a learner whose loss overflows on such groups, and that skips so many updates in a row."""
+    return make_config(
+        model_path,
+        learner={"max_non_finite_updates": max_skipped, **learner},
+        algorithm={"policy_loss": "importance_sampling"},
+        checkpoint={"asynchronous": False},
+    )
