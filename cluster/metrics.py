@@ -83,8 +83,8 @@ METRICS: dict[str, str] = {
     "learner/micro_batches": "Forward and backward passes of the step, over all ranks.",
     "learner/skipped_in_a_row": "Updates skipped in a row because loss or gradient were not finite.",
     "updates/<quantity>/<number>": "Of each update of a step of several, by its number from 1: `loss`, `kl_old_k3_mean`, "
-    "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, `critic_gradient_norm` and `skipped`, as they "
-    "are named below.",
+    "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, "
+    "`critic_gradient_norm` and `skipped`, as they are named below.",
     "weights/size_bytes": "Bytes of one broadcast to each worker.",
     "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",

@@ -39,7 +39,7 @@ def completion_logits(logits_BTV: Tensor, *, prompt_length: int) -> Tensor:
 def sequence_logprobs(logprobs_BT: Tensor, *, loss_mask_BT: Tensor, average: bool = False) -> Tensor:
     """One log-prob per row: the sum of its tokens', or their mean; 0 for a row with nothing unmasked (torchtune `get_batch_log_probs`)."""
     reduce = masked_mean if average else masked_sum
-    return reduce(logprobs_BT, loss_mask_BT=loss_mask_BT, dim=1)
+    return reduce(logprobs_BT, mask_BT=loss_mask_BT, dim=1)
 
 
 def of_role(logprobs_BT: Tensor, *, role_mask_BT: Tensor) -> Tensor:
