@@ -234,8 +234,8 @@ def verify_model(folder: Path) -> None:
 class States:
     """The ranks' state files as whole tensors, one at a time: shards are parts of the first dimension, in order of rank."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        names = [state_name(rank, manifest.num_ranks) for rank in range(manifest.num_ranks)]
+    def __init__(self, directory: Path, *, num_ranks: int) -> None:
+        names = [state_name(rank, num_ranks) for rank in range(num_ranks)]
         self._files = [safe_open(directory / name, framework="pt") for name in names]
 
     def names(self) -> list[str]:

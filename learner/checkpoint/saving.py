@@ -109,7 +109,7 @@ class Saver:
         """The rank as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
         self.finish()
         manifest = files.verify(directory, expected_parameters=self._parameters_digest())
-        states = files.States(directory, manifest)
+        states = files.States(directory, num_ranks=manifest.num_ranks)
         masters = self._optimizer.masters()
         moments: dict[str, Tensor] = {}
         for name in states.names():

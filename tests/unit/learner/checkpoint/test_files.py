@@ -43,7 +43,12 @@ def test_what_is_written_is_verified_and_read(tmp_path: Path):
     directory = _save(tmp_path / "step-000001")
     manifest = verify(directory, expected_parameters="p")
     assert manifest.extra == {"a": 1}
-    assert checkpoint.States(directory, manifest).tensor("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert checkpoint.States(directory, num_ranks=manifest.num_ranks).tensor("weight/w").tolist() == [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +145,10 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
 
 def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
     for rank, part in enumerate([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]):
-        write_tensors(tmp_path / str(rank), {"w": part, "step": torch.tensor(7.0), "own": part.clone()})
-    states = States([tmp_path / "0", tmp_path / "1"])
+        write_tensors(
+            tmp_path / checkpoint.state_name(rank, 2), {"w": part, "step": torch.tensor(7.0), "own": part.clone()}
+        )
+    states = States(tmp_path, num_ranks=2)
     assert states.tensor("w").tolist() == [[1.0], [2.0], [3.0]] and float(states.tensor("step")) == 7.0
     assert states.of_rank("own", 2) is None
 
