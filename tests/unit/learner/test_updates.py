@@ -264,7 +264,10 @@ def test_a_loss_that_is_not_finite_makes_no_update_though_its_gradient_is_0():
     update = MiniBatch(rows=[0], micro_batches=[SimpleNamespace(rows=[0])])
     for loss, is_made in ((1.0, True), (float("inf"), False)):
         losses = torch.tensor([loss])
-        assert guard.admits(None, update, losses=losses, gradient_norm=torch.zeros(()), place=(0, 1)) is is_made
+        assert (
+            guard.admits(None, update, losses=losses, gradient_norms={"policy": torch.zeros(())}, place=(0, 1))
+            is is_made
+        )
 
 
 def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path: Path):
