@@ -1,0 +1,77 @@
+"""A reward of three parts over two sources, two of them bad judges: a group is whole or gone, and nothing is a zero that was a failure."""
+
+import json
+import math
+
+import pytest
+
+from tests.integration.faults import Run, write_run
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+JUDGES = "tests.integration.judges"
+NUM_STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("parts")
+    rows = [{"prompt": f"{number} + 1 =", "kind": "odd" if number % 2 else "even"} for number in range(40)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = write_run(
+        folder,
+        make_tiny_model(folder / "model"),
+        num_steps=NUM_STEPS,
+        deterministic=False,
+        prompts={"name": "file", "path": str(folder / "prompts.jsonl"), "text_as": "text"},
+        reward={
+            "num_services": 2,
+            "parts": {
+                "digits": {"judge": f"{JUDGES}:digit_share", "weight": 2.0},
+                "picky": {"judge": f"{JUDGES}:picky", "weight": 0.25},
+                "wild": {"judge": f"{JUDGES}:wild", "weight": 0.5, "timeout_s": 0.5, "on_failure": "part"},
+            },
+            "by_source": {"even": ["digits", "picky"], "odd": ["digits", "wild"]},
+            "source_column": "kind",
+            "max_memory_bytes": 2**30,
+        },
+        algorithm={},
+    )
+    return Run(folder / "run").to_end(file)
+
+
+def test_the_run_ends_and_every_group_is_accounted_for(run):
+    assert run.num_steps() == NUM_STEPS
+    assert run.problems() == ()
+    assert {"reward-0", "reward-1"} <= run.events("started")[0]["actors"].keys()
+
+
+def test_each_reward_is_the_sum_of_its_groups_recipe(run):
+    weights = {"digits": 2.0, "picky": 0.25, "wild": 0.5}
+    recipes = {"even": {"digits", "picky"}, "odd": {"digits", "wild"}}
+    num_left = 0
+    for table in run.trajectories().values():
+        for row in table.to_pylist():
+            parts = dict(row["reward_components"])
+            assert parts.keys() == recipes[json.loads(row["info"])["kind"]]
+            if row["reward_status"] == "ok":
+                known = {name: value for name, value in parts.items() if value is not None}
+                assert row["reward"] == pytest.approx(math.fsum(weights[name] * value for name, value in known.items()))
+                assert parts.keys() - known.keys() <= {"wild"}
+            else:
+                assert row["reward"] is None and row["reward_message"].startswith("judge:picky ValueError: nothing")
+        for group in set(table["group_id"].to_pylist()):
+            rows = [dict(row["reward_components"]) for row in table.to_pylist() if row["group_id"] == group]
+            has_it = {row.get("wild") is not None for row in rows}
+            assert len(has_it) == 1, "a part is there for the whole group or for none of it"
+            num_left += "wild" in rows[0] and has_it == {False}
+    assert num_left > 0
+
+
+def test_failures_are_told_by_part_and_means_by_source(run):
+    numbers = [*run.metrics().values()]
+    assert sum(each.get("reward/wild/num_failed", 0) for each in numbers) > 0
+    assert all(each["reward/digits/judging_s"] > 0 for each in numbers)
+    assert any("reward/mean/odd" in each and "reward/digits/even" in each for each in numbers)
+    told = {failure["kind"] for event in run.events("reward_failure") for failure in event["failures"]}
+    assert "part left" in told
