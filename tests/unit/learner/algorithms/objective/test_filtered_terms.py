@@ -26,6 +26,7 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
         rewards_N=tensor([2.0], dtype=torch.float64),
         completion_lengths_N=tensor([2]),
         values_NT=None,
+        reference_partition_NTP=None,
     )
     made = Objective.from_config(
         AlgorithmConfig.model_validate(
