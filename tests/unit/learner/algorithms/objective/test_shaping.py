@@ -94,6 +94,7 @@ def test_length_divides_the_advantage_or_the_reward():
         completion_lengths_N=tensor([4, 1]),
         entropies_NT=None,
         values_NT=None,
+        reference_partition_NTP=None,
         **{f"{name}_logprobs_NT": values for name, values in per_token.items()},
     )
     over = make(advantage="raw_reward", advantage_shaping=["over_length"])
