@@ -24,7 +24,6 @@ METRICS: dict[str, str] = {
     "reward/<part>": "Of a reward of several parts, the mean of a part, before its weight; `reward/<part>/<name>` is a component that the "
     "part's judge returned.",
     "reward/<part>/num_failed": "Trajectories judged since the last step for which the part failed.",
-    "reward/<part>/judging_s": "Seconds that the part took for a group, mean; `reward/judging_s` without parts.",
     "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt is of this source "
     "(`reward.by_source`); `reward/<part>/<source>` too.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
@@ -46,6 +45,7 @@ METRICS: dict[str, str] = {
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks; every epoch counts them.",
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until every worker serves its weights.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
+    "time/<part>/judging_s": "Seconds that a part of the reward took for a group, mean; `time/judging_s` without parts.",
     "time/learning_s": "Seconds of the learner's step.",
     "time/assemble_s": "Seconds of it that trajectories took to become tensors.",
     "time/first_look_s": "Seconds of its extra forward passes (recomputed log-probs, values); about 0 without them.",

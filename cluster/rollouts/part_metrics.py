@@ -34,7 +34,7 @@ class PartMetrics:
         seconds, num_failed, rewards = self._seconds, self._num_failed, self._rewards
         self._seconds, self._num_failed, self._rewards = {}, {}, {}
         return {
-            **{f"reward/{name}/judging_s".replace("//", "/"): fmean(each) for name, each in seconds.items()},
+            **{f"time/{name}/judging_s".replace("//", "/"): fmean(each) for name, each in seconds.items()},
             **{f"reward/{name}/num_failed": float(each) for name, each in num_failed.items() if name},
             **{f"reward/{name}": fmean(each) for name, each in rewards.items()},
         }

@@ -71,7 +71,7 @@ def test_each_reward_is_the_sum_of_its_groups_recipe(run):
 def test_failures_are_told_by_part_and_means_by_source(run):
     numbers = [*run.metrics().values()]
     assert sum(each.get("reward/wild/num_failed", 0) for each in numbers) > 0
-    assert all(each["reward/digits/judging_s"] > 0 for each in numbers)
+    assert all(each["time/digits/judging_s"] > 0 for each in numbers)
     assert any("reward/mean/odd" in each and "reward/digits/even" in each for each in numbers)
     told = {failure["kind"] for event in run.events("reward_failure") for failure in event["failures"]}
     assert "part left" in told

@@ -19,7 +19,7 @@ def test_parts_tell_failures_time_and_means_by_source():
     judged(metrics, 1, source="maths", rewards=(4.0, None), style=(0.5, None), seconds=3.0, num_failed=1)
     judged(metrics, -1, source="chat", rewards=(9.0, 9.0), style=(9.0, 9.0), seconds=9.0)  # held out
     assert metrics.drain() == {
-        "reward/style/judging_s": 2.0,
+        "time/style/judging_s": 2.0,
         "reward/style/num_failed": 1.0,
         "reward/mean/chat": 1.5,
         "reward/mean/maths": 4.0,
