@@ -6,7 +6,6 @@ Shapes: B rows (N of the batch), T tokens.
 import torch
 from torch import Tensor
 
-from learner.algorithms.corrections.importance import Level
 from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
@@ -44,22 +43,6 @@ def optimal_token_baseline(
         has_company_T = loss_mask_NT[rows].sum(0) > 1
         result_NT[rows] = returns_NT[rows] - torch.where(has_company_T, baseline_T, 0)
     return masked(result_NT, mask_BT=loss_mask_NT)
-
-
-def normalise_weights(
-    weights_BT: Tensor, *, loss_mask_BT: Tensor, level: Level = "token", epsilon: float = 0.0
-) -> Tensor:
-    """Weights divided by their mean over the batch's tokens, or (one weight per trajectory) over its trajectories.
-
-    `epsilon` is added to token counts.
-    Peers: verl `rollout_is_batch_normalize` (1e-8).
-    """
-    if level == "token":
-        mean = masked_mean(weights_BT, mask_BT=loss_mask_BT, epsilon=epsilon)
-    else:
-        has_tokens_B = loss_mask_BT.any(1)
-        mean = masked_mean(masked_mean(weights_BT, mask_BT=loss_mask_BT, dim=1, epsilon=epsilon), mask_BT=has_tokens_B)
-    return masked(weights_BT / mean, mask_BT=loss_mask_BT)
 
 
 def absolute(

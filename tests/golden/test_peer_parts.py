@@ -58,12 +58,6 @@ def test_a_straight_through_kl_has_one_value_and_another_gradient():
     assert policy.grad.item() == 3
 
 
-def test_weights_may_be_normalised_over_the_batch():
-    mask = tensor([[True, True], [True, False]])
-    got = peer_parts.normalise_weights(tensor([[1.0, 2.0], [3.0, 9.0]]), loss_mask_BT=mask)
-    assert_close(got, tensor([[0.5, 1.0], [1.5, 0.0]]))
-
-
 def test_log_probs_and_entropy_of_even_logits():
     logits = torch.zeros(1, 2, 4)
     ids = tensor([[1, 3]])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner.algorithms import masks
 from learner.algorithms.corrections import importance, masking
-from tests.golden import mismatch, peer_parts
+from tests.golden import mismatch
 from tests.golden.cases import Uncompared, Variant
 from tests.golden.through_objective import Step
 from tests.golden.verl_policy import AGGREGATIONS, CLAMP, EPSILON, mean, refuse_nothing
@@ -41,7 +41,7 @@ def _importance_weights(
     else:
         weights = importance.icepop(policy_BT, **given, low=low, high=high)
     if is_normalised:
-        weights = peer_parts.normalise_weights(weights, loss_mask_BT=mask, level=level, epsilon=EPSILON)
+        weights = importance.with_mean_1(weights, loss_mask_NT=mask, level=level, epsilon=EPSILON)
     return weights
 
 

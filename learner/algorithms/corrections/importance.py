@@ -60,6 +60,45 @@ def tis(
     return masked(ratio_BT.clamp(floor, cap), mask_BT=loss_mask_BT)
 
 
+def self_normalised_tis(
+    proximal_logprobs_NT: Tensor,
+    *,
+    rollout_logprobs_NT: Tensor,
+    loss_mask_NT: Tensor,
+    cap: float = 2.0,
+    floor: float = 0.0,
+    level: Level = "token",
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """Truncated importance sampling whose weights have a mean of 1 over the step, so that truncation changes no learning rate.
+
+    Formula: w / mean(w), with w = clip(π_old/μ, floor, C); the mean is over tokens, or over trajectories where they have one weight each
+    Source: self-normalised importance sampling, Owen, "Monte Carlo theory, methods and examples" (2013), 9.2
+    Degenerate: 1 where μ = π_old, and where all of a step is truncated alike; 0 where masked
+    Peers: verl `rollout_is_batch_normalize`, slime `tis_batch_normalize` (over what one rank holds)
+    """
+    weights_NT = tis(
+        proximal_logprobs_NT,
+        rollout_logprobs_BT=rollout_logprobs_NT,
+        loss_mask_BT=loss_mask_NT,
+        cap=cap,
+        floor=floor,
+        level=level,
+        log_ratio_clamp=log_ratio_clamp,
+    )
+    return with_mean_1(weights_NT, loss_mask_NT=loss_mask_NT, level=level)
+
+
+def with_mean_1(weights_NT: Tensor, *, loss_mask_NT: Tensor, level: Level, epsilon: float = 0.0) -> Tensor:
+    """Weights over their mean over tokens, or over trajectories. All 0 stay 0. `epsilon` is added to token counts (verl 1e-8)."""
+    if level == "token":
+        mean = masked_mean(weights_NT, mask_BT=loss_mask_NT, epsilon=epsilon)
+    else:
+        mean_N = masked_mean(weights_NT, mask_BT=loss_mask_NT, dim=1, epsilon=epsilon)
+        mean = masked_mean(mean_N, mask_BT=loss_mask_NT.any(1))
+    return masked(weights_NT / torch.where(mean == 0, 1.0, mean), mask_BT=loss_mask_NT)
+
+
 def decoupled(
     proximal_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float | None = None
 ) -> Tensor:

@@ -38,7 +38,10 @@ _BESIDE: dict[str, dict[str, Any]] = {"epsilon_mode": {"epsilon": 0.3}}
 
 
 BESIDE: dict[str, dict[str, Any]] = {
-    **{name: {"proximal": "recompute"} for name in ("decoupled", "icepop", "rejection", "sequence_mask", "tis")},
+    **{
+        name: {"proximal": "recompute"}
+        for name in ("decoupled", "icepop", "rejection", "self_normalised_tis", "sequence_mask", "tis")
+    },
     "none": {"kl": {"reward": {"coefficient": 0.1, "credit": "token"}}},
 }
 """What a variant cannot be without."""

@@ -24,6 +24,26 @@ def test_tis_of_a_sequence_multiplies_its_tokens():
     assert correction(importance.tis, 4.0, 1.0, cap=5.0, level="geometric") == pytest.approx([2.0, 2.0])
 
 
+def test_self_normalised_weights_have_a_mean_of_1_over_tokens_or_over_trajectories():
+    ratios = tensor([[1.0, 1.0], [6.0, 9.0]], dtype=torch.float64)
+    mask = tensor([[True, True], [True, False]])
+
+    def weights(**params):
+        rollout = torch.full_like(ratios, -2.0)
+        return importance.self_normalised_tis(
+            rollout + ratios.log(), rollout_logprobs_NT=rollout, loss_mask_NT=mask, cap=4.0, **params
+        )
+
+    assert weights().tolist() == [pytest.approx([0.5, 0.5]), pytest.approx([2.0, 0.0])]
+    assert weights(level="sequence").tolist() == [pytest.approx([0.4, 0.4]), pytest.approx([1.6, 0.0])]
+
+
+def test_weights_that_are_all_0_stay_0():
+    nothing = torch.zeros(1, 2)
+    mask = torch.ones_like(nothing, dtype=torch.bool)
+    assert importance.with_mean_1(nothing, loss_mask_NT=mask, level="token").tolist() == [[0.0, 0.0]]
+
+
 def test_the_decoupled_weight_is_the_plain_ratio():
     assert correction(importance.decoupled, 7.0) == pytest.approx([7.0])
     assert correction(importance.decoupled, 7.0, cap=3.0) == pytest.approx([3.0])

@@ -98,6 +98,7 @@ def _all(rows: Row, others: Row) -> list[Any]:
 
 CORRECTIONS: dict[str, tuple[dict[str, Any], Truth]] = {
     "tis": ({}, lambda o, m, x, a: [_exp(min(d, mpmath.log(2))) for d in _all(o, m)]),
+    "self_normalised_tis": ({}, lambda o, m, x, a: [_exp(min(d, mpmath.log(2))) for d in _all(o, m)]),
     "decoupled": ({}, lambda o, m, x, a: [_exp(d) for d in _all(o, m)]),
     "icepop": ({}, lambda o, m, x, a: [_exp(d) if mpf("0.5") <= _exp(d) <= 5 else mpf(0) for d in _all(o, m)]),
     "sequence_mask": (
@@ -235,16 +236,20 @@ def test_losses_are_right_where_ratios_overflow_and_underflow(loss):
 @pytest.mark.parametrize("correction", names(HOMES["corrections"]))
 def test_corrected_losses_are_right_where_ratios_overflow_and_underflow(correction):
     parameters, weights = CORRECTIONS[correction]
+    drawn, scale = rows(2), mpf(1)
+    if correction == "self_normalised_tis":
+        pairs = zip(drawn.old.tolist(), drawn.rollout.tolist(), strict=True)
+        scale = 1 / _mean([w for o, m in pairs for w in weights([mpf(p) for p in o], [mpf(p) for p in m], [], 0)])
 
     def truth(x: Row, f: Row, o: Row, m: Row, r: Row, a: Any) -> Any:
-        return mpmath.fsum(-_exp(p - q) * a * w for p, q, w in zip(x, o, weights(o, m, f, a), strict=True))
+        return mpmath.fsum(-_exp(p - q) * a * w * scale for p, q, w in zip(x, o, weights(o, m, f, a), strict=True))
 
     chosen = {
         "proximal": "recompute",
         "policy_loss": "importance_sampling",
         "corrections": [{"name": correction, **parameters}],
     }
-    check(rows(2), truth, **chosen)
+    check(drawn, truth, **chosen)
 
 
 @pytest.mark.slow
