@@ -103,7 +103,7 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
         group_ids=group_ids,
         prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
-        reference_logprobs_NT=_partial(batch, "reference_logprobs"),
+        reference_logprobs_NT=_partial(batch, "reference_logprobs", width=int(completions.lengths().max())),
         reference_partition_NTP=_partition(batch, completions),
         token_rewards_NT=_optional(batch, "token_rewards"),
         reward_components_NK=components_NK,
@@ -155,12 +155,12 @@ def _has(batch: pa.RecordBatch, name: str) -> bool:
     return column.null_count == 0
 
 
-def _partial(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
-    """The column padded, NaN for rows without it; None when no row has it."""
+def _partial(batch: pa.RecordBatch, name: str, *, width: int) -> torch.Tensor | None:
+    """The column padded to the batch's width, NaN for rows without it; None when no row has it."""
     column = batch[name]
     if column.null_count == batch.num_rows:
         return None
-    padded_NT = _Lists.of(batch, name).padded(np.float32)
+    padded_NT = _Lists.of(batch, name).padded(np.float32, width=width)
     padded_NT[torch.from_numpy(column.is_null().to_numpy(zero_copy_only=False))] = torch.nan
     return padded_NT
 
@@ -221,9 +221,9 @@ class _Lists:
     def split(self, dtype: type[np.generic]) -> list[np.ndarray]:
         return np.split(self.values.astype(dtype), self.offsets[1:-1])
 
-    def padded(self, dtype: type[np.generic]) -> torch.Tensor:
-        """[N, W], 0 or false behind a row's end."""
+    def padded(self, dtype: type[np.generic], *, width: int | None = None) -> torch.Tensor:
+        """[N, W], 0 or false behind a row's end; as wide as the longest row unless a width is given."""
         lengths = np.diff(self.offsets)
-        result = np.zeros((len(lengths), lengths.max()), dtype=dtype)
+        result = np.zeros((len(lengths), width or lengths.max()), dtype=dtype)
         result[np.arange(result.shape[1]) < lengths[:, None]] = self.values
         return torch.from_numpy(result)

@@ -33,7 +33,7 @@ class Update:
     is_skipped: bool = False
     """Its loss or gradient was not finite."""
     is_empty: bool = False
-    """Filters and corrections left no token to train on."""
+    """Filters and corrections left no token to train on, and no critic, KL, entropy or teacher trains the others."""
     stops_step: bool = False
     """The policy had moved so far before it that it was not made, and none is after it."""
     num_tokens: int
@@ -111,8 +111,9 @@ class Updater:
         laps.lap("time/gradient_s")
         rate, is_finite = None, True
         stops_step = not begins_step and self._moved_too_far(statistics)
-        # Weight decay and momentum alone are no update.
-        is_empty = not demonstrated and not self._objective.trains(part, statistics)
+        # Weight decay and momentum alone are no update. What is not finite is the guard's: no comparison with it keeps a token.
+        is_broken = not all(bool(norm.isfinite()) for norm in gradient_norms.values())
+        is_empty = not demonstrated and not is_broken and not self._objective.trains(part, statistics)
         if not is_empty and not stops_step:
             is_finite = self._guard.admits(
                 batch, mini_batch, losses=losses, gradient_norms=gradient_norms, place=(version, len(before) + 1)

@@ -194,7 +194,9 @@ def _check_types(batch: pa.RecordBatch) -> None:
     metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
     version = metadata.get(b"treadwheel.schema_version", b"none").decode()
     if version != SCHEMA_VERSION:
-        raise DataError(f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}")
+        raise DataError(
+            f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}; go on with the version that wrote them"
+        )
     if batch.schema.names != SCHEMA.names:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)

@@ -75,11 +75,17 @@ def _require_another_teacher(parts: Parts) -> None:
 
 
 def _require_an_old_policy(parts: Parts) -> None:
-    for variant in parts.corrections if parts.config.proximal == "rollout" else ():
-        if {"proximal_logprobs_BT", "proximal_logprobs_NT"} & set(variant.asks):
+    proximal = parts.config.proximal
+    for variant in parts.corrections:
+        if proximal == "rollout" and {"proximal_logprobs_BT", "proximal_logprobs_NT"} & set(variant.asks):
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
                 "for the same; set proximal to 'recompute' or 'approximate'"
+            )
+        if proximal != "recompute" and "proximal_logprobs_NT" in variant.asks:
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} weighs π_old over the whole step before its updates, of which "
+                f"proximal={proximal!r} has none; set proximal to 'recompute', or use a correction such as 'tis'"
             )
 
 

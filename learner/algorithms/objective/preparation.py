@@ -68,7 +68,9 @@ def prepare(
         denominator_mask_NT=denominator_NT,
         advantages_NT=advantages_NT,
         returns_NT=None if returns_NT is None else returns_NT.double(),
-        correction_weights_NT=_corrections(parts, offered | {"advantages_NT": advantages_NT}, advantages_NT.dtype),
+        correction_weights_NT=_corrections(
+            parts, offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT}, advantages_NT.dtype
+        ),
         is_kept_N=is_kept_N,
         zero_variance_N=zero_variance_N,
         leads_group_N=leads_group_N,

@@ -42,6 +42,7 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
 
     monkeypatch.setattr(preflight, "check", check)
     monkeypatch.setattr(launch, "train", lambda *_, **__: pytest.fail("the run began"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session in the background ignores it
     stopped = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
     assert stopped.exit_code == 130 and "treadwheel: interrupted" in stopped.output
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

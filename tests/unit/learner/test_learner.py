@@ -200,7 +200,7 @@ def test_a_reference_of_its_own_is_never_taken_for_the_base_under_adapters(model
 
 def test_a_step_of_which_the_reference_scored_a_part_measures_that_part(model_path: Path):
     """A dropped group moves those behind it forward, into a step that they were not meant for."""
-    groups = [make_group(i, rewards=(1.0, 0.0), lengths=(3, 2)) for i in range(2)]
+    groups = [make_group(i, rewards=(1.0, 0.0), lengths=lengths) for i, lengths in enumerate([(5, 4), (3, 2)])]
     scored = with_columns(groups[1], reference_logprobs=[[-1.0] * 3, [-1.0] * 2])
     learner, plain = (Learner(make_config(model_path, algorithm={"monitor": {"reference_kl": n}})) for n in (2, None))
     assert learner.update(groups[0], scored).metrics["learner/reference_logprob_mean"] == -1.0
@@ -252,6 +252,14 @@ def test_a_step_is_skipped_even_where_its_trajectories_cannot_be_saved(model_pat
     assert learner.update(bad).metrics["learner/skipped"] == 1.0
     with pytest.raises(NumericsError, match="were not saved"):
         learner.update(bad)
+
+
+def test_an_update_that_is_not_finite_does_not_count_as_empty_where_a_correction_compares_with_it(model_path: Path):
+    algorithm = {"proximal": "recompute", "corrections": ["icepop"]}
+    learner = Learner(make_config(model_path, algorithm=algorithm))
+    next(iter(learner.policy.causal_lm.parameters())).data.fill_(torch.nan)
+    metrics = learner.update(make_group(0)).metrics
+    assert (metrics["learner/skipped"], metrics["learner/empty_updates"]) == (1.0, 0.0)
 
 
 def test_bad_trajectories_change_nothing(model_path: Path):

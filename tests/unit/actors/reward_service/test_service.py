@@ -180,7 +180,10 @@ async def test_a_batch_that_breaks_the_schema_is_refused():
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        (Plugin(name="no_such_reward"), r"reward.judge='no_such_reward' is not there; actors.rewards has: exact_match"),
+        (
+            Plugin(name="no_such_reward"),
+            r"reward.judge='no_such_reward' is not there; actors.rewards has: .*exact_match",
+        ),
         (Plugin(name="exact_match", params={"colum": "x"}), r"reward.judge.colum='x' is not a parameter.*column"),
         (Plugin(name="regex"), r"reward.judge='regex' needs pattern"),
     ],

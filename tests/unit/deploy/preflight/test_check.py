@@ -59,7 +59,7 @@ def test_the_judge_is_tried_on_an_empty_completion_and_on_the_answer(tmp_path, m
 def test_what_confines_programs_is_shown_where_a_judge_runs_some(tmp_path, model):
     rows = ({"prompt": "?", "cases": [{"input": "", "output": "1"}]},)
     text = shown(run(tmp_path, model, "reward.judge=code_stdin", rows=rows))
-    assert "programs run" in text and "confined by" in text
+    assert "reward.judge: programs" in text and "confined by" in text
 
 
 def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):

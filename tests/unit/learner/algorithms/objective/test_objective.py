@@ -103,6 +103,10 @@ def test_users_functions_are_named_by_full_path():
         ({"aggregation": "none"}, r"aggregation='none' is not there; .*has: prompt_mean, .*token_mean"),
         ({"corrections": ["tis"]}, r"corrections\[0\]='tis' weighs π_old.*set proximal to 'recompute'"),
         (
+            {"corrections": ["self_normalised_tis"], "proximal": "approximate"},
+            r"corrections\[0\]='self_normalised_tis' weighs π_old over the whole step.*set proximal to 'recompute'",
+        ),
+        (
             {"advantage": "cumulative_returns", "kl": {"reward": {"coefficient": 0.1, "credit": "to_go"}}},
             r"kl.reward.credit='to_go' with advantage='cumulative_returns'.*leave kl.reward.credit out",
         ),
@@ -275,6 +279,19 @@ def test_a_filtered_trajectory_leaves_the_denominator_and_a_filtered_token_does_
     chosen = make(filters=[{"name": "high_entropy_tokens", "share": 0.5}]).prepare(whole.batch)
     assert chosen.gradient_mask_NT.sum() < whole.batch.loss_mask_NT.sum()
     assert (chosen.weights_NT > 0).sum() == whole.batch.loss_mask_NT.sum()
+
+
+def test_self_normalised_weights_have_a_mean_of_1_over_the_trajectories_that_train():
+    whole = case(2)
+    truncated = whole.batch.truncated_N.clone()
+    truncated[0] = True
+    batch = dataclasses.replace(
+        whole.batch, truncated_N=truncated, proximal_logprobs_NT=whole.batch.rollout_logprobs_NT * 0.9
+    )
+    chosen = {"proximal": "recompute", "corrections": ["self_normalised_tis"], "filters": ["overlong_mask"]}
+    prepared = make(**chosen).prepare(batch)
+    assert prepared.correction_weights_NT[prepared.loss_mask_NT].mean().item() == pytest.approx(1.0)
+    assert prepared.correction_weights_NT[0].sum() == 0
 
 
 def test_a_step_of_which_nothing_is_left_trains_nothing():
