@@ -151,10 +151,14 @@ def evaluate(
     with _reporting(debug=debug):
         from deploy import evaluation
 
-        overrides = [target for target in targets if "=" in target]
-        for target in targets:
-            if target not in overrides:
-                evaluation.print_scores(target, evaluation.evaluate(target, overrides, address=address))
+        overrides = [each for each in targets if _is_override(each)]
+        named = [each for each in targets if not _is_override(each)]
+        if not named:
+            raise ConfigError(
+                f"nothing to evaluate in {' '.join(targets)!r}; name a run file, a run directory or a checkpoint"
+            )
+        for target in named:
+            evaluation.print_scores(target, evaluation.evaluate(target, overrides, address=address))
 
 
 @app.command()
@@ -164,7 +168,7 @@ def info(run_dir: RunDir, debug: Debug = False) -> None:
         from cluster.record.run_directory import RunDirectory
         from deploy.reports import run_info
 
-        Console().print(run_info.table(RunDirectory(run_dir)))
+        Console(markup=False, emoji=False).print(run_info.table(RunDirectory(run_dir)))
 
 
 @app.command()
@@ -246,6 +250,12 @@ def passport_diff(
             typer.echo(f"  {name}: {differences[name][0]!r} | {differences[name][1]!r}")
         if mathematical:
             raise typer.Exit(1)
+
+
+def _is_override(argument: str) -> bool:
+    """`a.b=c`; a path may have a "=" too."""
+    name, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in name and not os.path.exists(argument)
 
 
 def _show(run_dir: str, summary: "Summary") -> None:

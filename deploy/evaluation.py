@@ -39,7 +39,7 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:
-    Console(highlight=False, soft_wrap=True).print(
+    Console(highlight=False, soft_wrap=True, markup=False, emoji=False).print(
         f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     )
 

@@ -54,7 +54,7 @@ class RunDirectory(Storage):
             super().__init__(url)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(
-                f"run_dir={url!r} cannot be opened: {error}; use a local path, s3://bucket/path or gs://bucket/path"
+                f"run_dir={url!r} cannot be opened: {error}; use a local path or a shared file system that all nodes mount"
             ) from error
         self.writer = Writer()
         """For what the event loop writes and need not wait for: events, status.json."""
@@ -152,9 +152,10 @@ class RunDirectory(Storage):
         return yaml.safe_load(self.read_text(RUN_YAML))
 
     def _has_finished_a_step(self) -> bool:
-        """A recorded step is finished when the next one is recorded or an event knows its version."""
-        recorded = self.read_lines(LEDGER)
-        return len(recorded) > 1 or any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))
+        """A recorded step is finished when the next one is recorded, an event knows its version or a checkpoint has it."""
+        if len(self.read_lines(LEDGER)) > 1 or self.checkpoints():
+            return True
+        return any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))
 
     def _start_over(self) -> None:
         for name in (LEDGER, METRICS, PASSPORT, *(f"trajectories/{file}" for file in self.names("trajectories"))):

@@ -96,8 +96,11 @@ class Storage:
         self._append(name, json.dumps(record), is_durable=False)
 
     def read_lines(self, name: str) -> list[str]:
-        """All lines, a torn last one included; empty when there is none."""
-        return self.read_text(name).splitlines() if self.exists(name) else []
+        """All lines; empty when there is none. A torn last one, which has no end, is "" whatever it holds: its append did not return."""
+        if not self.exists(name):
+            return []
+        *lines, torn = self.read_text(name).split("\n")
+        return [*lines, ""] if torn else lines
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
         """Each whole line's object. The last line of a living or killed run may be torn, and is left out."""

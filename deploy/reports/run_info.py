@@ -52,7 +52,7 @@ def table(directory: RunDirectory) -> Table:
 
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """The last words of a run: what it gained, and where everything lies."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print(
         f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained"
     )

@@ -8,10 +8,12 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from cluster.record.run_directory import RunDirectory
-from deploy import launch, preflight
+from cluster.record.run_directory import EVENTS, RunDirectory
+from deploy import evaluation, launch, preflight
 from deploy.cli import app
 from deploy.config.loading import load, resolved_yaml
+from deploy.reports.run_info import print_summary
+from deploy.reports.summary import summarize
 
 QUICKSTART = "deploy/runs/quickstart.yaml"
 _TRAIN = """
@@ -46,3 +48,27 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
     stopped = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
     assert stopped.exit_code == 130 and "treadwheel: interrupted" in stopped.output
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_words_in_brackets_are_printed_as_they_stand(tmp_path, capsys):
+    place, reason = tmp_path / "[/run]", "[rank0] no [/answer] :smile:"
+    directory = RunDirectory(str(place))
+    directory.write_file("run.yaml", resolved_yaml(load(QUICKSTART)).encode())
+    directory.append_json(EVENTS, {"kind": "failed", "time": 0.0, "reason": reason})
+    told = CliRunner().invoke(app, ["info", str(place)], env={"COLUMNS": "300"})
+    assert told.exit_code == 0 and f"the run failed: {reason}" in told.output
+    evaluation.print_scores(str(place), {"accuracy": 0.5})
+    print_summary(directory, summarize(directory))
+    assert f"{place}: accuracy 0.5\n" in (said := capsys.readouterr().out) and f"everything is in {place}\n" in said
+
+
+def test_a_path_with_an_equals_sign_is_evaluated_and_not_taken_for_an_override(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(evaluation, "evaluate", lambda target, overrides, **_: asked.append((target, overrides)) or {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1e-4").mkdir()
+    override = "evaluation.prompts={name: file, path: a/b}"
+    done = CliRunner().invoke(app, ["eval", "runs/lr=1e-4", "lr=1e-4", override])
+    assert done.exit_code == 0, done.output
+    assert asked == [("runs/lr=1e-4", [override]), ("lr=1e-4", [override])]
+    assert CliRunner().invoke(app, ["eval", override]).exit_code == 2

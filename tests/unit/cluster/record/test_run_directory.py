@@ -9,6 +9,8 @@ import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import lock
+from cluster.record.ledger import NAME as LEDGER
+from cluster.record.ledger import Ledger
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
@@ -34,6 +36,28 @@ def test_lines_come_back_in_order(directory):
     directory.replace_lines("ledger/ledger.jsonl", ["one"])
     directory.append_line("ledger/ledger.jsonl", "three")
     assert directory.read_lines("ledger/ledger.jsonl") == ["one", "three"]
+
+
+def test_a_last_line_that_lost_only_its_newline_is_torn_though_it_reads_as_whole(directory):
+    def record(*groups):
+        return Ledger(directory).append(groups=groups, trajectories="file", trajectories_digest="digest")
+
+    record(0, 1)
+    record(2, 3)
+    raw = directory.read_file(LEDGER).to_pybytes()
+    directory.write_file(LEDGER, raw[:-1])
+    torn = Ledger(directory)
+    assert (torn.version, torn.num_torn_lines, [each.groups for each in torn.records()]) == (1, 1, [(0, 1)])
+    record(4, 5)
+    record(6, 7)
+    after = Ledger(directory)
+    assert (after.version, after.num_torn_lines) == (3, 0)
+    assert [each.groups for each in after.records()] == [(0, 1), (4, 5), (6, 7)]
+
+
+def test_a_last_event_without_its_newline_is_left_out(directory):
+    directory.write_file(EVENTS, b'{"kind": "started"}\n{"kind": "finished"}')
+    assert directory.read_json_lines(EVENTS) == [{"kind": "started"}]
 
 
 def test_what_is_not_there_reads_as_nothing(directory):
@@ -76,6 +100,14 @@ def test_a_run_with_a_second_record_has_finished_a_step(directory):
     directory.claim(CONFIG)
     for line in ("one", "two"):
         directory.append_line("ledger/ledger.jsonl", line)
+    with pytest.raises(ConfigError, match="belongs to another configuration"):
+        directory.check(OTHER)
+
+
+def test_a_run_with_a_checkpoint_has_finished_a_step_though_its_events_were_lost(directory):
+    directory.claim(CONFIG)
+    directory.append_line(LEDGER, "the groups of step 1")
+    os.makedirs(directory.path("checkpoints/step-000001"))
     with pytest.raises(ConfigError, match="belongs to another configuration"):
         directory.check(OTHER)
 
@@ -204,7 +236,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
 
 
 def test_an_unknown_store_is_refused():
-    with pytest.raises(ConfigError, match="use a local path, s3://bucket/path or gs://bucket/path"):
+    with pytest.raises(ConfigError, match=r"use a local path or a shared file system that all nodes mount$"):
         RunDirectory("ftp://somewhere/run")
 
 

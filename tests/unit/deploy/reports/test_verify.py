@@ -6,7 +6,7 @@ from cluster.contracts.schema import to_batch
 from cluster.record.ledger import NAME, Ledger
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import METRICS, RunDirectory
-from deploy.config.loading import validated
+from deploy.config.loading import resolved_yaml, validated
 from deploy.reports.verify import verify
 from tests.unit.cluster.contracts.rows import row
 
@@ -45,11 +45,20 @@ def test_an_altered_trajectory_is_named_by_its_step(directory):
     assert problem.startswith("step 2: trajectories/step-000002.arrow was altered after it was recorded")
 
 
-def test_a_torn_ledger_is_reported_and_left_as_it_is(directory):
-    directory.append_line(NAME, '{"step": 4')
+@pytest.mark.parametrize("num_lost", [1, 20])
+def test_a_torn_ledger_is_reported_and_left_as_it_is(directory, num_lost):
+    directory.write_file(NAME, directory.read_file(NAME).to_pybytes()[:-num_lost])
     before = directory.read_text(NAME)
     assert verify(directory, CONFIG).problems == (f"{NAME}: its last line is torn; the next run removes it",)
     assert directory.read_text(NAME) == before
+
+
+def test_a_line_that_a_living_run_is_writing_is_neither_read_nor_a_problem(directory):
+    directory.write_file(NAME, directory.read_file(NAME).to_pybytes()[:-1])
+    directory.claim(resolved_yaml(CONFIG))
+    verdict = verify(RunDirectory(directory.url), CONFIG)
+    directory.release()
+    assert (verdict.num_steps, verdict.problems) == (2, ())
 
 
 def test_trajectories_that_were_removed_are_said_and_are_no_problem(directory):
