@@ -109,7 +109,8 @@ def gdpo(
     Formula: a = Σ_k w_k (r_k − mean_G r_k)/(std_G r_k + ε); (a − mean_batch) / (std_batch + ε)
     Source: GDPO, arXiv:2601.05242
     Degenerate: a component without variance in a group adds exactly 0 there; a trajectory that lacks a component (NaN) is no part of that
-        component's mean and std, and gets 0 of it; one that lacks all is not in the batch's, and gets 0; no weights are weights of 1
+        component's mean and std, and gets 0 of it; one that lacks all is not in the batch's, and gets 0; no weights are those of
+        `reward.parts`, or 1
     Peers: TRL `multi_objective_aggregation="normalize_then_sum"` (missing components too), verl `gdpo`
     """
     components_NK = at_least_float32(reward_components_NK)
@@ -129,10 +130,10 @@ def gdpo(
 
 
 def _component_weights(names: tuple[str, ...], weights: dict[str, float] | None) -> list[float]:
-    """In the order of the names. Raises ValueError unless each has one, and each weight a component."""
+    """In the order of the names. Raises ValueError unless each has one; a batch may have no trajectory with some other component."""
     if weights is None:
         return [1.0] * len(names)
-    if set(weights) != set(names):
+    if not set(weights).issuperset(names):
         raise ValueError(
             f"component_weights are of {', '.join(weights)}, and the judge's components are {', '.join(names)}; give a weight to each "
             "(0 leaves one out), and let the judge return None for one that a trajectory does not have"

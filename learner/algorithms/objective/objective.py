@@ -17,6 +17,8 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import parameter_names
 from cluster.contracts.types import GroupSummary
 from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import checks, group_rules
@@ -30,6 +32,7 @@ from learner.algorithms.objective.preparation import mini_batch, prepare
 from learner.algorithms.objective.recording import of_the_batch
 from learner.algorithms.objective.statistics import Statistics
 from learner.algorithms.objective.streaming import EarlierReturns
+from learner.algorithms.registry.homes import HOMES
 
 
 class Objective:
@@ -56,7 +59,7 @@ class Objective:
     @classmethod
     def of_run(cls, config: RunConfig) -> "Objective":
         """The one that a run's ranks and its driver share. Raises as `from_config`."""
-        return cls.from_config(config.algorithm, updates_per_step=config.learner.updates_per_step)
+        return cls.from_config(_weighted_as_parts(config), updates_per_step=config.learner.updates_per_step)
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
         """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""
@@ -245,3 +248,19 @@ class Objective:
     def formula(self) -> dict[str, Any]:
         """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
         return formula(self._parts)
+
+
+def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
+    """An advantage that weighs components itself weighs those of `reward.parts` as they do, unless its own weights say otherwise."""
+    parts, advantage = config.reward.parts, config.algorithm.advantage
+    if not parts or "component_weights" not in parameter_names(advantage.name, home=HOMES["advantage"]):
+        return config.algorithm
+    given = advantage.params.get("component_weights")
+    if isinstance(given, dict) and given.keys() != parts.keys():
+        raise ConfigError(
+            f"advantage.component_weights are of {', '.join(given)}, and reward.parts are {', '.join(parts)}; give a weight to each, or "
+            "leave component_weights out: the weights are those of reward.parts"
+        )
+    weights = {name: part.weight for name, part in parts.items()} if given is None else given
+    weighted = advantage.model_copy(update={"params": advantage.params | {"component_weights": weights}})
+    return config.algorithm.model_copy(update={"advantage": weighted})

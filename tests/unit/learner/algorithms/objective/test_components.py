@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, tensor
 from torch.testing import assert_close
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
@@ -46,6 +48,42 @@ def test_a_component_that_one_trajectory_lacks_still_teaches_the_others():
     assert_close(first_advantages(made, with_all), tensor([-1.0, 1.0, 0.0, 0.0]).double() * 2**0.5)
     lacking = batch_of([[0.0, 1.0], [2.0, 1.0], [math.nan, 1.0], [0.0, 1.0]])
     assert_close(first_advantages(made, lacking), tensor([-1.0, 1.0, 0.0, 0.0]).double() * 2**0.5)
+
+
+def of_run(advantage: Any = "gdpo") -> Objective:
+    """Of a run whose `right` counts fully, `format` against the reward, and `style` not at all."""
+    weights = {"right": 1.0, "format": -0.5, "style": 0.0}
+    parts = {name: {"judge": "exact_match", "weight": weight} for name, weight in weights.items()}
+    by_source = {"maths": ["format", "right"], "chat": ["style"]}
+    fields = {"reward": {"parts": parts, "by_source": by_source}, "algorithm": {"advantage": advantage}}
+    return Objective.of_run(RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", **fields}))
+
+
+def test_gdpo_weighs_the_parts_of_the_reward_as_the_run_does():
+    # `right` is ±1 and `format` the same: -1 + 0.5 and 1 - 0.5, where weights of 1 would reward the format too.
+    # In the second group `format` alone differs, and counts against the reward: 0.5 and -0.5.
+    batch = batch_of([[0.0, 0.0], [2.0, 2.0], [0.0, 1.0], [2.0, 1.0]])
+    made = of_run({"name": "gdpo", "ddof": 0, "epsilon": 0})
+    assert_close(first_advantages(made, batch), tensor([-1.0, 1.0, 1.0, -1.0]).double())
+
+
+def test_a_part_of_weight_0_is_measured_and_teaches_nothing_to_gdpo():
+    batch = dataclasses.replace(batch_of([[1.0, 0.0], [1.0, 2.0]]), reward_component_names=("right", "style"))
+    assert (first_advantages(of_run(), batch) == 0).all()
+
+
+def test_a_step_of_one_source_has_not_the_parts_of_the_others():
+    weights = {"right": 1.0, "format": 0.0, "style": 1.0}
+    made = of_run({"name": "gdpo", "component_weights": weights, "ddof": 0, "epsilon": 0})
+    batch = batch_of([[0.0, 0.0], [9.0, 2.0]])
+    assert_close(first_advantages(made, batch), tensor([-1.0, 1.0]).double())
+
+
+def test_weights_of_other_parts_than_the_runs_are_refused_at_the_start():
+    with pytest.raises(
+        ConfigError, match=r"component_weights are of wrong, and reward.parts are right, format, style; .* leave"
+    ):
+        of_run({"name": "gdpo", "component_weights": {"wrong": 1.0}})
 
 
 def test_an_advantage_that_is_not_made_for_missing_components_names_who_lacks_which():
