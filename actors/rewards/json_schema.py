@@ -10,7 +10,7 @@ import jsonschema.validators
 
 from cluster.contracts.errors import ConfigError, DataError
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def json_schema(
@@ -34,7 +34,12 @@ def json_schema(
         raise DataError(f"column {column!r} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
     blocks = _FENCED.findall(completion)
     try:
-        said = json.loads(blocks[-1] if blocks else completion)
-    except (ValueError, RecursionError):
+        said = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
+        return float(validator(wanted).is_valid(said))
+    except (ValueError, OverflowError, RecursionError):  # 1e400 is infinity, which is a multiple of nothing
         return 0.0
-    return float(validator(wanted).is_valid(said))
+
+
+def _refuse(constant: str) -> None:
+    """JSON has no NaN and no Infinity, which Python's parser takes. Raises ValueError."""
+    raise ValueError(f"{constant} is not JSON")

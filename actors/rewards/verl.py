@@ -38,7 +38,9 @@ class VerlReward:
         if not isinstance(score, Mapping) or "score" not in score:
             return score
         return {"reward": score["score"]} | {
-            key: value for key, value in score.items() if key != "score" and isinstance(value, int | float)
+            key: value
+            for key, value in score.items()
+            if key not in ("score", "reward") and isinstance(value, int | float)
         }
 
 

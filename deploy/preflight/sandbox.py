@@ -30,7 +30,7 @@ def check_sandboxes(reward: RewardConfig) -> dict[str, str]:
     return {
         field: _confined(judge, field=field, timeout_s=timeout_s or reward.timeout_s)
         for field, (judge, timeout_s) in judges.items()
-        if judge.name in _JUDGES
+        if judge.name.removeprefix("actors.rewards.code:") in _JUDGES
     }
 
 

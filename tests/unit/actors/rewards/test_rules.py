@@ -1,5 +1,7 @@
 """Numbers of the shipped rules, worked out by hand."""
 
+import time
+
 import pytest
 
 from actors.rewards.format import format
@@ -8,6 +10,7 @@ from actors.rewards.language_consistency import language_consistency
 from actors.rewards.length import length
 from actors.rewards.multiple_choice import multiple_choice
 from actors.rewards.ngram_repetition import ngram_repetition
+from actors.rewards.verl import VerlReward
 from cluster.contracts.errors import ConfigError, DataError
 
 
@@ -39,6 +42,25 @@ def test_json_is_checked_against_the_prompts_own_schema():
     columns = {"wanted": {"type": "object", "required": ["x"]}}
     judged = [json_schema(completion=said, columns=columns, column="wanted") for said in ('{"x": 1}', '{"y": 1}', "x")]
     assert judged == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+def test_what_is_no_number_of_json_earns_nothing_and_is_no_failure(number):
+    schema = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}
+    assert json_schema(completion=f'{{"x": {number}}}', columns={}, schema=schema) == 0.0
+    assert json_schema(completion="NaN", columns={}, schema={"type": "number"}) == 0.0
+
+
+def test_a_fence_and_many_empty_lines_are_read_once():
+    """Each empty line began the search for the end anew: 100,000 took minutes."""
+    began = time.process_time()
+    assert json_schema(completion="```" + "\n" * 100_000, columns={}, schema={}) == 0.0
+    assert time.process_time() - began < 5.0
+
+
+def test_a_compute_score_that_names_a_number_reward_is_scored_by_its_score():
+    judge = VerlReward(function=lambda **_: {"score": 1.0, "reward": 0.0, "acc": 1.0}, ground_truth="a")
+    assert judge(completion="", columns={"a": 1}) == {"reward": 1.0, "acc": 1.0}
 
 
 def test_what_is_no_schema_is_an_error_of_the_prompt():

@@ -42,3 +42,8 @@ def test_a_program_may_not_take_longer_than_its_reward():
 def test_a_limit_that_is_none_is_a_problem_of_its_setting():
     with pytest.raises(ConfigError, match=r"reward.judge.sandbox is not valid: \('time_s',\)"):
         check_sandboxes(with_judge(time_s=0))
+
+
+def test_a_judge_of_code_by_its_full_path_is_checked_too():
+    judge = {"name": "actors.rewards.code:code_stdin", "sandbox": {"level": "none"}}
+    assert check_sandboxes(RewardConfig.model_validate({"judge": judge})) == {"reward.judge": "unconfined, as you"}
