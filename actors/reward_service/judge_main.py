@@ -52,8 +52,8 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
             try:
                 # Parsed for each call: what a judge does to its columns stays its own.
                 judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
-            except MemoryError as error:
-                judged, is_spent = [failed(error)] * size, True
+            except (MemoryError, asyncio.CancelledError) as error:
+                judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
             if os.getpid() != own_pid:
                 os._exit(
                     0
@@ -73,6 +73,11 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
             judged = [timed_out(brief["timeout_s"], setting=f"{brief['setting']}.timeout_s")] * size
         except MemoryError as error:
             judged, is_spent = [failed(error)] * size, True
+        except asyncio.CancelledError as error:
+            # Of a task of the judge's own that it awaited; where it is of ours, nobody wants an answer.
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            judged = [failed(error)] * size
         _answer(answers, number, judged, is_spent=is_spent)
 
     async with asyncio.TaskGroup() as tasks:

@@ -103,6 +103,7 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
+    stage = stage or getattr(error, "stage", None) or ""
     message = f"{stage} {type(error).__name__}: {error}".lstrip()[:_MAX_MESSAGE]
     return Reward(value=None, status=RewardStatus.ERROR, message=message)
 

@@ -5,6 +5,7 @@ The components tell why a program failed: no_program, wrong, crashed, out_of_tim
 """
 
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from actors.sandbox.judging import (
     reward_of,
     same_output,
     same_value,
+    texts_of,
 )
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
 from cluster.contracts.errors import DataError
@@ -38,7 +40,7 @@ def code_stdin(
     A case that `sandbox.total_s` does not reach is out of time. `sandbox` may set level (`auto`, `landlock`, `bwrap`, `none`), time_s,
     total_s, memory_bytes, output_bytes, and imports: packages that programs may use. Raises DataError when the prompt has no such cases.
     """
-    cases = cases_of(columns, column)
+    cases = texts_of(columns, column)
     program = program_of(completion)
     if program is None:
         return reward_of(None, score=score)
@@ -46,7 +48,7 @@ def code_stdin(
     box = _sandbox(sandbox)
 
     def judge(case: tuple[str, str], *, wall_s: float) -> Verdict:
-        given, expected = map(str, case)
+        given, expected = case
         # The limit on outputs is no limit on what the data set expects.
         ran = box.run(program, stdin=given, wall_s=wall_s, output_bytes=2 * len(expected.encode()))
         if ran.verdict is Verdict.OK and not same_output(ran.stdout, expected, tolerance=tolerance):
@@ -81,7 +83,9 @@ def code_function(
     if (program := program_of(completion)) is None:
         return reward_of(None, score=score)
     questions = [f"{name}(*{list(given)!r})" for given, _ in cases]
-    answers = _sandbox(sandbox).ask(program, questions)
+    # As above; an empty list takes six times as much on its way as it takes in a data set.
+    expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
+    answers = _sandbox(sandbox).ask(program, questions, output_bytes=8 * expected_bytes)
     verdicts = [
         Verdict.WRONG
         if answer.verdict is Verdict.OK and not same_value(answer.value, expected, tolerance=tolerance)
@@ -105,7 +109,9 @@ def code_asserts(
 
     `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run
     in a process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators
-    of the program can be used there, but equal nothing. Raises DataError for a prompt without tests, and for tests that do not compile.
+    of the program can be used there, but equal nothing. A name that the tests neither import nor define, nor is Python's own, is the
+    program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. Raises DataError for a
+    prompt without tests, and for tests that do not compile.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests

@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from actors.sandbox.judging import Score, cases_of, program_of, reward_of, same_output
+from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import WorkerError
 
@@ -31,7 +31,7 @@ async def code_sandbox_fusion(
     The server gets the program and each case's input, never an output. An error of the server, or of its sandbox, is a failed reward.
     Once the cases have taken `total_s`, by the server's own clock, the others are out of time.
     """
-    cases = cases_of(columns, column)
+    cases = texts_of(columns, column)
     program = program_of(completion, language=language)
     if program is None:
         return reward_of(None, score=score)
@@ -48,10 +48,10 @@ async def code_sandbox_fusion(
         for given, expected in cases:
             verdict, said = Verdict.OUT_OF_TIME, ""
             if spent_s < total_s:
-                result = await _run(session, f"{url.rstrip('/')}/run_code", request | {"stdin": str(given)})
+                result = await _run(session, f"{url.rstrip('/')}/run_code", request | {"stdin": given})
                 verdict, said = _verdict(result), result.get("stdout") or ""
                 spent_s += time_s if verdict is Verdict.OUT_OF_TIME else result.get("execution_time") or 0.0
-            if verdict is Verdict.OK and not same_output(said, str(expected), tolerance=tolerance):
+            if verdict is Verdict.OK and not same_output(said, expected, tolerance=tolerance):
                 verdict = Verdict.WRONG
             verdicts.append(verdict)
             if score == "all" and verdict is not Verdict.OK:

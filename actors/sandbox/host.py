@@ -49,14 +49,17 @@ def main(
         except OSError as error:
             refusal = str(error)
     gc.freeze()  # a collection in a fork would copy the memory that it shares with this process
-    connection = socket.socket(fileno=control)
+    # The lowest descriptor that is free: whoever asks may have more files open than a program closes at its start.
+    connection = socket.socket(fileno=os.dup(control))
+    os.close(control)
     connection.send(json.dumps({"landlock": landlock and landlock.version, "refusal": refusal}).encode())
     while True:
         request, files, _, _ = socket.recv_fds(connection, 2**16, NUM_FILES // 2)
         if not request:
             return
-        ends = _serve(json.loads(request), files, connection, landlock=landlock, filtered=filtered)
-        connection.send(json.dumps(ends).encode())
+        asked = json.loads(request)
+        ends = _serve(asked, files, connection, landlock=landlock, filtered=filtered)
+        connection.send(json.dumps([asked["number"], ends]).encode())
 
 
 def _serve(

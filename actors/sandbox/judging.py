@@ -19,9 +19,10 @@ def program_of(completion: str, *, language: str = "python") -> str | None:
     """The last fenced block that is marked with the language, or unmarked. A block that is not closed is none: it was cut."""
     marks = ("", *_PYTHON) if language == "python" else ("", language.lower())
     found, block, mark = None, None, ""
-    for line in completion.splitlines():
+    for line in completion.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
-        if block is None and stripped.startswith(_FENCE):
+        # With another backtick in the line it is code within a sentence.
+        if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
             block, mark = [], stripped.strip("`").strip().lower()
         elif block is not None and stripped == _FENCE:
             found = "\n".join(block) + "\n" if mark in marks else found
@@ -49,6 +50,17 @@ def cases_of(columns: Mapping[str, Any], column: str) -> list[tuple[Any, Any]]:
     if not pairs:
         raise DataError(f"the column {column!r} has no cases; give each prompt at least one")
     return pairs
+
+
+def texts_of(columns: Mapping[str, Any], column: str) -> list[tuple[str, str]]:
+    """As `cases_of`, of texts; a number is the text of it. Raises DataError for any other input or output."""
+    cases = cases_of(columns, column)
+    for value in (value for case in cases for value in case):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise DataError(
+                f"an input or output in the column {column!r} is {value!r:.100}; what a script reads and prints must be a text or a number"
+            )
+    return [(str(given), str(expected)) for given, expected in cases]
 
 
 def json_of(columns: Mapping[str, Any], column: str) -> Any:

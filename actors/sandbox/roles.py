@@ -20,32 +20,41 @@ OUT_OF_MEMORY = 77
 """Exit code after a MemoryError that nobody caught."""
 _PROGRAM = 3
 _SCALARS = (bool, int, float, str, type(None))
+_MOST = 2**1024
+"""The absolute value from which a whole number passes in hexadecimal: Python refuses to write or read more than 4,300 decimals."""
 _KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def run(role: str) -> NoReturn:
     """Files 0 to 2 are the program's own, 3 is its text; further ones are the role's."""
     random.seed(0)
+    stdout = sys.stdout
     try:
         _ROLES[role](_read(_PROGRAM))
-        code = _finish(None)
+        code = _finish(None, stdout)
     except MemoryError:
         code = OUT_OF_MEMORY
     except SystemExit as error:
-        code = _finish(error.code)
+        code = _finish(error.code, stdout)
     except BaseException as error:  # noqa: BLE001 - foreign code
         sys.excepthook(type(error), error, error.__traceback__)
-        code = _finish(1)
+        code = _finish(1, stdout)
     os._exit(code)
 
 
-def _finish(code: Any) -> int:
+def _finish(code: Any, stdout: TextIO) -> int:
     """What an interpreter does at its end, as far as a program can tell: taking it apart would take longer than most programs run."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    for stream in (
+        getattr(sys, "stdout", None),
+        sys.__stdout__,
+        stdout,
+    ):  # the program may have put another in its place
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
     sys.modules["__main__"].__dict__.clear()  # closes the files that it left open
     return code & 0xFF if isinstance(code, int) else int(code is not None)
 
@@ -62,9 +71,9 @@ def _serve(source: str) -> None:
     for line in questions:
         try:
             what, *values = decode(json.loads(line), objects.__getitem__)
-            answer = ["ok", _encode(_answer(space, what, values), objects)]
+            answer = json.dumps(["ok", _encode(_answer(space, what, values), objects)])
         except BaseException as error:  # noqa: BLE001 - foreign code; its name and message are the answer
-            answer = ["raised", type(error).__name__, _message(error)]
+            answer = json.dumps(["raised", type(error).__name__, _message(error)])
         _say(answers, answer)
 
 
@@ -95,9 +104,9 @@ def _test(source: str) -> None:
         try:
             is_expression = _compiles(question, "eval")
             value = eval(question, space) if is_expression else exec(question, space)
-            result = ["ok", _encode(value if is_expression else None, None)]
+            result = json.dumps(["ok", _encode(value if is_expression else None, None)])
         except BaseException as error:  # noqa: BLE001 - foreign code; a test may fail in any way
-            result = ["raised", f"{type(error).__name__}: {_message(error)}"]
+            result = json.dumps(["raised", f"{type(error).__name__}: {_message(error)}"])
         if program.has_ended:
             return
         _say(results, result)
@@ -106,7 +115,7 @@ def _test(source: str) -> None:
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
     """Those that the program defines. A name of Python's own, or a module's that the tests look into, means what it says."""
     for name in program.ask("names"):
-        if hasattr(builtins, name) or not any(name in question for question in questions):
+        if hasattr(builtins, name) or name in ("inf", "nan") or not any(name in question for question in questions):
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
@@ -126,7 +135,7 @@ class _Program:
 
     def ask(self, *what: Any) -> Any:
         """Raises what the program raised: the exception of Python's own of that name, else RuntimeError."""
-        question = _encode(list(what), None)
+        question = json.dumps(_encode(list(what), None))
         try:
             _say(self._questions, question)
             line = self._answers.readline()
@@ -163,6 +172,8 @@ class _Object:
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:
     """As JSON. What is no plain value is kept in `objects` and named by its number; raises TypeError where there is None."""
+    if isinstance(value, int) and abs(value) > _MOST:
+        return ["int", hex(value)]
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, _Object):
@@ -187,6 +198,8 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
     kind, items = value
     if kind == "object":
         return find(items)
+    if kind == "int":
+        return int(items, 16)
     if kind == "dict":
         return {decode(key, find): decode(item, find) for key, item in items}
     return _KINDS[kind](decode(item, find) for item in items)
@@ -214,8 +227,8 @@ def _message(error: BaseException) -> str:
         return ""
 
 
-def _say(to: TextIO, message: Any) -> None:
-    to.write(json.dumps(message) + "\n")
+def _say(to: TextIO, message: str) -> None:
+    to.write(message + "\n")
     to.flush()
 
 

@@ -106,6 +106,7 @@ class Sandbox:
         """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
         self.config = config
         self._lock = threading.Lock()
+        self._num_asked = 0
         self._host: subprocess.Popen[bytes] | None = None
         self.confined_by = self._start()
         if self.run("print(6 * 7)").stdout != "42\n":
@@ -128,11 +129,12 @@ class Sandbox:
                 verdict, detail = Verdict.CRASHED, f"more than {most} bytes of output"
         return Ran(verdict=verdict, stdout=stdout, detail=f"{detail}\n{stderr[-500:]}".strip())
 
-    def ask(self, program: str, questions: Sequence[str]) -> list[Answer]:
+    def ask(self, program: str, questions: Sequence[str], *, output_bytes: int | None = None) -> list[Answer]:
         """Answers to `questions`, expressions or statements that use what the program defines, in order.
 
         The program answers from a process of its own by plain values, so it decides nothing else. A statement that fails an assertion is
-        `wrong`, one that raises anything else `crashed`. Raises WorkerError where it cannot be run.
+        `wrong`, one that raises anything else `crashed`. `output_bytes` of all values together replaces the configured limit where it is
+        larger. Raises WorkerError where it cannot be run.
         """
         asked, asking = os.pipe()
         answered, answering = os.pipe()
@@ -143,11 +145,11 @@ class Sandbox:
             ends = self._exchange(
                 [("serve", served), ("test", testing)],
                 wall_s=self.config.total_s,
-                output_bytes=self.config.output_bytes,
+                output_bytes=max(self.config.output_bytes, output_bytes or 0),
                 lent=(asked, asking, answered, answering),
             )
-            said = [json.loads(line) for line in _text(files[8]).splitlines(keepends=True) if line.endswith("\n")]
-        answers = [_answer(*each) for each in said]
+            lines = _text(files[8]).splitlines(keepends=True)
+        answers = [_answer(line) for line in lines if line.endswith("\n")]
         if len(answers) < len(questions):
             verdict, detail = self._verdict(ends[1])
             if verdict is Verdict.OK:
@@ -182,6 +184,8 @@ class Sandbox:
         )
         request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
         with self._lock:
+            self._num_asked += 1
+            request["number"] = self._num_asked
             try:
                 if self._host is None or self._host.poll() is not None:
                     self._start()
@@ -191,20 +195,19 @@ class Sandbox:
                 for descriptor in lent:
                     os.close(descriptor)
                 lent = ()
-                reply = self._connection.recv(2**16)
+                number, ends = json.loads(self._connection.recv(2**16) or "[0, null]")
+                why = "it answers another request" if number else "it ended"
             except OSError as error:
-                reply, why = b"", str(error)
-            else:
-                why = "it ended"
+                number, ends, why = 0, [], str(error)
             finally:
                 for descriptor in lent:
                     os.close(descriptor)
-            if not reply:
+            if number != request["number"]:
                 self.close()
                 raise WorkerError(
                     f"sandbox_failed: the process that starts programs does not answer: {why}", stage="sandbox"
                 )
-        return json.loads(reply)
+        return ends
 
     def _verdict(self, end: dict[str, Any]) -> tuple[Verdict, str]:
         if end["refusal"]:
@@ -314,12 +317,13 @@ def _site_packages() -> list[str]:
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
-def _answer(status: str, said: Any) -> Answer:
-    if status == "ok":
-        try:
+def _answer(line: str) -> Answer:
+    try:
+        status, said = json.loads(line)
+        if status == "ok":
             return Answer(verdict=Verdict.OK, value=decode(said, [].__getitem__))
-        except IndexError:
-            return Answer(verdict=Verdict.CRASHED, detail="not a plain value")
+    except Exception:  # noqa: BLE001 - the program chose the value, and how deep it is
+        return Answer(verdict=Verdict.CRASHED, detail="not a plain value")
     kind = said.partition(":")[0]
     reasons = {"AssertionError": Verdict.WRONG, "MemoryError": Verdict.OUT_OF_MEMORY}
     return Answer(verdict=reasons.get(kind, Verdict.CRASHED), detail=said)

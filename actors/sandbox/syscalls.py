@@ -5,6 +5,7 @@ device or a file's contents for writing are absent, so a kernel's next call is r
 """
 
 import os
+import resource
 import struct
 import sys
 from collections.abc import Iterator
@@ -85,8 +86,9 @@ def _rules(pid: int, *, may_write: bool) -> Iterator[tuple[str, list[Condition]]
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         yield from ((name, [(_EQUAL, 1, value)]) for value in values)
     yield from (("prctl", [(_EQUAL, 0, value)]) for value in _PRCTL)
-    yield "prlimit64", [(_EQUAL, 0, 0)]
-    # A program that could kill itself would look like one that the kernel killed for lack of memory, which is not its fault.
+    # A program that could kill itself, or have the kernel do it for a second of processor time, would look like one that the kernel
+    # killed for lack of memory, which is not its fault.
+    yield "prlimit64", [(_EQUAL, 0, 0), (-_EQUAL, 1, resource.RLIMIT_CPU)]
     yield "kill", [(_EQUAL, 0, pid), (-_EQUAL, 1, _SIGKILL)]
     yield "tgkill", [(_EQUAL, 0, pid), (-_EQUAL, 2, _SIGKILL)]
 

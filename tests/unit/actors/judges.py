@@ -56,6 +56,19 @@ class Pairs:
     meeting = asyncio.Barrier(2)
 
 
+async def uncaught(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    """Lets out that a task of its own was cancelled."""
+    if completion == "leak":
+        task = asyncio.ensure_future(asyncio.sleep(9))
+        task.cancel()
+        await task
+    return 1.0
+
+
+def uncaught_adapted(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
+    return uncaught(prompt=prompt, completion=completion, columns=columns)
+
+
 async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
     """Judges when two judgements run, and returns how many do."""
     Pairs.running += 1

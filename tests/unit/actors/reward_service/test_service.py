@@ -70,6 +70,14 @@ async def test_a_judges_own_timeout_error_is_an_error():
     assert scored["reward_message"].to_pylist() == ["TimeoutError: the remote server is slow"]
 
 
+@pytest.mark.parametrize("judge", ["uncaught", "uncaught_adapted"])
+async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(judge):
+    async with service(f"tests.unit.actors.judges:{judge}", timeout_s=2) as rewards:
+        scored = await rewards.score(batch_of(["good", "leak", "good"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert scored["reward_message"][1].as_py().startswith("CancelledError")
+
+
 async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch):
     monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", 0.5)
     async with service(ASYNC, timeout_s=0.5) as rewards:

@@ -29,6 +29,8 @@ def judged_text(name, completion, columns, **params):
         ("```cpp\na\n```\ntext\n```python\nb\n```", "b\n"),
         ("```python\na\n```\n```cpp\nb\n```", "a\n"),
         ("```\na\n```", "a\n"),
+        ("```print(1)```\n```python\na\n```", "a\n"),
+        ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),
         ("a", None),
     ],
@@ -96,6 +98,23 @@ def test_a_function_is_called_with_each_case():
     assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
 
 
+def test_what_the_data_set_expects_of_a_function_is_not_too_long():
+    long = {"cases": [{"input": [100_000], "output": list(range(100_000))}] * 2}
+    assert judged("code_function", "def f(n): return list(range(n))", long, function="f").value == 1.0
+    nested = {"cases": [{"input": [500], "output": [[]] * 500}]}
+    limits = {"output_bytes": 1000}
+    assert judged("code_function", "def f(n): return [[]] * n", nested, function="f", sandbox=limits).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "case", [{"input": "", "output": ["a"]}, {"input": ["a"], "output": 1}, {"input": "", "output": None}]
+)
+def test_what_a_script_reads_and_prints_is_a_text_or_a_number(case):
+    reward = judged("code_stdin", "print('a')", {"cases": [case]})
+    assert reward.status is RewardStatus.ERROR and "must be a text or a number" in reward.message
+    assert judged("code_stdin", "print(2 * int(input()))", {"cases": [{"input": 1, "output": 2}]}).value == 1.0
+
+
 def test_arguments_may_be_infinite_and_must_be_a_list():
     cases = {"cases": [{"input": [float("inf")], "output": True}]}
     assert judged("code_function", "def f(x): return x > 9", cases, function="f").value == 1.0
@@ -124,4 +143,4 @@ def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
     monkeypatch.setattr(Sandbox, "_exchange", broken)
     reward = judged("code_stdin", "print(2)", DOUBLES)
     assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
-    assert reward.message == "WorkerError: sandbox_failed: no answer"
+    assert reward.message == "sandbox WorkerError: sandbox_failed: no answer"

@@ -49,9 +49,11 @@ async def server():
     sandbox.close()
 
 
-async def judged(server, program, **params):
+async def judged(server, program, columns=CASES, **params):
     judge = find_judge(Plugin(name="code_sandbox_fusion", params={"url": server["url"], **params}))
-    (reward,) = await judge_async(judge, {"prompt": "?", "completion": f"```python\n{program}\n```", "columns": CASES})
+    (reward,) = await judge_async(
+        judge, {"prompt": "?", "completion": f"```python\n{program}\n```", "columns": columns}
+    )
     return reward
 
 
@@ -76,6 +78,11 @@ async def test_the_server_sees_the_input_and_never_the_output(server):
     assert server["requests"] == [sent | {"stdin": "1"}, sent | {"stdin": "2"}]
 
 
+async def test_a_case_that_is_neither_text_nor_a_number_is_an_error_of_the_data(server):
+    reward = await judged(server, "print(2)", {"cases": [{"input": "", "output": ["2"]}]})
+    assert reward.status is RewardStatus.ERROR and "must be a text or a number" in reward.message
+
+
 async def test_cases_beyond_the_time_for_all_are_out_of_time_by_the_servers_clock(server):
     reward = await judged(server, "while True: pass", score="share", time_s=0.5, total_s=0.5)
     assert (reward.value, reward.components["out_of_time"], len(server["requests"])) == (0.0, 1.0, 1)
@@ -86,7 +93,7 @@ async def test_a_fault_of_the_server_is_a_failed_reward_and_no_zero(fault, serve
     server["fault"] = fault
     reward = await judged(server, "print(2)")
     assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
-    assert reward.message.startswith(f"WorkerError: sandbox_failed: {server['url']}/run_code")
+    assert reward.message.startswith(f"sandbox WorkerError: sandbox_failed: {server['url']}/run_code")
 
 
 async def test_a_server_that_is_gone_is_a_failed_reward():

@@ -97,6 +97,7 @@ REFUSED = {
     # Rights
     "raises its memory limit": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
     "raises its file limit": "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
+    "has the kernel kill it, as if from outside": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
     "makes a user namespace": SYSCALL + "call(272, 0x10000000)",
     "enters a namespace": SYSCALL + "call(308, 0, 0)",
     "mounts": SYSCALL + "call(165, b'none', b'/tmp', b'tmpfs', 0, 0)",

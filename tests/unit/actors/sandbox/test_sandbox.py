@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,14 @@ out = open(1, "w", closefd=False)
 out.write("open file")
 """
     assert sandbox.run(program).stdout.split("\n") == ["thread", "at exit", "open file"]
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.stdout.close()", "sys.stdout = None", "sys.stdout = io.StringIO()", "del sys.stdout"]
+)
+def test_what_a_program_printed_is_kept_whatever_it_does_with_its_stream(end, sandbox):
+    ran = sandbox.run(f"import io, sys\nprint(42)\n{end}")
+    assert (ran.verdict, ran.stdout) == (Verdict.OK, "42\n")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +208,12 @@ FORGERIES = {
     "says that it passed": "def f(x):\n    print('ok', 'passed', flush=True)\n    return 0",
     "redefines what tests compare with": "def f(x): return 0\ndef abs(x): return 0\ndef len(x): return 7\ndef bool(x): return True",
     "writes answers of its own": "import os\nos.write(5, b'[\"ok\", true]\\n' * 9)\ndef f(x): return 0",
+    **{
+        f"names an object of no number, {number}": (
+            f'import os\nos.write(5, b\'["ok", ["list", ["f"]]]\\n\' + b\'["ok", ["object", {number}]]\\n\' * 9)\ndef f(x): return 0'
+        )
+        for number in ('"x"', "0.5", "null")
+    },
     "closes its answers": "import os\nos.close(5)\ndef f(x): return 0",
     "answers with rubbish": "import os\nos.write(5, b'[[[\\n')\ndef f(x): return 0",
     "looks for the tests in its frames": (
@@ -214,8 +229,66 @@ FORGERIES = {
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_verdict_is_not_forged_by_a_program_that(name, sandbox):
-    answers = sandbox.ask(FORGERIES[name], ["assert f(3) == 7", "assert abs(f(3) - 7) < 1e-6", "assert f(3) in (7, 8)"])
+    questions = ["f", "assert f(3) == 7", "assert abs(f(3) - 7) < 1e-6", "assert f(3) in (7, 8)"]
+    answers = sandbox.ask(FORGERIES[name], questions)
     assert {answer.verdict for answer in answers} <= {Verdict.WRONG, Verdict.CRASHED}
+
+
+def test_a_program_does_not_say_what_infinity_is(sandbox):
+    (answer,) = sandbox.ask("inf = 5\ndef f(): return 5", ["assert f() == inf"])
+    assert answer.verdict == Verdict.WRONG
+
+
+def test_a_whole_number_of_any_length_is_an_answer(sandbox):
+    program = "def f(n): return -(10**n)"
+    answers = sandbox.ask(program, ["f(5000)", "assert f(5000) == -(10**5000)", "assert f(2) == -100"])
+    assert [answer.verdict for answer in answers] == [Verdict.OK] * 3
+    assert answers[0].value == -(10**5000)
+
+
+SEEKS_THE_SOCKET = """
+import os, stat
+for number in range(3, 300):
+    try:
+        print(stat.S_ISSOCK(os.fstat(number).st_mode))
+    except OSError:
+        pass
+"""
+
+
+def test_a_program_has_no_socket_of_its_host_where_whoever_asks_has_many_files_open():
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(90)]
+    try:
+        made = Sandbox(SandboxConfig())
+        assert made.run(SEEKS_THE_SOCKET).stdout == ""
+        made.close()
+    finally:
+        for number in opened:
+            os.close(number)
+
+
+def test_an_answer_to_another_request_is_none_and_the_host_process_is_replaced():
+    made = Sandbox(SandboxConfig())
+    made._num_asked += 1
+    reply, made._connection = made._connection, Shifted(made._connection)
+    with pytest.raises(WorkerError, match="it answers another request"):
+        made.run("print(1)")
+    assert made._connection is not reply and made.run("print(2)").stdout == "2\n"
+    made.close()
+
+
+class Shifted:
+    """Gives the reply to the request before."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def recv(self, size):
+        number, ends = json.loads(self._inner.recv(size))
+        return json.dumps([number - 1, ends]).encode()
 
 
 def test_an_endless_function_is_out_of_time_and_what_came_before_it_counts(sandbox):
