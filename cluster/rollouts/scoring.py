@@ -1,6 +1,6 @@
 """Reward and reference: what a sampled group still needs before it is worth training on. Object refs in, object refs out.
 
-Services are replaced when they die. A group whose judging kills reward services again and again is quarantined.
+A service that dies is replaced while the others serve. A group whose judging kills reward services again and again is quarantined.
 """
 
 import asyncio
@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cluster.contracts.errors import DeadlineError, WorkerError
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import GroupSummary, Ticket
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
+from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor
+from cluster.supervision.tasks import background
 
 _MOST_TOLD = 16
 """Kinds of failed rewards that get a message in a run; further ones are in the events."""
@@ -30,15 +32,17 @@ class Scorers:
         reference: SupervisedActor | None,
         suspects: Suspects,
         events: Events,
+        tasks: asyncio.TaskGroup,
         judging_deadline_s: float,
         reference_deadline_s: float,
         source_column: str | None = None,
     ) -> None:
-        """`suspects` are those of judging; a group that kills rollout workers is another matter. `source_column` of a prompt says whose
-        metrics its rewards are; None keeps no metrics by source."""
+        """`suspects` are those of judging; a group that kills rollout workers is another matter. Services are replaced in `tasks`, whose
+        failure ends the run. `source_column` of a prompt says whose metrics its rewards are; None keeps no metrics by source."""
         self._rewards = list(rewards)
-        self._num_judging = dict.fromkeys(rewards, 0)
+        self._num_calls = dict.fromkeys(rewards, 0)
         """Groups that each reward service has."""
+        self._tasks = tasks
         self._reference = reference
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
@@ -57,16 +61,17 @@ class Scorers:
             async with self._turns.turn(alone=alone):
                 if self._suspects.is_guilty(ticket):
                     return None
-                place = self._least_busy()
-                actor = await place.ready()
+                place, actor = await self._least_busy()
+                if self._suspects.has(ticket) and not alone:
+                    continue  # another group of its prompt was blamed while this one waited for a service
                 try:
-                    with self._judging_at(place):
+                    with self._calling(place):
                         judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
                     # Within the turn: nobody else may call the actor that failed, and be blamed for it.
-                    await place.replace(actor, error)
+                    self._replace(place, actor, error)
                 else:
                     self._suspects.absolve(ticket)
                     self._failed_rewards.note(judged[0])
@@ -79,19 +84,36 @@ class Scorers:
 
     async def take(self, object_ref: Any, places: list[int]) -> tuple[GroupSummary, Any]:
         """Some trajectories of a judged group. Raises LostError when it went with its node."""
-        return await self._least_busy().call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
+        while True:
+            place, actor = await self._least_busy()
+            try:
+                with self._calling(place):
+                    return await actor.call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
+            except (WorkerError, DeadlineError) as error:
+                self._replace(place, actor, error)
 
-    def _least_busy(self) -> SupervisedActor:
-        """One that is up, where any is: the others serve while it is replaced."""
-        return min(self._rewards, key=lambda place: (place.actor is None, self._num_judging[place]))
+    async def _least_busy(self) -> tuple[SupervisedActor, RemoteActor]:
+        """A service that is up, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""
+        while True:
+            up = [(place, place.actor) for place in self._rewards if place.actor and not place.failure_of(place.actor)]
+            if up:
+                return min(up, key=lambda one: self._num_calls[one[0]])
+            async with background() as waiting:
+                coming = [waiting.create_task(place.ready()) for place in self._rewards]
+                await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
 
     @contextlib.contextmanager
-    def _judging_at(self, place: SupervisedActor) -> Iterator[None]:
-        self._num_judging[place] += 1
+    def _calling(self, place: SupervisedActor) -> Iterator[None]:
+        self._num_calls[place] += 1
         try:
             yield
         finally:
-            self._num_judging[place] -= 1
+            self._num_calls[place] -= 1
+
+    def _replace(self, place: SupervisedActor, actor: RemoteActor, error: TreadwheelError) -> None:
+        """Nobody calls `actor` from now on. Returns at once."""
+        place.give_up(actor, error)
+        self._tasks.create_task(place.replace(actor, error))
 
     async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
         """The group with reference log-probs; None when there is no reference scorer."""

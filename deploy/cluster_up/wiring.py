@@ -132,6 +132,7 @@ def production(
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         suspects=Suspects(max_failures=max_failures, events=events),
         events=events,
+        tasks=tasks,
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
         source_column=config.reward.source_column if config.reward.by_source else None,

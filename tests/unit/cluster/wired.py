@@ -47,6 +47,7 @@ def wired(
         reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),
         events=events,
+        tasks=tasks,
         judging_deadline_s=judging_deadline_s,
         reference_deadline_s=judging_deadline_s,
     )

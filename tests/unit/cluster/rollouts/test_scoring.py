@@ -112,3 +112,45 @@ async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops
     assert calls[:4] == [("reward-0", 0), ("reward-1", 1), ("reward-0", 2), ("reward-1", 3)]
     assert sorted(index for _, index in calls[4:]) == sorted(died) == [1, 3], "what the first had is judged once"
     assert [event["actor"] for event in scene.events.events if event["kind"] == "recovery"] == ["reward-1"]
+
+
+@simulated
+async def test_a_service_whose_replacement_finds_no_node_keeps_none_of_its_groups_waiting():
+    """Seen before: each group waited for the replacement of the service that it died with, while the other was idle."""
+    died = asyncio.Event()
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            await asyncio.sleep(1)
+            if self.name == "reward-1" and not died.is_set():
+                died.set()
+                scene.coming.clear()  # its node went: no other one starts
+                raise death(self.name, "score")
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, num_services=2)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert died.is_set() and not scene.coming.is_set()
+
+
+@simulated
+async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up():
+    """Seen before: all were counted only once they called, so that all chose the same one and waited for it."""
+    calls, killed = [], set()
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            await asyncio.sleep(1)
+            calls.append(self.name)
+            if self.name not in killed:
+                killed.add(self.name)
+                if self.name == "reward-0":
+                    scene.coming.clear()
+                    asyncio.get_running_loop().call_later(60, scene.coming.set)
+                raise death(self.name, "score")
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, num_services=2)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert killed == {"reward-0", "reward-1"}
+    assert calls[-2:] in (["reward-0", "reward-1"], ["reward-1", "reward-0"]), "two groups, one each"
