@@ -13,6 +13,7 @@ from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import (
     OF_ITS_MACHINE,
     CheckpointError,
+    DataError,
     DeadlineError,
     FailureKind,
     LostError,
@@ -63,6 +64,7 @@ class LearnerGroup:
         self._ledger = ledger
         self._checkpoints = checkpoints
         self._ranks: list[RemoteActor] = []
+        self._are_built = False
         self._turn = asyncio.Lock()
         self.version = 0
         """Policy version of the ranks: completed optimizer steps."""
@@ -98,7 +100,8 @@ class LearnerGroup:
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
         """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made.
 
-        Raises LostError, and has recorded nothing, when a group went with its node: `lost` says which.
+        Raises LostError, and has recorded nothing, when a group went with its node: `lost` says which; DataError for a step that cannot
+        be learned, which stays recorded: the step before it is saved, and the message says how to go on.
         """
         async with self._turn:
             step = self._ledger.version + 1
@@ -156,18 +159,11 @@ class LearnerGroup:
         """
         async with self._turn:
             # A rank answers after the step under way, whose caller no longer waits for it.
-            if not self._ranks:
+            if not self._ranks or not self._are_built:
                 return None
-            stats: StepStats | None = await self._all("last_step")
-            if stats is not None:
-                self.version = stats.policy_version
-                if self.version != self.saved_version:
-                    await self._save(None)
-            await self._reporting_failure("finish_saving")
-            if stats is None:
-                return None
+            stats = await self._save_last_step()
             step, summaries = self._asked
-            return (stats, summaries) if step == self.version else None
+            return (stats, summaries) if stats is not None and step == self.version else None
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before."""
@@ -192,8 +188,26 @@ class LearnerGroup:
         await asyncio.gather(*(rank.kill() for rank in ranks))
 
     async def _learn(self, object_refs: Sequence[Any]) -> StepStats:
-        stats: StepStats = await self._all("update", *object_refs)
+        try:
+            stats: StepStats = await self._all("update", *object_refs)
+        except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
+            await self._save_last_step()
+            saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
+            raise DataError(
+                f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
+                f"{saved if self.saved_version else 'the same model.path'}"
+            ) from error
         self.version = stats.policy_version
+        return stats
+
+    async def _save_last_step(self) -> StepStats | None:
+        """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
+        stats: StepStats | None = await self._all("last_step")
+        if stats is not None:
+            self.version = stats.policy_version
+            if self.version != self.saved_version:
+                await self._save(None)
+        await self._reporting_failure("finish_saving")
         return stats
 
     async def _save(self, metric: float | None) -> None:
@@ -234,10 +248,11 @@ class LearnerGroup:
 
     async def _begin(self) -> None:
         config = self._supervisor.config
+        self._are_built = False
         self._ranks = await self._spawn_all()
         address = await self._ranks[0].free_address()
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
-        self.version = 0
+        self.version, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
         """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""

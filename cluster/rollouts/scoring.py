@@ -12,9 +12,9 @@ from typing import Any
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import GroupSummary, Ticket
+from cluster.remote.actor import RemoteActor
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
-from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor
 from cluster.supervision.tasks import background
 

@@ -69,13 +69,19 @@ class Saver:
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._written: tuple[Path, int] | None = None
+        """Folder and version of the last checkpoint that all ranks wrote; None after a restore."""
 
     def save(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not."""
+        """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not.
+
+        One that is on the disk stays as it is: a run that is stopped in a save asks for it again.
+        """
         try:
             self.finish()
         finally:  # this version is saved also where the one before could not be
-            self._write(self._snapshot(directory, policy_version=policy_version, extra=extra))
+            if self._written != (directory, policy_version):
+                self._write(self._snapshot(directory, policy_version=policy_version, extra=extra))
 
     def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
         """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
@@ -84,16 +90,17 @@ class Saver:
         try:
             self.finish()
         finally:  # as in `save`
-            snapshot = self._snapshot(directory, policy_version=policy_version, extra=extra)
-            copy = _Snapshot(
-                directory=directory,
-                manifest=snapshot.manifest,
-                # To the CPU at once: a second copy on the device may not fit.
-                state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
-                weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
-                adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
-            )
-            self._writing = self._thread.submit(self._write, copy)
+            if self._written != (directory, policy_version):
+                snapshot = self._snapshot(directory, policy_version=policy_version, extra=extra)
+                copy = _Snapshot(
+                    directory=directory,
+                    manifest=snapshot.manifest,
+                    # To the CPU at once: a second copy on the device may not fit.
+                    state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
+                    weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
+                    adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
+                )
+                self._writing = self._thread.submit(self._write, copy)
 
     def finish(self) -> None:
         """Waits for a checkpoint that is being written. Raises what went wrong with it, once."""
@@ -108,6 +115,7 @@ class Saver:
     def restore(self, directory: Path) -> Manifest:
         """The rank as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
         self.finish()
+        self._written = None
         manifest = files.verify(directory, expected_parameters=self._parameters_digest())
         states = files.States(directory, num_ranks=manifest.num_ranks)
         masters = self._optimizer.masters()
@@ -150,13 +158,16 @@ class Saver:
             self._together(directory, lambda: files.begin(directory) if is_first else None)
             written = self._together(directory, lambda: self._write_own(snapshot, aside))
             written |= self._state_entries(written[self._state_name()])
-            if is_first:
-                with files.saving(directory):
-                    files.commit(aside, directory, snapshot.manifest.sealed(written))
-                    files.prune(directory.parent, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
+            self._together(directory, lambda: self._commit(snapshot, written) if is_first else None)
+            self._written = directory, snapshot.manifest.policy_version
         finally:
             if is_first:
                 files.discard(aside)
+
+    def _commit(self, snapshot: _Snapshot, written: Mapping[str, FileEntry]) -> None:
+        directory = snapshot.directory
+        files.commit(files.aside_of(directory), directory, snapshot.manifest.sealed(written))
+        files.prune(directory.parent, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
 
     def _together(self, directory: Path, work: Callable[[], T]) -> T:
         """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not.

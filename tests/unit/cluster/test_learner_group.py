@@ -420,3 +420,40 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
     await scene.group.start()
     await scene.learn(1)
     assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
+
+
+async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_resume():
+    """Seen before: it was recorded, so every resume died of `row 3 cannot be trained on`, and what was learned since the save was lost."""
+    scene = Scene(("update", 2, DataError("row 3 cannot be trained on")))
+    await scene.group.start()
+    await scene.learn(2)
+    says = r"step 3 is recorded and cannot be learned: row 3 .* another run_dir with model.path=there/step-0*2/model"
+    with pytest.raises(DataError, match=says):
+        await scene.learn(1)
+    assert scene.saves == [2]
+    scene.failures.append(("update", 2, DataError("row 3 cannot be trained on")))
+    with pytest.raises(DataError, match=says):
+        await scene.group.restore()
+    scene = Scene(("update", 0, DataError("row 3 cannot be trained on")))
+    await scene.group.start()
+    with pytest.raises(DataError, match="another run_dir with the same model.path"):
+        await scene.learn(1)
+
+
+async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_ranks_nothing():
+    """Seen before: `'NoneType' object has no attribute 'last_step'` in place of how the run goes on."""
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+
+    class Stopped(BaseException):
+        """As a cancel comes: in the middle of building."""
+
+    scene.failures += [
+        ("update", 1, death("learner-0", "update")),
+        ("build", 0, Stopped()),
+        ("last_step", 0, WorkerError("AttributeError: 'NoneType' object has no attribute 'last_step'")),
+    ]
+    with pytest.raises((Stopped, BaseExceptionGroup)):
+        await scene.learn(1)
+    assert await scene.group.save_progress() is None

@@ -404,6 +404,24 @@ def test_a_full_disk_loses_one_save_and_no_training(model_path: Path, tmp_path: 
         verify(path)
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
+    model_path: Path, tmp_path: Path, asynchronous: bool
+):
+    """Seen before: Ctrl-C in a save replaced the finished folder by two renames, and a kill between them left none."""
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
+    place = tmp_path / "step-000001"
+    learner.update(*_groups(learner))
+    for metric in (0.5, None):  # the second is not evaluated
+        learner.save(str(place), {"metric": metric})
+    learner.finish_saving()
+    assert verify(place).metric == 0.5
+    learner.update(*_groups(learner))
+    learner.save(str(place), {})
+    learner.finish_saving()
+    assert verify(place).policy_version == 2
+
+
 def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
