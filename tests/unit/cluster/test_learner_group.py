@@ -436,7 +436,7 @@ async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_
         await scene.group.restore()
     scene = Scene(("update", 0, DataError("row 3 cannot be trained on")))
     await scene.group.start()
-    with pytest.raises(DataError, match="another run_dir with the same model.path"):
+    with pytest.raises(DataError, match=r"another run_dir with the same model\.path"):
         await scene.learn(1)
 
 
