@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import RunConfig, WeightsConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.types import Attestation
 from cluster.weights.attestation import Attestor
@@ -151,12 +151,12 @@ async def test_a_head_that_stayed_old_is_caught(pair: Pair):
     await pair.load(old)
     new = pair.step(size=0.1)
     if pair.learner.policy.causal_lm.config.tie_word_embeddings:
-        pair.engine._weights = WeightsConfig(repair_tied_head=False)
+        pair.engine._repair_tied_head = False
     else:
         new = half_old(old, new, part="lm_head.")
     with pytest.raises(WeightsError, match="most likely an old vocabulary head"):
         await pair.load(new)
-    pair.engine._weights = WeightsConfig()
+    pair.engine._repair_tied_head = True
     await pair.load(pair.step(size=0.0))
 
 

@@ -79,7 +79,7 @@ def test_check_shows_what_a_run_will_be(run_file):
         (
             "reward.judge=my_rewards:judge",
             "reward.judge='my_rewards:judge' does not import",
-            "or use one of actors.rewards: exact",
+            "or use one of actors.rewards: code_asserts",
         ),
         ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
         ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),

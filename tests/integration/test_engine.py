@@ -56,7 +56,8 @@ def test_the_learner_computes_the_log_probs_of_the_distribution_that_was_truncat
     weights = load(model, dtype=torch.float32)
     policy = prove(weights, model=model, packing="auto", sampling=SamplingConfig(**sampling), head_chunk_tokens=16)
     rows = [token_row(PROMPT, one.token_ids) for one in found]
-    for one, expected_C in zip(found, score(policy, rows, layout=policy.layout, max_tokens=10**6), strict=True):
+    expected = score(lambda batch: policy(batch).logprobs_C, rows, layout=policy.layout, max_tokens=10**6)
+    for one, expected_C in zip(found, expected, strict=True):
         assert largest_error(one.rollout_logprobs, expected_C.tolist()) < 1e-4
         full = reference.logprobs([*PROMPT, *one.token_ids], temperature=sampling.get("temperature", 1.0))
         gained = [a - b for a, b in zip(one.rollout_logprobs, full[len(PROMPT) - 1 :], strict=True)]
