@@ -28,6 +28,10 @@ Call = tuple[int, dict[str, Any]]
 """Of how many trajectories, and what the judge is given for them."""
 
 
+_Answer = tuple[Judged, bool]
+"""To a call, and whether its process has run out of memory."""
+
+
 class JudgeProcess:
     """The service's end of `actors.reward_service.judge_main`."""
 
@@ -43,7 +47,7 @@ class JudgeProcess:
         self.is_spent = False
         """Out of memory: it gets nothing more."""
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[list[Any] | Reward]] = {}
+        self._waiting: dict[int, asyncio.Future[_Answer | Reward]] = {}
         """Answers by number; a Reward is that of calls whose process ended."""
         self._reading: asyncio.Task[None]
 
@@ -95,8 +99,8 @@ class JudgeProcess:
                 answer, request = await self._answer_to(number, after=request), None
                 if isinstance(answer, Reward):
                     return [*judged, [answer] * size]
-                _, rewards, is_spent = answer
-                judged.append(None if rewards is None else [_reward(each) for each in rewards])
+                verdict, is_spent = answer
+                judged.append(verdict)
                 self.is_spent |= is_spent
                 if is_spent:
                     break
@@ -114,7 +118,7 @@ class JudgeProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _answer_to(self, number: int, *, after: Any) -> list[Any] | Reward:
+    async def _answer_to(self, number: int, *, after: Any) -> _Answer | Reward:
         """The answer; a failure if the process has ended, or is ended for its silence. An asynchronous judge's process keeps the deadline
         itself, unless its judge blocks it."""
         timeout_s = self._part.timeout_s
@@ -153,13 +157,15 @@ class JudgeProcess:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
         try:
             while (answer := await self._receive()) is not None:
+                number, rewards, is_spent = answer
+                verdict = None if rewards is None else [_reward(each) for each in rewards]
                 # One that has overrun its deadline waits no longer, and is there until its process is gone.
-                if (waiting := self._waiting.get(answer[0])) and not waiting.done():
-                    waiting.set_result(answer)
+                if (waiting := self._waiting.get(number)) and not waiting.done():
+                    waiting.set_result((verdict, is_spent))
             await self._process.wait()
             ended = WorkerError(f"the judge ended its process (exit code {self._process.returncode})")
             last = failed(ended)
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001 - the judge, or what it starts, can write anything there
             await self.kill()
             last = failed(DataError(f"the judge's answer cannot be read: {error}"))
         for waiting in self._waiting.values():

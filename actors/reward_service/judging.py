@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from actors.reward_service.judge_process import Call, JudgeProcess
 from actors.reward_service.judgement import Judged
 from actors.reward_service.recipe import Part
+from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
 
 _PATIENCE_S = 0.2
@@ -24,13 +25,14 @@ class Judging:
     """Processes of one judge, which start as they are needed."""
 
     def __init__(self, part: Part, config: RewardConfig, first: JudgeProcess) -> None:
-        """A synchronous judge runs on at most one process per available core (and `max_concurrency`): what waits for a network
-        should be asynchronous.
+        """A synchronous judge runs on at most this service's share of the available cores (and `max_concurrency`) in processes: what
+        waits for a network should be asynchronous.
         """
         self._part = part
         self._config = config
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
-        self._max_processes = 1 if first.is_async else min(part.max_concurrency, _num_cores())
+        num_cores = max(1, _num_cores() // config.num_services)
+        self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
         self._requests_each = part.max_concurrency if first.is_async else 1
         self._calls_per_request = 1 if first.is_async else _CALLS_PER_REQUEST
         self._under_way = {first: 0}
@@ -64,7 +66,16 @@ class Judging:
         return judged
 
     async def _take(self) -> JudgeProcess:
-        """A process with a free place; a new one if none comes free soon, so that a fast judge never has more than one or two."""
+        """A process with a free place; a new one if none comes free soon, so that a fast judge never has more than one or two.
+
+        Where a new one does not start, those that are up are enough. Raises WorkerError if none is.
+        """
+        while (process := await self._taken_or_started()) is None:
+            pass
+        return process
+
+    async def _taken_or_started(self) -> JudgeProcess | None:
+        """None if one had to start and did not, while others are up: no more than these are tried from now on."""
         async with self._changed:
             if self._under_way or self._is_starting:
                 with contextlib.suppress(TimeoutError):
@@ -79,6 +90,15 @@ class Judging:
             process = await JudgeProcess.start(self._part, self._config)
             self._under_way[process] = 1
             return process
+        except (ConfigError, WorkerError) as error:
+            # It was built before: no room for a second one, or what it needs is away.
+            self._max_processes = sum(process.is_alive for process in self._under_way)
+            if not self._max_processes:
+                self._max_processes = 1
+                raise WorkerError(
+                    f"no process of {self._part.setting}.judge is up, and none starts: {error}"
+                ) from error
+            return None
         finally:
             async with self._changed:
                 self._is_starting = False

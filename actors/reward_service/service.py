@@ -61,7 +61,13 @@ class RewardService:
         async with self._starting:
             if not self._judges:
                 parts = parts_of(self._config)
-                started = await asyncio.gather(*(Judging.start(part, self._config) for part in parts))
+                starting = (Judging.start(part, self._config) for part in parts)
+                outcomes = await asyncio.gather(*starting, return_exceptions=True)
+                started = [each for each in outcomes if isinstance(each, Judging)]
+                for error in outcomes:
+                    if isinstance(error, BaseException):
+                        await asyncio.gather(*(judging.close() for judging in started))
+                        raise error
                 self._judges = dict(zip(parts, started, strict=True))
 
     async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,9 +1,12 @@
 """Judges that misbehave in each way a user's can; the reward service finds them by import path."""
 
 import asyncio
+import contextlib
 import os
 import resource
+import stat
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +80,36 @@ async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) 
     await Pairs.meeting.wait()
     Pairs.running -= 1
     return float(num_running)
+
+
+class BuiltOnce:
+    """As a model that fills the GPU, or whose server went away."""
+
+    def __init__(self, *, marker: str) -> None:
+        with open(marker, "x"):
+            pass
+
+    def __call__(self, *, completion: str) -> float:
+        if completion == "exit":
+            os._exit(3)
+        time.sleep(0.5)
+        return 1.0
+
+
+def talkative(*, completion: str) -> float:
+    """Writes nonsense to every pipe that it finds open, that of the answers among them."""
+    for fd in range(3, 64) if completion == "nonsense" else ():
+        with contextlib.suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, b"5\n")
+    return 1.0
+
+
+def compares(*, completions: list[str], all_token_ids: list[list[int]]) -> list[float]:
+    """As good as its completion is short among four."""
+    if len(completions) < 4:
+        raise ValueError("nothing to compare")
+    return [1 / len(ids) for ids in all_token_ids]
 
 
 def mistyped(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import os
 import signal
@@ -6,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from actors.reward_service import judging
 from actors.reward_service.service import RewardService
 from cluster.contracts.config import RewardConfig
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import summarize, validate
 from tests.unit.actors.batches import batch_of
@@ -215,3 +217,46 @@ async def test_the_chosen_rows_of_a_judged_batch_are_a_batch_themselves():
         taken = rewards.take(scored, [0, 2])
     assert validate(taken)["reward"].to_pylist() == [1.0, 0.5]
     assert summarize(taken).num_failed_rewards == 0
+
+
+async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(judging, "_num_cores", lambda: 2)
+    judge = Plugin(name="tests.unit.actors.judges:BuiltOnce", params={"marker": str(tmp_path / "built")})
+    rewards = RewardService(RewardConfig(judge=judge))
+    try:
+        scored = await asyncio.gather(*(rewards.score(batch_of(["x"] * 2)) for _ in range(2)))
+        assert [each["reward"].to_pylist() for each in scored] == [[1.0, 1.0]] * 2
+        await rewards.score(batch_of(["exit"]))
+        with pytest.raises(WorkerError, match=r"no process of reward.judge is up, and none starts: .*FileExistsError"):
+            await rewards.score(batch_of(["x"]))
+    finally:
+        await rewards.close()
+
+
+async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
+    async with service("tests.unit.actors.judges:talkative", timeout_s=10) as rewards:
+        scored = await rewards.score(batch_of(["nonsense"]))
+        assert scored["reward_message"][0].as_py().startswith("DataError: the judge's answer cannot be read: ")
+        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+
+
+async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch):
+    started, start = [], judging.Judging.start
+
+    async def starting(part, config):
+        started.append(await start(part, config))
+        return started[-1]
+
+    monkeypatch.setattr(judging.Judging, "start", starting)
+    parts = {"bad": {"judge": "no_such_judge"}, "good": {"judge": SYNC}}
+    with pytest.raises(ConfigError, match="no_such_judge"):
+        await RewardService(RewardConfig.model_validate({"parts": parts})).warm_up()
+    assert [process.is_alive for each in started for process in each._under_way] == [False]
+
+
+async def test_the_services_of_a_run_share_the_cores(monkeypatch):
+    monkeypatch.setattr(judging, "_num_cores", lambda: 8)
+    for num_services, num_processes in ((1, 8), (4, 2), (16, 1)):
+        async with service(SYNC, num_services=num_services) as rewards:
+            await rewards.warm_up()
+            assert [each._max_processes for each in rewards._judges.values()] == [num_processes]
