@@ -46,7 +46,9 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     sources = {field: each for field, each in opened.items() if each is not None}
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
-    samples = problems.attempt(judge.judge_samples, config.reward, sources, formatter) if sources else None
+    size = config.buffer.trajectories_per_group
+    trying = (config.reward, sources, formatter)
+    samples = problems.attempt(judge.judge_samples, *trying, trajectories_per_group=size) if sources else None
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()

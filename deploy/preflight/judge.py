@@ -1,9 +1,12 @@
 """The judges, tried on samples as the run will call them: in processes of their own, under their deadlines."""
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RewardConfig
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
 _NUM_PROMPTS = 3
+"""Of each source of `reward.by_source`."""
+_SCAN_S = 2.0
+"""Longest search for prompts of each source."""
+_MOST_IN_GROUP = 4
+"""Enough for a judge that compares the trajectories of a group."""
 _ANSWER_COLUMNS = ("answer", "solution", "target", "ground_truth", "label", "completion", "response", "output")
 """Names under which data sets keep what a good completion says."""
 
@@ -32,18 +40,30 @@ class Sample:
 
 
 def judge_samples(
-    config: RewardConfig, sources: Mapping[str, PromptSource], formatter: "ChatFormatter | None"
+    config: RewardConfig,
+    sources: Mapping[str, PromptSource],
+    formatter: "ChatFormatter | None",
+    *,
+    trajectories_per_group: int = 1,
 ) -> list[Sample]:
     """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
 
-    Raises ConfigError if the judge does not load, or fails on every sample of a source. One that fails on some may have its reasons.
+    Raises ConfigError if the judge does not load, or if it or one of its parts fails on every sample of a source. One that fails on some
+    may have its reasons.
     """
+    failing = dict[tuple[str, str], bool]()
     try:
-        samples = asyncio.run(_judged(config, sources, formatter))
+        samples = asyncio.run(_judged(config, sources, formatter, trajectories_per_group, failing))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     for field in sources:
         _refuse_failure([sample for sample in samples if sample.field == field], config)
+    for field, part in (each for each, fails_always in failing.items() if fails_always):
+        said = (sample.reward.message for sample in samples if sample.field == field and sample.reward.message)
+        why = next((message for message in said if f"judge:{part} " in message), "no message")
+        raise ConfigError(
+            f"{field}: reward.parts.{part} fails on each of its samples, the first time with: {why}; mend it"
+        )
     return samples
 
 
@@ -61,24 +81,35 @@ def _refuse_failure(samples: Sequence[Sample], config: RewardConfig) -> None:
 
 
 async def _judged(
-    config: RewardConfig, sources: Mapping[str, PromptSource], formatter: "ChatFormatter | None"
+    config: RewardConfig,
+    sources: Mapping[str, PromptSource],
+    formatter: "ChatFormatter | None",
+    group_size: int,
+    failing: dict[tuple[str, str], bool],
 ) -> list[Sample]:
-    """Up to a prompt on which a judge overran its deadline: it may do so on all others."""
+    """Up to a prompt on which a judge overran its deadline: it may do so on all others.
+
+    `failing` is told of each field and part whether it failed on all trajectories.
+    """
     from actors.reward_service.service import Asked, RewardService
 
     service, samples = RewardService(config), list[Sample]()
     try:
         for field, source in sources.items():
-            for prompt in (source[index] for index in range(min(_NUM_PROMPTS, len(source)))):
+            for prompt in _firsts(source, config):
                 completions = dict(_completions(prompt))
+                size = max(len(completions), min(group_size, _MOST_IN_GROUP))
+                said = [*islice(cycle(completions.values()), size)]
                 asked = Asked(
                     columns=prompt.info(),
-                    trajectories=[_trajectory(prompt, said, formatter) for said in completions.values()],
+                    trajectories=[_trajectory(prompt, each, formatter) for each in said],
                 )
-                rewards, _ = await service.judge(asked)
+                rewards, stats = await service.judge(asked)
+                for part, of_part in stats.items():
+                    failing[field, part] = failing.get((field, part), True) and of_part.num_failed == size
                 samples += [
                     Sample(field=field, prompt=prompt, completion=described, reward=reward)
-                    for described, reward in zip(completions, rewards, strict=True)
+                    for described, reward in zip(completions, rewards, strict=False)  # the others repeat these
                 ]
                 if any(reward.status is RewardStatus.TIMEOUT for reward in rewards):
                     return samples
@@ -94,10 +125,34 @@ def _trajectory(prompt: Prompt, completion: str, formatter: "ChatFormatter | Non
         "prompt": text,
         "completion": completion,
         "messages": [*asked_by, {"role": "assistant", "content": completion}],
-        "token_ids": [],
+        "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,
     }
+
+
+def _token_ids(prompt: Prompt, completion: str, formatter: "ChatFormatter | None") -> list[int]:
+    """At least one, as engines sample: an empty completion is its end."""
+    if formatter is None:
+        return [0]
+    with suppress(DataError):
+        return formatter.encode_completion(prompt, completion)
+    return [*formatter.stop_token_ids[:1]] or [0]
+
+
+def _firsts(source: PromptSource, config: RewardConfig) -> list[Prompt]:
+    """With `by_source`, the first of each that a short search finds."""
+    missing = Counter(dict.fromkeys(config.by_source or [""], _NUM_PROMPTS))
+    found, deadline = list[Prompt](), time.monotonic() + _SCAN_S
+    for index in range(len(source)):
+        if missing.total() == 0 or time.monotonic() > deadline:
+            break
+        prompt = source[index]
+        name = str(prompt.columns.get(config.source_column)) if config.by_source else ""
+        if missing[name]:
+            missing[name] -= 1
+            found.append(prompt)
+    return found
 
 
 def _completions(prompt: Prompt) -> Iterator[tuple[str, str]]:

@@ -50,6 +50,29 @@ def test_a_judge_that_fails_on_all_samples_is_refused_with_its_reason(judge, mes
         samples(f"{JUDGES}:{judge}", Says("2"))
 
 
+def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():
+    parts = {"right": {"judge": "exact_match"}, "style": {"judge": f"{JUDGES}:mistyped", "on_failure": "part"}}
+    with pytest.raises(
+        ConfigError, match=r"prompts: reward.parts.style fails on each of its samples, .* KeyError: 'anser'"
+    ):
+        judge_samples(RewardConfig.model_validate({"parts": parts}), {"prompts": ANSWERED}, None)
+
+
+def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
+    parts = {"right": {"judge": "exact_match"}, "style": {"judge": f"{JUDGES}:mistyped"}}
+    config = RewardConfig.model_validate({"parts": parts, "by_source": {"maths": ["right"], "chat": ["style"]}})
+    sources = ["maths"] * 5 + ["chat"]
+    prompts = [Prompt(prompt_id=f"p{i}", text="?", columns={"answer": "2", "source": s}) for i, s in enumerate(sources)]
+    with pytest.raises(ConfigError, match=r"reward.parts.style fails on each of its samples"):
+        judge_samples(config, {"prompts": prompts}, None)
+
+
+def test_a_judge_that_compares_the_tokens_of_a_group_is_tried_on_a_group():
+    config = RewardConfig(judge=f"{JUDGES}:compares")
+    tried = judge_samples(config, {"prompts": ANSWERED}, None, trajectories_per_group=8)
+    assert [sample.reward for sample in tried] == [Reward(value=1.0)] * 2
+
+
 def test_a_judge_that_hangs_meets_its_deadline():
     with pytest.raises(ConfigError, match=r"fails on each of 2 samples.*reward.timeout_s=0.5"):
         samples(f"{JUDGES}:hanging", Says("2"), timeout_s=0.5)
