@@ -23,7 +23,7 @@ from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster
-from deploy.cluster_up.steering import Steering
+from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
@@ -58,6 +58,7 @@ async def _owning(
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     try:
+        run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
             paths = (config.model.path, config.reference.path, *config.reference.by_source.values())

@@ -48,8 +48,8 @@ def replay(
 ) -> Replay:
     """Replays the first `to_step` steps (all, by default); `out` gets the weights as a Hugging Face folder.
 
-    Raises ConfigError for a step that was not recorded, LedgerError when the record is not what was consumed, CheckpointError when
-    the run started from a checkpoint that is not what was saved.
+    Raises ConfigError for a step that was not recorded and for an `out` that exists, LedgerError when the record is not what was
+    consumed, CheckpointError when the run started from a checkpoint that is not what was saved.
     """
     from learner.checkpoint import files
 
@@ -63,6 +63,8 @@ def replay(
         raise ConfigError(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
         )
+    if out is not None and os.path.lexists(out):
+        raise ConfigError(f"--out={out!r} exists; name another folder")
     files.verify_model(Path(config.model.path))
     ledger = Ledger(run_dir, num_steps=num_steps)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
@@ -76,10 +78,8 @@ async def _replay(
     config = config.model_copy(update={"checkpoint": never})
     # Without a checkpoint to start from, every step is learned again.
     with tempfile.TemporaryDirectory() as empty:
-        async with (
-            connected(address),
-            learner_alone(config, run_dir, ledger, MetricLog([]), checkpoints=empty) as (learner, _),
-        ):
+        alone = learner_alone(config, run_dir, ledger, MetricLog([]), checkpoints=empty, with_reference=False)
+        async with connected(address), alone as (learner, _):
             await learner.restore()
             if out is not None:
                 await learner.export(os.path.abspath(out))

@@ -111,9 +111,11 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     raise _no_room(config, ask(num_workers=fewest), available)
 
 
-def plan_learning(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
+def plan_learning(
+    config: RunConfig, available: ClusterResources, *, needs: Collection[str], with_reference: bool = True
+) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
-    everyone = _asked(config, available, needs=needs, num_workers=0)
+    everyone = _asked(config, available, needs=needs if with_reference else (), num_workers=0)
     asked = tuple(each for each in everyone if each.kind is not ActorKind.REWARD_SERVICE)
     _check_gpus(config, asked, available)
     fitted = _fit(asked, available)

@@ -75,11 +75,17 @@ async def cluster(
 
 @contextlib.asynccontextmanager
 async def learner_alone(
-    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log, *, checkpoints: str
+    config: RunConfig,
+    run_dir: RunDirectory,
+    ledger: Ledger,
+    log: Log,
+    *,
+    checkpoints: str,
+    with_reference: bool = True,
 ) -> AsyncIterator[tuple[LearnerGroup, SupervisedActor | None]]:
     """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
-    mathematics needs one, which starts at its first call."""
-    placement = placement_of(config, plan_learning)
+    mathematics needs one, which starts at its first call. What was scored already needs none (`with_reference`)."""
+    placement = placement_of(config, partial(plan_learning, with_reference=with_reference))
     async with seats(placement, start_s=config.supervision.start_s) as taken, contextlib.AsyncExitStack() as at_the_end:
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
         recorder, learner = learning(

@@ -43,6 +43,11 @@ def scale(run_dir: RunDirectory, *, rollout_workers: int) -> None:
             f"rollout_workers={rollout_workers}: {run_dir.url!r} is deterministic, which worker samples what is fixed; "
             "start a run of its own with another rollout.num_workers, or with deterministic=false"
         )
+    if config.recorded is not None:
+        raise ConfigError(
+            f"rollout_workers={rollout_workers}: {run_dir.url!r} learns from recorded={config.recorded!r} and samples nothing; "
+            "only a run of `treadwheel train` has rollout workers"
+        )
     elastic = config.elastic
     if elastic.max_workers is not None and not elastic.min_workers <= rollout_workers <= elastic.max_workers:
         raise ConfigError(
@@ -71,7 +76,6 @@ class Steering:
             yield
             return
         self._log.add(self)
-        await asyncio.to_thread(self._run_dir.remove, CONTROL)  # an old order is not for this driver
         self._set(self._config.rollout.num_workers, why="asked for")
         async with background() as tasks:
             tasks.create_task(self._every(_POLL_S, self._look))

@@ -22,7 +22,7 @@ class Summary:
     sampled_tokens: int
     trained_tokens: int
     seconds_to_first_step: float | None
-    """From the process's start to the end of the first step, start-up and the first evaluation included."""
+    """From the start of the process that made it to the end of the first step, start-up and the first evaluation included."""
 
 
 def summarize(run_dir: RunDirectory) -> Summary:
@@ -34,6 +34,7 @@ def summarize(run_dir: RunDirectory) -> Summary:
     evaluations = [numbers["eval/accuracy"] for numbers in steps.values() if "eval/accuracy" in numbers]
     launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
     stepped = [numbers["time"] for numbers in steps.values()]
+    before = [started_at for started_at in launched if stepped and started_at <= stepped[0]]
     summary = Summary(
         num_steps=max(steps, default=0),
         train_seconds=sum(numbers.get("time/step_s", 0.0) for numbers in steps.values()),
@@ -43,7 +44,7 @@ def summarize(run_dir: RunDirectory) -> Summary:
         eval_last=evaluations[-1] if evaluations else None,
         sampled_tokens=int(sum(numbers.get("tokens/sampled", 0.0) for numbers in steps.values())),
         trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),
-        seconds_to_first_step=stepped[0] - launched[0] if stepped and launched else None,
+        seconds_to_first_step=stepped[0] - before[-1] if before else None,
     )
     run_dir.write_json(SUMMARY, asdict(summary))
     return summary

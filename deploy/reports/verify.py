@@ -18,16 +18,18 @@ class Verdict:
     num_groups: int = 0
     num_trajectories: int = 0
     num_tokens: int = 0
-    num_checkpoints: int
+    num_checkpoints: int | None
+    """None in an object store, where they are not checked."""
     num_pruned_steps: int = 0
     """Steps whose trajectories were removed (`record.keep_trajectories`): nothing but the ledger says what they were."""
     problems: tuple[str, ...]
     """Empty when all is well; else one line each, naming file, step and group."""
 
     def __str__(self) -> str:
+        checked = "checkpoints not checked" if self.num_checkpoints is None else f"{self.num_checkpoints} checkpoints"
         counts = (
             f"{self.num_steps} steps, {self.num_groups} groups, {self.num_trajectories} trajectories, "
-            f"{self.num_tokens} tokens, {self.num_checkpoints} checkpoints"
+            f"{self.num_tokens} tokens, {checked}"
         )
         pruned = (
             f"; the trajectories of steps 1 to {self.num_pruned_steps} were removed" if self.num_pruned_steps else ""
@@ -59,7 +61,9 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
         try:
             trajectories, tokens, found = _check_step(record, recorder, config)
         except TreadwheelError as error:
-            problems.append(f"step {record.step}: {error}")
+            num_pruned = num_pruned_steps(run_dir)
+            if record.step > num_pruned:  # else a living run removed them meanwhile
+                problems.append(f"step {record.step}: {error}")
             continue
         problems += found
         num_trajectories += trajectories
@@ -103,11 +107,13 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
     return sum(group.num_rows for group in groups), num_tokens, problems
 
 
-def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
+def _check_checkpoints(run_dir: RunDirectory) -> tuple[int | None, list[str]]:
     """How many there are, and every file that is not what its checkpoint's manifest says."""
     from learner.checkpoint import files
 
-    found = files.checkpoints(Path(run_dir.path(CHECKPOINTS))) if run_dir.is_local else []
+    if not run_dir.is_local:
+        return None, []
+    found = files.checkpoints(Path(run_dir.path(CHECKPOINTS)))
     problems: list[str] = []
     for checkpoint in found:
         try:

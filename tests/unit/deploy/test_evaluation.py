@@ -169,6 +169,15 @@ def test_a_replay_does_not_start_from_a_flipped_bit(flipped: Path):
         replay(directory, config)
 
 
+def test_a_replay_into_a_folder_that_exists_is_refused_before_it_begins(run: Path):
+    directory = RunDirectory(str(run))
+    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    model = run / "checkpoints" / "step-000002" / "model"
+    config = CONFIG.model_copy(update={"model": ModelConfig(path=str(model))})
+    with pytest.raises(ConfigError, match=r"--out='.*checkpoints' exists; name another folder"):
+        replay(directory, config, out=str(run / "checkpoints"))
+
+
 def test_without_held_out_prompts_the_way_out_is_named(run: Path, evaluated: list[str]):
     with pytest.raises(ConfigError, match=r"has no evaluation\.prompts; name a held-out source"):
         evaluate(str(run), ["evaluation.prompts=null"])

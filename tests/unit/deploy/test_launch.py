@@ -13,6 +13,7 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
+from deploy.cluster_up.steering import CONTROL
 from deploy.config.loading import validated
 
 
@@ -104,3 +105,17 @@ def test_an_evaluation_samples_as_the_run_does_but_for_its_temperature(tmp_path)
     evaluator = launch.make_evaluator(config)
     assert evaluator is not None
     assert evaluator.sampling == SamplingConfig(max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",))
+
+
+def test_an_order_to_an_earlier_driver_is_gone_once_the_directory_is_claimed(tmp_path, monkeypatch):
+    directory, found = RunDirectory(str(tmp_path)), []
+
+    async def work(config, run_dir, log, *, interrupted, address):
+        found.append(run_dir.exists(CONTROL))
+
+    directory.write_json(CONTROL, {"rollout_workers": 5})
+    monkeypatch.setattr(launch, "_train", work)
+    launch.train(
+        validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path), "metrics": {"sinks": []}})
+    )
+    assert found == [False]

@@ -1,11 +1,21 @@
 """What a replay compares is what the run's own transport publishes."""
 
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cluster.contracts.config import WeightsConfig
 from cluster.contracts.types import BroadcastStats
-from deploy.replay import Replay, weights_digest
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from cluster.supervision.placement import ClusterResources, Node
+from deploy import replay as replaying
+from deploy.cluster_up import start_up
+from deploy.config.loading import validated
+from deploy.replay import Replay, replay, weights_digest
 
 
 class OwnTransport:
@@ -45,3 +55,32 @@ def test_a_step_that_published_nothing_is_not_called_different():
     equal, other = (Replay(num_steps=2, digest="a", recorded_digest=digest) for digest in "ab")
     assert (equal.differs, equal.verdict) == (False, "equal")
     assert (other.differs, other.verdict) == (True, "not equal: the run published b")
+
+
+class NoSeats(Exception):
+    """Ends the replay where Ray would begin."""
+
+
+def test_a_replay_asks_for_no_gpu_of_a_reference_that_scored_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def seats(placement, *, start_s):
+        asked.extend(bundle.name for bundle in placement.bundles)
+        raise NoSeats
+        yield
+
+    monkeypatch.setattr(replaying, "connected", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(start_up, "seats", seats)
+    monkeypatch.setattr(start_up, "available", lambda: ClusterResources(nodes=(Node(cpus=4.0),)))
+    directory = RunDirectory(str(tmp_path))
+    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    values = {
+        "model": {"path": "m"},
+        "prompts": "file",
+        "algorithm": {"kl": {"loss": {"coefficient": 0.04}}},
+        "reference": {"gpus": 1},
+    }
+    with pytest.raises(NoSeats):
+        replay(directory, validated(values))
+    assert asked == ["learner-0"]

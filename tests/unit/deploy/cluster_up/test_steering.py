@@ -32,6 +32,7 @@ def test_an_order_is_left_for_the_driver(tmp_path):
     ("settings", "asked", "reason"),
     [
         ({}, 0, "rollout_workers=0: a run needs at least 1"),
+        ({"recorded": "runs/other"}, 2, "learns from recorded='runs/other' and samples nothing"),
         ({"deterministic": True}, 2, "is deterministic, which worker samples what is fixed; start a run of its own"),
         (
             {"elastic": {"max_workers": 3}},
@@ -115,6 +116,14 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     assert fleet.told == [("want", 5)] and not directory.exists(CONTROL)
     assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
     assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
+
+
+async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
+    announce(monkeypatch)
+    RunDirectory(str(tmp_path)).write_json(CONTROL, {"rollout_workers": 5})
+    async with asyncio.timeout(10), steering.steering():
+        await fleet.was_told.wait()
+    assert fleet.told == [("want", 5)]
 
 
 async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts(steering, fleet, monkeypatch):

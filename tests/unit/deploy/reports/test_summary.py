@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.record.run_directory import METRICS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
 from deploy.reports.summary import summarize
 
 
@@ -29,3 +29,13 @@ def test_one_evaluation_is_not_shown_as_two(tmp_path):
     directory.append_json(METRICS, {"policy_version": 0, "time": 0.0, "eval/accuracy": 0.25})
     summary = summarize(directory)
     assert (summary.eval_first, summary.eval_last) == (0.25, None)
+
+
+def test_the_first_step_took_as_long_as_the_process_that_made_it(tmp_path):
+    """One that failed began at 0, the one that made the step at 1000, one that went on at 1100."""
+    directory = RunDirectory(str(tmp_path))
+    for started_at in (0.0, 1000.0, 1100.0):
+        directory.append_json(EVENTS, {"kind": "launched", "started_at": started_at})
+    assert summarize(directory).seconds_to_first_step is None
+    directory.append_json(METRICS, {"policy_version": 1, "time": 1030.0})
+    assert summarize(directory).seconds_to_first_step == 30.0

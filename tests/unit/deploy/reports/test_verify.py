@@ -4,7 +4,7 @@ import pytest
 
 from cluster.contracts.schema import to_batch
 from cluster.record.ledger import NAME, Ledger
-from cluster.record.recorder import Recorder
+from cluster.record.recorder import PRUNED, Recorder
 from cluster.record.run_directory import METRICS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports.verify import verify
@@ -71,3 +71,20 @@ def test_trajectories_that_were_removed_are_said_and_are_no_problem(directory):
     verdict = verify(directory, CONFIG)
     assert "; the trajectories of steps 1 to 2 were removed: clean" in str(verdict)
     assert (verdict.num_groups, verdict.num_trajectories) == (3, 1)
+
+
+def test_a_step_that_is_pruned_while_it_is_read_is_no_problem(directory, monkeypatch):
+    def read(self, name, digest):
+        directory.write_json(PRUNED, {"steps": 2})
+        for step in (1, 2):
+            directory.remove(f"trajectories/step-{step:06d}.arrow")
+        return whole(self, name, digest)
+
+    whole = Recorder.read
+    monkeypatch.setattr(Recorder, "read", read)
+    verdict = verify(directory, CONFIG)
+    assert (verdict.problems, verdict.num_pruned_steps, verdict.num_trajectories) == ((), 2, 1)
+
+
+def test_a_copy_in_an_object_store_says_that_its_checkpoints_were_not_checked():
+    assert str(verify(RunDirectory("mock://bucket/run"), CONFIG)).endswith("0 tokens, checkpoints not checked: clean")
