@@ -6,6 +6,7 @@ a step is its number; nothing bounds it. Weights against the gap (`corrections`)
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ import ray
 
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, LostError
 from cluster.contracts.schema import summarize
-from cluster.contracts.types import Group
+from cluster.contracts.types import Group, GroupSummary, StepStats
+from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, step_metrics
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
@@ -65,12 +67,11 @@ async def _learn(
         await note_passport(run_dir, config, learner, weights_digest=digest)
         while learner.version < config.num_steps:
             began = time.monotonic()
+            scorer = reference if objective.wants_reference(learner.version) else None
             first = ledger.next_index
             indices = range(first, first + config.buffer.groups_per_step)
-            scorer = reference if objective.wants_reference(learner.version) else None
-            groups = [(index, await _group(data.group(index), scorer, config)) for index in indices]
-            stats = await learner.update(groups)
-            metrics = step_metrics([group.summary for _, group in groups], stats)
+            summaries, stats = await _step(indices, data, config, reference=scorer, learner=learner, log=log)
+            metrics = step_metrics(summaries, stats)
             log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
             if learner.is_save_due():
                 await learner.save(None)
@@ -122,6 +123,26 @@ async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -
     digest = await weights_digest(config.weights, learner)
     log.event("published", policy_version=learner.version, digest=digest)
     return digest
+
+
+async def _step(
+    indices: Sequence[int],
+    data: RecordedGroups,
+    config: RunConfig,
+    *,
+    reference: SupervisedActor | None,
+    learner: LearnerGroup,
+    log: Log,
+) -> tuple[list[GroupSummary], StepStats]:
+    """What one step's groups are, and what it did."""
+    while True:
+        try:
+            groups = [(index, await _group(data.group(index), reference, config)) for index in indices]
+            return [group.summary for _, group in groups], await learner.update(groups)
+        except (
+            LostError
+        ) as error:  # a node took groups with it: nothing was recorded, they are made again from the data
+            log.event("groups_lost", groups=list(indices), reason=str(error))
 
 
 async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, config: RunConfig) -> Group:

@@ -62,6 +62,8 @@ def check_columns(
             raise ConfigError(
                 f"{setting}={column!r}: none of the first {len(firsts)} prompts of {field} has this column; theirs are: {known}"
             )
+    shaping = config.algorithm.advantage_shaping
+    weights = {variant.params.get("column") for variant in shaping if variant.name == "column_weights"}
     for prompt in firsts:
         try:
             own_sampling(prompt, config.sampling)
@@ -73,6 +75,11 @@ def check_columns(
                 raise ConfigError(
                     f"{field}: column {column!r} of prompt {prompt.prompt_id!r} is {value!r}; the algorithm reads a number there: give "
                     "every prompt one"
+                )
+            if column in weights and value < 0:
+                raise ConfigError(
+                    f"{field}: column {column!r} of prompt {prompt.prompt_id!r} is {value!r}; algorithm.advantage_shaping='column_weights' "
+                    "takes weights of 0 or more"
                 )
 
 

@@ -6,13 +6,14 @@ import pyarrow as pa
 import pytest
 
 from cluster.contracts.config import EvaluationConfig, ModelConfig, RunConfig
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, DataError, LostError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.schema import SCHEMA, with_columns
+from cluster.contracts.schema import SCHEMA, summarize, with_columns
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import EVENTS, RunDirectory
-from deploy.learning import learn
+from deploy.learning import _step, learn
 from deploy.recorded import RecordedGroups, import_rows
+from tests.fakes import ListedEvents
 from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_group
 
@@ -292,3 +293,32 @@ def test_trajectories_of_another_tokenizer_are_refused(tmp_path, model, no_actor
         ConfigError, match=r"the completion '4' has tokens that the tokenizer of model\.path decodes to '5'"
     ):
         learn(run(write(tmp_path / "other.arrow", other), model, tmp_path, proximal="recompute"))
+
+
+async def test_groups_that_go_with_the_reference_scorers_node_are_made_again_from_the_data(
+    tmp_path, model, monkeypatch
+):
+    """Seen before: the run ended. The node goes once while the groups are scored, and once before they are recorded."""
+    monkeypatch.setattr("ray.put", lambda batch: batch)
+    lost = iter((True, False, False, True, False, False, False))
+    asked = []
+
+    class Node:
+        async def call_for_batch(self, method, batch, *, deadline_s):
+            return self.held(summarize(batch), batch)
+
+        async def update(self, groups):
+            return self.held(asked.append([index for index, _ in groups]))
+
+        def held(self, *what):
+            if next(lost):
+                raise LostError("reference, 'score': its node is gone")
+            return what
+
+    place = write(tmp_path / "a.arrow", make_group(0), make_group(1))
+    log, node = ListedEvents(), Node()
+    summaries, _ = await _step(
+        [4, 5], opened(place), run(place, model, tmp_path), reference=node, learner=node, log=log
+    )
+    assert asked == [[4, 5]] * 2 and [summary.group_id for summary in summaries] == ["00000004", "00000005"]
+    assert [event["groups"] for event in log.events if event["kind"] == "groups_lost"] == [[4, 5]] * 2

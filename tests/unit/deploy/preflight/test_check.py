@@ -304,6 +304,13 @@ def test_a_prompt_without_the_number_that_the_algorithm_reads_is_named(tmp_path,
     assert message.startswith("prompts: column 'weight' of prompt ") and f" is {seen}; " in message
 
 
+def test_a_prompt_that_a_negative_column_weight_would_stop_the_run_at_is_named_before_it(tmp_path, model):
+    rows = ({"prompt": "1+1=", "answer": "2", "weight": 0}, {"prompt": "2+2=", "answer": "4", "weight": -1})
+    weighs = "algorithm.advantage_shaping=[{name: column_weights, column: weight}]"
+    message = refusal(run(tmp_path, model, weighs, rows=rows))
+    assert message.startswith("prompts: column 'weight' of prompt ") and " is -1; " in message
+
+
 def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distribution(tmp_path, model):
     report = check(run(tmp_path, model, "sampling.min_tokens=2", "sampling.top_p=0.9"))
     (note,) = [value for section, name, value in report.rows if (section, name) == ("algorithm", "note")]
