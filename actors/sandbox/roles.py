@@ -48,11 +48,8 @@ def _finish(code: Any, stdout: TextIO) -> int:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    for stream in (
-        getattr(sys, "stdout", None),
-        sys.__stdout__,
-        stdout,
-    ):  # the program may have put another in its place
+    # The program may have put another in its place.
+    for stream in (getattr(sys, "stdout", None), sys.__stdout__, stdout):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
     sys.modules["__main__"].__dict__.clear()  # closes the files that it left open

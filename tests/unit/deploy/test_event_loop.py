@@ -218,7 +218,7 @@ async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_pat
     Ledger(run_dir).append(groups=[0, 1], trajectories="file", trajectories_digest="digest")
     with open_log(config.metrics, directory=run_dir, num_steps=NUM_STEPS) as log:
         await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
-    assert slow.threads.keys() == {"prompt", "look", "read", "create", "remove", "open", "sync"}
+    assert slow.threads.keys() == {"prompt", "look", "read", "create", "open", "sync"}
     assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
     assert max(gaps) < SLOW_S
     assert [step["policy_version"] for step in run_dir.read_json_lines("metrics.jsonl")] == [1, 2, 3]
