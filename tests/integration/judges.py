@@ -34,10 +34,10 @@ def picky(*, completion: str) -> float:
 
 
 def wild(*, completions: list[str], seeds: list[int]) -> Any:
-    """Of a group: misbehaves in a way of its own for each, and for one of nine in none."""
+    """Of a group: misbehaves in a way of its own for each, and for one of nine in none, as before the run."""
     print("what a judge prints is nobody's answer", flush=True)
     match min(seeds) % 9:
-        case 0:
+        case 8:
             raise ValueError("no opinion")
         case 1:
             time.sleep(3600)

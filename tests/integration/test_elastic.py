@@ -16,7 +16,7 @@ from tests.integration.ray_head import ray_head
 from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
 LIMITS_S = {"rollout_worker": 120.0, "reward_service": 60.0, "learner": 120.0}
 """From the failure that was noticed to the replacement that serves, three of them at a time. Ray's head takes a core of the two while a
 lost seat waits for a node."""
@@ -106,7 +106,6 @@ def test_an_order_takes_away_who_waits_for_a_node_and_keeps_one_that_serves(elas
     assert {"rollout-1", "rollout-3"} <= _left(elastic)
 
 
-@pytest.mark.acceptance
 def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_back(tmp_path):
     run = Run(tmp_path / "run")
     slow = tmp_path / "slow"

@@ -49,6 +49,7 @@ def test_the_learner_drops_nothing_that_the_cluster_kept(undisturbed):
     assert all(numbers["buffer/kept_share"] <= 1 for numbers in undisturbed.metrics().values())
 
 
+@pytest.mark.acceptance
 def test_a_run_that_was_killed_and_resumed_chooses_the_same_and_ends_with_the_same_weights(
     run_file, undisturbed, tmp_path
 ):
