@@ -11,6 +11,11 @@ from learner.distributed import Ranks
 from learner.forward_backward import MiniBatch
 
 
+def are_finite(gradient_norms: Mapping[str, Tensor]) -> bool:
+    """Of all models; the same on every rank."""
+    return all(bool(norm.isfinite()) for norm in gradient_norms.values())
+
+
 class NonFiniteGuard:
     """Keeps updates whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
 
@@ -35,7 +40,7 @@ class NonFiniteGuard:
         """
         is_bad = ~losses.isfinite()
         num_bad = int(self._ranks.sum(is_bad.sum()))
-        if num_bad == 0 and all(bool(norm.isfinite()) for norm in gradient_norms.values()):
+        if num_bad == 0 and are_finite(gradient_norms):
             self.num_in_a_row = 0
             return True
         self.num_in_a_row += 1

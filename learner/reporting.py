@@ -20,6 +20,8 @@ _OF_AN_UPDATE = (
     "ratio_max",
 )
 """Statistics that are told of every update of a step."""
+_NORMS = {"policy": "gradient_norm", "critic": "critic_gradient_norm"}
+"""A model to the metric of its gradient."""
 
 
 def statistics_of(objective: Objective, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
@@ -91,10 +93,7 @@ def _one_by_one(updates: Sequence[Update]) -> dict[str, float]:
 
 def _norms(update: Update) -> dict[str, float]:
     """By metric."""
-    return {
-        {"policy": "gradient_norm", "critic": "critic_gradient_norm"}[name]: x
-        for name, x in update.gradient_norms.items()
-    }
+    return {_NORMS[name]: norm for name, norm in update.gradient_norms.items()}
 
 
 def _told(updates: Sequence[Update]) -> Sequence[Update]:

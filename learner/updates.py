@@ -13,7 +13,7 @@ from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
 from learner.forward_backward import MiniBatch, Passes
-from learner.guard import NonFiniteGuard
+from learner.guard import NonFiniteGuard, are_finite
 from learner.model.packing import TokenRow
 from learner.model.policy import token_row
 from learner.optimizer import Optimizer
@@ -112,8 +112,7 @@ class Updater:
         rate, is_finite = None, True
         stops_step = not begins_step and self._moved_too_far(statistics)
         # Weight decay and momentum alone are no update. What is not finite is the guard's: no comparison with it keeps a token.
-        is_broken = not all(bool(norm.isfinite()) for norm in gradient_norms.values())
-        is_empty = not demonstrated and not is_broken and not self._objective.trains(part, statistics)
+        is_empty = not demonstrated and are_finite(gradient_norms) and not self._objective.trains(part, statistics)
         if not is_empty and not stops_step:
             is_finite = self._guard.admits(
                 batch, mini_batch, losses=losses, gradient_norms=gradient_norms, place=(version, len(before) + 1)

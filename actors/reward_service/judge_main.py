@@ -54,10 +54,9 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
                 judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
+            # A fork of the judge came back from it: there is one answer to give, and the parent gives it.
             if os.getpid() != own_pid:
-                os._exit(
-                    0
-                )  # a fork of the judge came back from it: there is one answer to give, and the parent gives it
+                os._exit(0)
             # Call by call: the service sees which one hangs, and keeps what was judged before it.
             _answer(answers, number, judged, is_spent=is_spent)
 

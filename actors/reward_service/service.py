@@ -161,6 +161,12 @@ class RewardService:
         return [reward for each in judged for reward in each or ()], time.monotonic() - began
 
 
+def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[Any]:
+    """The prompt's messages, or its text as the user's, and the completion as the assistant's answer."""
+    asked = columns.get("messages") or [{"role": "user", "content": prompt}]
+    return [*asked, {"role": "assistant", "content": completion}]
+
+
 def _values(judged: Judged, size: int) -> list[float | None]:
     return [None] * size if judged is None else [reward.value for reward in judged]
 
@@ -175,8 +181,7 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str]) -> Asked:
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
     if "messages" in wanted:
-        asked_by = columns.get("messages") or [{"role": "user", "content": batch["prompt_text"][0].as_py()}]
-        completions = batch["completion_text"].to_pylist()
-        of_each["messages"] = [[*asked_by, {"role": "assistant", "content": text}] for text in completions]
+        prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
+        of_each["messages"] = [conversation(columns, prompt=prompt, completion=text) for text in completions]
     rows = range(batch.num_rows)
     return Asked(columns=columns, trajectories=[{name: each[row] for name, each in of_each.items()} for row in rows])

@@ -119,12 +119,13 @@ async def _judged(
 
 
 def _trajectory(prompt: Prompt, completion: str, formatter: "ChatFormatter | None") -> dict[str, Any]:
+    from actors.reward_service.service import conversation
+
     text = _text(prompt, formatter)
-    asked_by = prompt.messages or [{"role": "user", "content": text}]
     return {
         "prompt": text,
         "completion": completion,
-        "messages": [*asked_by, {"role": "assistant", "content": completion}],
+        "messages": conversation(prompt.info(), prompt=text, completion=completion),
         "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,

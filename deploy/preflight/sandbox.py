@@ -2,6 +2,7 @@
 
 from pydantic import ValidationError
 
+from actors.reward_service.recipe import parts_of
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
@@ -25,12 +26,11 @@ def check_sandboxes(reward: RewardConfig) -> dict[str, str]:
     Raises ConfigError where nothing confines them, where a program that tries to get out succeeds, and where all runs of one
     completion's program may take longer than its reward: it would be a failed reward instead of none earned.
     """
-    only = {} if reward.only_judge is None else {"reward.judge": (reward.only_judge, None)}
-    judges = only | {f"reward.parts.{name}.judge": (part.judge, part.timeout_s) for name, part in reward.parts.items()}
+    fields = {f"{part.setting}.judge": part for part in parts_of(reward)}
     return {
-        field: _confined(judge, field=field, timeout_s=timeout_s or reward.timeout_s)
-        for field, (judge, timeout_s) in judges.items()
-        if judge.name.removeprefix("actors.rewards.code:") in _JUDGES
+        field: _confined(part.judge, field=field, timeout_s=part.timeout_s)
+        for field, part in fields.items()
+        if part.judge.name.removeprefix("actors.rewards.code:") in _JUDGES
     }
 
 
