@@ -21,7 +21,7 @@ from cluster.contracts import schema
 from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus
+from cluster.contracts.types import JudgingInputs, PartStats, Progress, Reward, RewardStatus
 
 _FIELDS = {
     "prompt": "prompt_text",
@@ -70,7 +70,7 @@ class RewardService:
                         raise error
                 self._judges = dict(zip(parts, started, strict=True))
 
-    async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
         """One group with reward, status, components and message of every row. Groups may be scored at the same time."""
         schema.validate(batch)
         await self.warm_up()

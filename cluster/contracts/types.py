@@ -1,5 +1,6 @@
 """The nouns. Frozen, keyword-only, stdlib only; whatever travels between actors is one of these or an Arrow batch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,18 @@ class PartStats:
     seconds: float
     num_failed: int
     """Trajectories for which the part failed, whether it left the recipe or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingInputs:
+    """What a reward service is told of a group beside its trajectories."""
+
+    scores: Mapping[str, Mapping[str, Sequence[float]]] = field(
+        default_factory=dict[str, Mapping[str, Sequence[float]]]
+    )
+    """Of reward models: by name, by label, one a trajectory."""
+    servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Base URLs of the run's own servers that are up, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
-from cluster.contracts.types import GroupSummary, Ticket
+from cluster.contracts.types import GroupSummary, JudgingInputs, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
@@ -66,7 +66,9 @@ class Scorers:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
                     with self._calling(place):
-                        judged = await actor.call_for_batch("score", object_ref, deadline_s=self._judging_deadline_s)
+                        judged = await actor.call_for_batch(
+                            "score", object_ref, self._inputs(), deadline_s=self._judging_deadline_s
+                        )
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
@@ -77,6 +79,9 @@ class Scorers:
                     self._failed_rewards.note(judged[0])
                     self._part_metrics.note(ticket, judged[0])
                     return judged
+
+    def _inputs(self) -> JudgingInputs:
+        return JudgingInputs()
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""
