@@ -164,7 +164,9 @@ class Worker(Actor):
 
 
 class RewardService(Actor):
-    async def call_for_batch(self, method: str, object_ref: int, *, deadline_s: float) -> tuple[GroupSummary, int]:
+    async def call_for_batch(
+        self, method: str, object_ref: int, *inputs: Any, deadline_s: float
+    ) -> tuple[GroupSummary, int]:
         return await answer_of(self._judge(object_ref), actor=self.name, stage=method, deadline_s=deadline_s)
 
     async def _judge(self, object_ref: int) -> tuple[GroupSummary, int]:

@@ -145,7 +145,7 @@ class ScriptedActor(RemoteActor):
             summary = group_summary(ticket.index, version=self._version, group_id=ticket.group_id)
             yield summary, summary
 
-    async def call_for_batch(self, method: str, summary: Any, *, deadline_s: float) -> tuple[Any, Any]:
+    async def call_for_batch(self, method: str, summary: Any, *inputs: Any, deadline_s: float) -> tuple[Any, Any]:
         return replace(summary, rewards=(1.0, 0.0)), summary
 
 

@@ -43,7 +43,7 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
     judged = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *, deadline_s):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
             judged.append(object_ref)
             if object_ref == 1:
                 await asyncio.sleep(1)

@@ -129,7 +129,7 @@ async def test_a_straggler_whose_reward_was_lost_does_not_start_again():
     lost = asyncio.Event()
 
     class LateScorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *, deadline_s):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
             if object_ref == 0:
                 await lost.wait()
                 raise LostError("reward, 'score': its node is gone")
