@@ -5,6 +5,7 @@ The message names the field or row, the value, and the way out; no code reads it
 """
 
 from enum import StrEnum
+from typing import Any
 
 
 class FailureKind(StrEnum):
@@ -87,6 +88,15 @@ class LostError(TreadwheelError):
     """Objects went with the node that held them; they can be made again."""
 
     kind = FailureKind.LOST
+
+
+class UnavailableError(TreadwheelError):
+    """What a judge calls is away: nothing about the completion is known, and asking later may help."""
+
+    def __init__(self, message: str, *, endpoint: str | None = None, **facts: Any) -> None:
+        """`endpoint` names it for people: a URL without secrets."""
+        super().__init__(message, **facts)
+        self.endpoint = endpoint
 
 
 class NumericsError(TreadwheelError):
