@@ -17,6 +17,7 @@ import sys
 from typing import Any, TextIO
 
 from actors.reward_service.confinement import allow_cpu_s, limit_resources
+from actors.reward_service.deadline import verdict_within
 from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
@@ -51,7 +52,8 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
             is_spent = False
             try:
                 # Parsed for each call: what a judge does to its columns stays its own.
-                judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
+                with verdict_within(timeout_s):
+                    judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
             # A fork of the judge came back from it: there is one answer to give, and the parent gives it.
@@ -66,8 +68,9 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
         is_spent = False
         # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
         try:
-            async with asyncio.timeout(brief["timeout_s"]):
-                judged = await judge_async(judge, json.loads(shared) | given, size=size)
+            with verdict_within(brief["timeout_s"]):
+                async with asyncio.timeout(brief["timeout_s"]):
+                    judged = await judge_async(judge, json.loads(shared) | given, size=size)
         except TimeoutError:
             judged = [timed_out(brief["timeout_s"], setting=f"{brief['setting']}.timeout_s")] * size
         except MemoryError as error:

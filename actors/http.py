@@ -1,0 +1,338 @@
+"""One HTTP client for judges: JSON to the next healthy one of several equal servers, inside the deadline of the judge that calls.
+
+Failures of transport (no connection, a body cut off, 5xx, 429) are tried again, elsewhere at once or here with full jitter (Brooker, AWS,
+"Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
+
+A little before the deadline it tells an outage from a judgement that fails or takes too long. A server that has given no whole answer to
+any request since this one began is away: refusing, failing, or accepting and silent. One that answers others meanwhile is up, and
+this judgement runs into its own deadline, or its 5xx is its own. A server that is always slower than the deadline counts as away: no
+trajectory would ever get its reward, and to hold them loses none.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from actors.reward_service.deadline import remaining_s
+from cluster.contracts.errors import ConfigError, DataError, DeadlineError, TreadwheelError, UnavailableError
+
+_DEADLINE_S = 30.0
+"""Of a request outside a judge's call."""
+_MARGIN_S = 1.0
+"""Before the deadline, or a tenth of it if that is less: time for an error to get out before the deadline cancels it."""
+_CONNECT_S = 5.0
+_REST_S = 5.0
+"""A server that failed is passed over so long while others are healthy."""
+_FIRST_S, _LONGEST_S = 0.1, 10.0
+"""Bounds of the growing interval that jitter draws from."""
+_LONGEST_RETRY_AFTER_S = 60.0
+_MAX_ANSWER_BYTES = 64 * 2**20
+_SHOWN = 200
+"""Characters of an answer in a message."""
+
+
+class Endpoint(BaseModel):
+    """Equal servers, and what may be asked of them. As text or a list: the URLs alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    urls: tuple[str, ...] = ()
+    """Base URLs, http or https."""
+    key_env: str | None = None
+    """Environment variable of the bearer token; it must stand in `reward.env` too."""
+    ca_file: str | None = None
+    """PEM file of the authorities that sign the servers' certificates; None: the system's."""
+    max_concurrency: PositiveInt = 64
+    """Requests under way."""
+    requests_per_minute: PositiveFloat | None = None
+    """Spread evenly."""
+    tokens_per_minute: PositiveFloat | None = None
+    """Spread evenly: estimated before a request, corrected by its answer's `usage`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_form(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"urls": [value]}
+        return {"urls": value} if isinstance(value, list | tuple) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _require_plain_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_checked(url) for url in urls)
+
+
+class HttpError(DataError):
+    """A server's answer that asking again does not change."""
+
+    def __init__(self, message: str, *, status: int | None = None, **facts: Any) -> None:
+        """`status` is HTTP's; 200 with a body that cannot be read."""
+        super().__init__(message, **facts)
+        self.status = status
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One `post`, over its retries."""
+
+    urls: Sequence[str]
+    path: str
+    body: bytes
+    num_tokens: int
+    began: float
+    gives_up_at: float
+    url: str = ""
+    """Asked last; none while it waits for its first place."""
+
+
+class _TransportError(Exception):
+    """One attempt that says nothing of what was asked."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, status: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+
+class _Pace:
+    """So much a minute, spread evenly: no minute ever has more."""
+
+    def __init__(self, per_minute: float | None, *, name: str) -> None:
+        self._per_minute = per_minute
+        self._name = name
+        self._next_at = 0.0
+
+    def reserve(self, amount: float, *, before: float) -> float:
+        """Seconds to wait. Raises DeadlineError where its turn comes after `before`; then it takes none."""
+        if self._per_minute is None:
+            return 0.0
+        now = time.monotonic()
+        starts_at = max(now, self._next_at)
+        if starts_at >= before:
+            raise DeadlineError(
+                f"{self._name}={self._per_minute:g} leaves no turn within the deadline; raise it, or the judge's timeout_s"
+            )
+        self._next_at = starts_at + 60 * amount / self._per_minute
+        return starts_at - now
+
+    def correct(self, amount: float) -> None:
+        if self._per_minute is not None:
+            self._next_at += 60 * amount / self._per_minute
+
+
+class HttpClient:
+    """Posts JSON. Its connections belong to the event loop of the first request."""
+
+    def __init__(self, endpoint: Endpoint, *, field: str = "endpoint") -> None:
+        """Raises ConfigError naming `field` for a key that is not in the environment and authorities that cannot be read."""
+        self._endpoint = endpoint
+        self._key = _key(endpoint.key_env, field=field)
+        self._tls = _tls(endpoint.ca_file, field=field)
+        self._places = asyncio.Semaphore(endpoint.max_concurrency)
+        self._requests = _Pace(endpoint.requests_per_minute, name=f"{field}.requests_per_minute")
+        self._tokens = _Pace(endpoint.tokens_per_minute, name=f"{field}.tokens_per_minute")
+        self._turns = itertools.count()
+        self._rests_until: dict[str, float] = {}
+        self._last_answer: dict[str, float] = {}
+        """When each server last gave a whole answer, on the monotonic clock."""
+        self._num_under_way = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, path: str, body: Any, *, urls: Sequence[str] = (), num_tokens: int = 0) -> Any:
+        """The parsed answer of one of `urls`, or of the endpoint's. The request may reach several, or one twice.
+
+        `num_tokens` is the estimate for the limit. Raises UnavailableError in an outage, HttpError for an answer that says no or is no
+        JSON, DeadlineError where the limits leave no room inside the deadline, TimeoutError where nothing else ends a slow request.
+        """
+        left_s = remaining_s()
+        total_s = _DEADLINE_S if left_s is None else left_s
+        margin_s = min(_MARGIN_S, total_s / 10)
+        if not (urls := urls or self._endpoint.urls):
+            raise UnavailableError("no server is up")
+        patience_s, now = total_s - margin_s, time.monotonic()
+        call = _Call(
+            urls=urls,
+            path=path,
+            body=json.dumps(body).encode(),
+            num_tokens=num_tokens,
+            began=now,
+            gives_up_at=now + patience_s,
+        )
+        asking = asyncio.create_task(self._ask(call))
+        try:
+            done, _ = await asyncio.wait([asking], timeout=patience_s)
+            # A request that our own limits hold back says nothing, unless those under way come to nothing.
+            if not done and self._num_under_way and not self._has_answered(call):
+                self._rest(call.url, _REST_S)
+                raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
+            async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
+                return await asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, call: _Call) -> Any:
+        for attempt in itertools.count():
+            async with self._places:
+                await asyncio.sleep(self._requests.reserve(1, before=call.gives_up_at))
+                await asyncio.sleep(self._tokens.reserve(call.num_tokens, before=call.gives_up_at))
+                call.url = self._next(call.urls)
+                self._num_under_way += 1
+                try:
+                    answer = await self._asked(call.url, call)
+                except _TransportError as error:
+                    failure = error
+                else:
+                    return answer
+                finally:
+                    self._num_under_way -= 1
+            self._rest(call.url, failure.retry_after_s or _REST_S)
+            if any(map(self._is_healthy, call.urls)):
+                continue
+            wait_s = failure.retry_after_s
+            if wait_s is None:
+                wait_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
+            if time.monotonic() + wait_s >= call.gives_up_at:
+                raise self._given_up(call, failure)
+            await asyncio.sleep(wait_s)
+
+    async def _asked(self, url: str, call: _Call) -> Any:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._tls, limit=self._endpoint.max_concurrency)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        try:
+            # A redirect is never followed: the token is for this server.
+            async with self._session.post(
+                url + call.path, data=call.body, headers=headers, allow_redirects=False
+            ) as response:
+                content = await _read(response)
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise UnavailableError(
+                f"{url} has a certificate that is not trusted ({error.certificate_error}); name its authorities in ca_file",
+                endpoint=url,
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _TransportError(f"{type(error).__name__}: {error}") from error
+        said = self._shown(content)
+        if response.status == 429 or response.status >= 500:
+            retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
+            raise _TransportError(
+                f"HTTP {response.status}: {said}", retry_after_s=retry_after_s, status=response.status
+            )
+        self._last_answer[url] = time.monotonic()
+        self._rests_until.pop(url, None)
+        if response.status >= 300:
+            goes_to = response.headers.get("Location", "")
+            why = f"redirects to {goes_to[:_SHOWN]}, which is not followed; name that URL" if goes_to else said
+            raise HttpError(f"{url}{call.path}: HTTP {response.status}: {why}", status=response.status)
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise HttpError(
+                f"{url}{call.path}: the answer is no JSON ({error}): {said}", status=response.status
+            ) from error
+        self._tokens.correct(_tokens_used(answer, call.num_tokens) - call.num_tokens)
+        return answer
+
+    def _next(self, urls: Sequence[str]) -> str:
+        """Round robin over those that are healthy; else the one that has rested longest."""
+        turn = next(self._turns)
+        in_turn = [urls[(turn + i) % len(urls)] for i in range(len(urls))]
+        return next(filter(self._is_healthy, in_turn), min(in_turn, key=lambda url: self._rests_until.get(url, 0.0)))
+
+    def _is_healthy(self, url: str) -> bool:
+        return self._rests_until.get(url, 0.0) <= time.monotonic()
+
+    def _rest(self, url: str, seconds: float) -> None:
+        self._rests_until[url] = time.monotonic() + seconds
+
+    def _has_answered(self, call: _Call) -> bool:
+        """Whether the server asked last, or any while none was, has answered since the call began."""
+        asked = (call.url,) if call.url else call.urls
+        return any(self._last_answer.get(url, 0.0) >= call.began for url in asked)
+
+    def _given_up(self, call: _Call, failure: _TransportError) -> TreadwheelError:
+        why = f"{call.url}{call.path}: {failure}, after {time.monotonic() - call.began:.3g} s of retries"
+        if failure.status >= 500 and self._has_answered(call):
+            return HttpError(f"{why}, while it answers others", status=failure.status)
+        return UnavailableError(why, endpoint=call.url)
+
+    def _shown(self, content: bytes) -> str:
+        text = content.decode(errors="replace")
+        return " ".join((text.replace(self._key, "***") if self._key else text)[:_SHOWN].split()) or "no body"
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise HttpError(f"{response.url}: an answer of more than {_MAX_ANSWER_BYTES} bytes", status=response.status)
+    return bytes(content)
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """Seconds, or a date (RFC 9110, 10.2.3)."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER_S) if seconds == seconds else None
+
+
+def _tokens_used(answer: Any, estimate: int) -> float:
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    used = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return used if isinstance(used, int) else estimate
+
+
+def _checked(url: str) -> str:
+    """Without a slash at its end. Raises ValueError, without the password that may stand in it."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"the URL of {parts.hostname} has a user or password in it; use key_env")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} must be a URL as http://host:port/path")
+    return url.rstrip("/")
+
+
+def _key(key_env: str | None, *, field: str) -> str | None:
+    if key_env is None:
+        return None
+    if not (key := os.environ.get(key_env)):
+        raise ConfigError(
+            f"{field}.key_env={key_env!r} is not in the judge's environment; export it, and name it in reward.env: [{key_env}]"
+        )
+    return key
+
+
+def _tls(ca_file: str | None, *, field: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error

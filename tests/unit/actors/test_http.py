@@ -1,0 +1,164 @@
+"""The client of remote judges, against real servers that fail in every way."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+import pytest
+
+from actors.http import Endpoint, HttpClient, HttpError
+from actors.reward_service.deadline import remaining_s, verdict_within
+from cluster.contracts.errors import ConfigError, DataError, DeadlineError, UnavailableError
+from tests.unit.actors.faulty_server import faulty_server
+
+
+def echo(body):
+    return {"said": body}
+
+
+@contextlib.asynccontextmanager
+async def client_of(*urls, **limits):
+    client = HttpClient(Endpoint(urls=urls, **limits))
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "fault", ["500", "503", "429", "close", "half a body", "retry after 1 s", "retry after a date"]
+)
+async def test_a_failure_of_transport_is_tried_again_inside_the_deadline(fault):
+    async with faulty_server(echo, fault) as server, client_of(server.url) as client:
+        with verdict_within(5):
+            assert await client.post("/judge", [1]) == {"said": [1]}
+        assert server.requests == [[1], [1]]
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "close", "half a body", "retry after an hour", "hang", "slow drip"])
+async def test_an_outage_is_told_before_the_deadline_and_names_the_server(fault):
+    async with faulty_server(echo, always=itertools.repeat(fault)) as server, client_of(server.url) as client:
+        with verdict_within(0.3), pytest.raises(UnavailableError, match=r"127\.0\.0\.1") as told:
+            await client.post("/judge", 1)
+        assert told.value.endpoint == server.url
+
+
+async def test_a_request_that_waits_behind_one_that_hangs_is_in_the_outage_too():
+    async with faulty_server(echo, "hang", "hang") as server, client_of(server.url, max_concurrency=1) as client:
+        with verdict_within(0.3):
+            asked = await asyncio.gather(*(client.post("", number) for number in range(2)), return_exceptions=True)
+        assert [type(error) for error in asked] == [UnavailableError, UnavailableError]
+        assert len(server.requests) == 1
+
+
+async def test_a_server_that_is_gone_is_away():
+    async with client_of("http://127.0.0.1:9") as client:
+        with verdict_within(0.2), pytest.raises(UnavailableError, match=r"127\.0\.0\.1:9"):
+            await client.post("", 1)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("404", 404), ("422", 422), ("malformed", 200), ("html", 200)])
+async def test_what_a_server_means_is_an_error_at_once(fault, status):
+    async with faulty_server(echo, always=itertools.repeat(fault)) as server, client_of(server.url) as client:
+        with pytest.raises(DataError, match=f"{server.url}/judge: .*(out of order|rewards|It works)") as told:
+            await client.post("/judge", 1)
+        assert (told.value.status, len(server.requests)) == (status, 1)
+
+
+async def test_a_slow_judgement_of_a_server_that_answers_others_is_no_outage():
+    async with faulty_server(echo, "hang") as server, client_of(server.url) as client:
+        with verdict_within(0.4):
+            slow = asyncio.create_task(client.post("", "slow"))
+            while not server.requests:
+                await asyncio.sleep(0)
+            await client.post("", "fast")
+            with pytest.raises(TimeoutError):
+                await slow
+
+
+async def test_a_request_that_breaks_a_server_which_answers_others_is_an_error_and_no_outage():
+    faults = (None if number == 1 else "500" for number in itertools.count())
+    async with faulty_server(echo, always=faults) as server, client_of(server.url) as client:
+        with verdict_within(0.4):
+            poison = asyncio.create_task(client.post("", "poison"))
+            while not server.requests:
+                await asyncio.sleep(0)
+            await client.post("", "good")
+            with pytest.raises(HttpError, match=r"HTTP 500: out of order.*while it answers others"):
+                await poison
+
+
+async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
+    monkeypatch.setattr("actors.http._REST_S", 0.3)
+    async with faulty_server(echo, "503") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:
+        for number in range(4):
+            await client.post("", number)
+        assert (ill.requests, well.requests) == ([0], [0, 1, 2, 3])
+        await asyncio.sleep(0.3)
+        for number in (4, 5):
+            await client.post("", number)
+        assert (len(ill.requests), len(well.requests)) == (2, 5)
+
+
+async def test_a_server_that_hangs_rests_too():
+    async with faulty_server(echo, "hang") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:
+        with verdict_within(0.2), pytest.raises(UnavailableError):
+            await client.post("", 0)
+        assert [await client.post("", number) for number in (1, 2)] == [{"said": 1}, {"said": 2}]
+        assert (ill.requests, well.requests) == ([0], [1, 2])
+
+
+async def test_the_token_travels_to_its_server_alone_and_stands_in_no_message(monkeypatch):
+    monkeypatch.setenv("RM_KEY", "s3cret")
+    async with faulty_server(echo, "redirect", "echo") as server, faulty_server(echo) as other:
+        server.elsewhere = f"{other.url}/steal"
+        async with client_of(server.url, key_env="RM_KEY") as client:
+            with pytest.raises(HttpError, match="HTTP 307: redirects to"):
+                await client.post("", 1)
+            with pytest.raises(HttpError, match=r"HTTP 401: no such key: Bearer \*\*\*"):
+                await client.post("", 1)
+        assert (server.headers[0]["Authorization"], other.requests) == ("Bearer s3cret", [])
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"key_env": "NOT_SET"}, "export it, and name it in reward.env"),
+        ({"ca_file": "/nowhere.pem"}, "ca_file='/nowhere.pem' cannot be read"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error_when_the_judge_is_built(params, message):
+    with pytest.raises(ConfigError, match=message):
+        HttpClient(Endpoint(urls=("http://a",), **params))
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "localhost:5000", "http://", "http://me:pw@a", "http://a?x=1"])
+def test_an_url_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match=r"must be a URL|has a user or password"):
+        Endpoint.model_validate(url)
+
+
+async def test_limits_hold_on_concurrency_requests_and_tokens():
+    def answer(body):
+        return {"usage": {"total_tokens": 30}}
+
+    async with faulty_server(answer) as server:
+        began = time.monotonic()
+        async with client_of(server.url, max_concurrency=2, requests_per_minute=1200) as client:
+            await asyncio.gather(*(client.post("", number) for number in range(5)))
+        assert 0.2 <= time.monotonic() - began < 1  # 1200 a minute: one each 0.05 s, the first at once
+        async with client_of(server.url, tokens_per_minute=6000) as client:
+            began = time.monotonic()
+            for _ in range(2):
+                await client.post("", 0, num_tokens=10)
+            # The first took 30 tokens and not 10: 0.3 s at 100 a second.
+            assert 0.3 <= time.monotonic() - began < 1
+        async with client_of(server.url, requests_per_minute=1) as client:
+            await client.post("", 0)
+            with pytest.raises(DeadlineError, match=r"requests_per_minute=1 leaves no turn"):
+                await client.post("", 0)
+
+
+def test_an_inner_deadline_never_lengthens_an_outer_one():
+    assert remaining_s() is None
+    with verdict_within(1), verdict_within(9):
+        assert 0.9 < remaining_s() <= 1
