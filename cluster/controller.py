@@ -8,29 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.contracts.config import EvaluationConfig
+from cluster.contracts.config import MismatchConfig, RunConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
-from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import BroadcastStats, Group, StepStats, Ticket, sample_seed
 from cluster.metrics import step_metrics
 from cluster.rollouts.destinations import HeldOutGroups
 from cluster.scores import scores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the loop itself must know of a run."""
-
-    num_steps: int
-    groups_per_step: int
-    max_off_policy_steps: int
-    stall_s: float
-    """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own."""
-    evaluate_every_steps: int | None = None
-    """None evaluates before the first and after the last step only."""
-    mismatch_alarm_nats: float = float("inf")
-    mismatch_stop_nats: float = float("inf")
 
 
 class Buffer(Protocol):
@@ -113,12 +97,8 @@ class Log(Events, Protocol):
 class Evaluator:
     """Samples held-out prompts under the weights that serve now."""
 
-    config: EvaluationConfig
+    config: RunConfig
     source: PromptSource
-    sampling: SamplingConfig
-    seed: int
-    stall_s: float
-    """As the plan's."""
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
@@ -126,15 +106,15 @@ class Evaluator:
         """Metrics of one evaluation."""
         began = time.monotonic()
         tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self.tickets, version)
-        held_out = await rollouts.evaluate(tickets, stall_s=self.stall_s)
+        held_out = await rollouts.evaluate(tickets, stall_s=self.config.stall_s)
         # Groups come as they finish: a sum in that order would not be the same bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
         num_known = sum(len(summary.known_rewards) for summary in summaries)
         return {
             **scores(
                 summaries,
-                success_at=self.config.success_at,
-                num_samples=self.config.num_samples,
+                success_at=self.config.evaluation.success_at,
+                num_samples=self.config.evaluation.num_samples,
                 sources=self._sources(tickets),
             ),
             "eval/num_failed": float(sum(summary.num_trajectories for summary in summaries) - num_known),
@@ -145,7 +125,7 @@ class Evaluator:
 
     def _sources(self, tickets: Sequence[Ticket]) -> dict[str, str]:
         """Group id to the prompt's source; prompts that name none have none."""
-        column = self.config.source_column
+        column = self.config.evaluation.source_column
         return {
             ticket.group_id: str(ticket.prompt.columns[column])
             for ticket in tickets
@@ -154,21 +134,23 @@ class Evaluator:
 
     def tickets(self, version: int) -> list[Ticket]:
         """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on."""
+        held_out = self.config.evaluation
+        sampling = self.config.sampling.model_copy(update={"temperature": held_out.temperature})
         return [
             Ticket(
                 index=-1 - place,
                 prompt=self.source[place],
-                num_trajectories=self.config.num_samples,
-                seed=sample_seed(self.seed, place),
+                num_trajectories=held_out.num_samples,
+                seed=sample_seed(self.config.seed, place),
                 policy_version=version,
-                sampling=self.sampling,
+                sampling=sampling,
             )
-            for place in range(min(self.config.num_prompts, len(self.source)))
+            for place in range(min(held_out.num_prompts, len(self.source)))
         ]
 
 
 async def train(
-    plan: Plan,
+    config: RunConfig,
     *,
     rollouts: Rollouts,
     fleet: WorkerFleet,
@@ -183,10 +165,10 @@ async def train(
     if version == 0 and evaluator:
         log.step(version, await evaluator.run(rollouts, version=version))
     async with rollouts.generating(into=buffer):
-        while version < plan.num_steps:
+        while version < config.num_steps:
             began = time.monotonic()
-            groups = await _take(plan, rollouts=rollouts, buffer=buffer)  # start order, inside the staleness bound
-            _check_staleness(groups, version=version, bound=plan.max_off_policy_steps)
+            groups = await _take(config, rollouts=rollouts, buffer=buffer)  # start order, inside the staleness bound
+            _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
             try:
                 stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
             except LostError as error:  # a node took groups with it: nothing was recorded, they are sampled again
@@ -200,21 +182,21 @@ async def train(
             timing = {"time/step_s": time.monotonic() - began}
             timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats()}
             held_out: dict[str, float] = {}
-            if evaluator and _is_due(plan.evaluate_every_steps, version, plan.num_steps):
+            if evaluator and _is_due(config.evaluation.every_steps, version, config.num_steps):
                 held_out = await evaluator.run(rollouts, version=version)
             buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
             log.step(version, step_metrics(summaries, stats) | timing | held_out)
             log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
-            _check_mismatch(stats, plan, log)
+            _check_mismatch(stats, config.mismatch, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 await learner.save(held_out.get("eval/reward"))
 
 
-async def _take(plan: Plan, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
+async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
     try:
-        return await buffer.take(plan.groups_per_step, stall_s=plan.stall_s)
+        return await buffer.take(config.buffer.groups_per_step, stall_s=config.stall_s)
     except DeadlineError as error:
         raise DeadlineError(f"{error}; {rollouts.describe()}") from None
 
@@ -233,12 +215,12 @@ def _check_staleness(groups: Sequence[tuple[int, Group]], *, version: int, bound
             )
 
 
-def _check_mismatch(stats: StepStats, plan: Plan, log: Log) -> None:
+def _check_mismatch(stats: StepStats, limits: MismatchConfig, log: Log) -> None:
     mismatch = stats.metrics.get("mismatch/mean_abs_nats", 0.0)
-    if mismatch > plan.mismatch_alarm_nats:
+    if mismatch > limits.alarm_nats:
         log.event("mismatch_alarm", policy_version=stats.policy_version, mean_abs_nats=mismatch)
-    if mismatch > plan.mismatch_stop_nats:
+    if limits.stop_nats is not None and mismatch > limits.stop_nats:
         raise MismatchError(
             f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
-            f"mismatch.stop_nats={plan.mismatch_stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
+            f"mismatch.stop_nats={limits.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
         )

@@ -12,7 +12,7 @@ import psutil
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.contracts.plugins import prompt_source
-from cluster.controller import Evaluator, Plan
+from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, open_log
@@ -114,7 +114,7 @@ async def _train(
             Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
         ):
             await run_loop(
-                plan_of(config),
+                config,
                 rollouts=made.production,
                 fleet=made.production.fleet,
                 learner=made.learner,
@@ -167,27 +167,6 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
             return await evaluator.run(made.production, version=0)
 
 
-def plan_of(config: RunConfig) -> Plan:
-    """What the loop must know of a run."""
-    stop_nats = config.mismatch.stop_nats
-    return Plan(
-        num_steps=config.num_steps,
-        groups_per_step=config.buffer.groups_per_step,
-        max_off_policy_steps=config.buffer.max_off_policy_steps,
-        stall_s=stall_s(config),
-        evaluate_every_steps=config.evaluation.every_steps,
-        mismatch_alarm_nats=config.mismatch.alarm_nats,
-        mismatch_stop_nats=float("inf") if stop_nats is None else stop_nats,
-    )
-
-
-def stall_s(config: RunConfig) -> float:
-    """Longest wait for any group to move. Each wait below it has a deadline of its own: this one is for what they all missed."""
-    num_trajectories = max(config.judged_per_group, config.evaluation.num_samples)
-    judging_s = config.reward.deadline_s * num_trajectories + 60.0
-    return config.supervision.start_s + config.rollout.timeout_s + config.reference.timeout_s + judging_s
-
-
 def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> Buffer:
     """The run's buffer, from where its record stands."""
     return Buffer(
@@ -217,12 +196,5 @@ def ticket_office(config: RunConfig) -> TicketOffice:
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
     """None when the run has no held-out prompts."""
-    if config.evaluation.prompts is None:
-        return None
-    return Evaluator(
-        config=config.evaluation,
-        source=prompt_source(config.evaluation.prompts, field="evaluation.prompts"),
-        sampling=config.sampling.model_copy(update={"temperature": config.evaluation.temperature}),
-        seed=config.seed,
-        stall_s=stall_s(config),
-    )
+    held_out = config.evaluation.prompts
+    return held_out and Evaluator(config=config, source=prompt_source(held_out, field="evaluation.prompts"))

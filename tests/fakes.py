@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
 
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import FailureKind, WorkerError
 from cluster.contracts.types import ActorKind, Attestation, GroupSummary, Prompt, Refusal, Ticket
 from cluster.remote.actor import ActorSpec
@@ -36,6 +37,11 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     async with background() as tasks:
         tasks.create_task(work)
         yield
+
+
+def run_config(**sections: Any) -> RunConfig:
+    """A run of nothing in particular, with these sections."""
+    return RunConfig.model_validate({"model": {"path": "model"}, "prompts": "file", **sections})
 
 
 class InlineExecutor(Executor):

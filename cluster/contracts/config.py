@@ -98,6 +98,13 @@ class RunConfig(Section):
         num_candidates = self.rollout.extra_trajectories if self.algorithm.selection else 0
         return self.buffer.trajectories_per_group + num_candidates
 
+    @property
+    def stall_s(self) -> float:
+        """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own: this one is for
+        what they all missed."""
+        judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples) + 60.0
+        return self.supervision.start_s + self.rollout.timeout_s + self.reference.timeout_s + judging_s
+
     @model_validator(mode="after")
     def _require_candidates_for_a_selection(self) -> "RunConfig":
         if self.algorithm.selection and not self.rollout.extra_trajectories:

@@ -77,7 +77,7 @@ async def _measure(config: RunConfig) -> dict[int, list[dict[str, float]]]:
             buffer = config.buffer.model_copy(update={"max_off_policy_steps": bound})
             here = config.model_copy(update={"num_steps": until, "buffer": buffer})
             await train(
-                launch.plan_of(here),
+                here,
                 rollouts=cluster.production,
                 fleet=cluster.production.fleet,
                 learner=cluster.learner,

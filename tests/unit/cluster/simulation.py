@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.contracts.config import EvaluationConfig, SupervisionConfig
+from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import ActorKind, GroupSummary, Ticket
-from cluster.controller import Evaluator, Plan, train
+from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import HeldOutGroups
 from cluster.rollouts.production import Production
@@ -23,7 +23,7 @@ from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
-from tests.fakes import ListedEvents, actor_spec, group_summary
+from tests.fakes import ListedEvents, actor_spec, group_summary, run_config
 from tests.unit.cluster.nature import NUM_HELD_OUT, PER_GROUP, Nature
 from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, RewardService, SlowThread, Worker
 from tests.unit.cluster.wired import wired
@@ -31,8 +31,6 @@ from tests.unit.cluster.wired import wired
 SAMPLING = SamplingConfig(max_tokens=4)
 _SAMPLING_DEADLINE_S = 300.0
 """Longer than any group takes."""
-_STALL_S = 3_000.0
-"""Longest wait for any group to move, and for the end of all that the last step left."""
 _LOOK_S = 2.0
 """How often the world looks whether a group starves."""
 
@@ -58,6 +56,13 @@ class World:
 
     def __init__(self, nature: Nature) -> None:
         self.nature = nature
+        self.config = run_config(
+            num_steps=nature.num_steps,
+            seed=nature.seed,
+            buffer={"groups_per_step": nature.groups_per_step, "max_off_policy_steps": nature.bound},
+            sampling=SAMPLING.model_dump(),
+            evaluation={"num_prompts": NUM_HELD_OUT, "every_steps": 2},
+        )
         self.dice = random.Random(nature.seed + 1)
         self.loss_share = 0.05 if nature.num_accidents else 0.0
         self.events = ListedEvents()
@@ -111,13 +116,7 @@ class World:
             tasks.create_task(self._accidents())
             tasks.create_task(self._watch())
             await train(
-                Plan(
-                    num_steps=nature.num_steps,
-                    groups_per_step=nature.groups_per_step,
-                    max_off_policy_steps=nature.bound,
-                    stall_s=_STALL_S,
-                    evaluate_every_steps=2,
-                ),
+                self.config,
                 rollouts=self.evaluations,
                 fleet=self.fleet,
                 learner=self.learner,
@@ -125,15 +124,10 @@ class World:
                 weights=weights,
                 log=self.events,
                 evaluator=Evaluator(
-                    config=EvaluationConfig(num_prompts=NUM_HELD_OUT),
-                    source=Prompts("held-out-"),
-                    sampling=SAMPLING,
-                    seed=nature.seed,
-                    stall_s=_STALL_S,
-                    thread=SlowThread(nature.prompt_s),
+                    config=self.config, source=Prompts("held-out-"), thread=SlowThread(nature.prompt_s)
                 ),
             )
-            async with asyncio.timeout(_STALL_S):
+            async with asyncio.timeout(self.config.stall_s):
                 while self.unfinished() or not self.fleet.is_complete:
                     await asyncio.sleep(10.0)
 

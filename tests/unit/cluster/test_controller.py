@@ -7,21 +7,18 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.config import EvaluationConfig
 from cluster.contracts.errors import LostError, MismatchError, StalenessError
-from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
-from cluster.controller import Evaluator, Plan, train
+from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
-from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary
+from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary, run_config
 
 
 class Scene:
     """A pool that finishes every group at once, a learner that counts."""
 
-    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **plan: Any) -> None:
-        values = {"num_steps": 3, "groups_per_step": 2, "max_off_policy_steps": 0, "stall_s": 10.0}
-        self.plan = Plan(**values, mismatch_alarm_nats=0.5, **plan)
+    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **sections: Any) -> None:
+        self.config = run_config(num_steps=3, buffer={"groups_per_step": 2}, **sections)
         self.buffer = Buffer(groups_per_step=2)
         self.log = ListedEvents()
         self.version = 0
@@ -32,7 +29,7 @@ class Scene:
 
     async def run(self, evaluator: Any = None) -> None:
         await train(
-            self.plan,
+            self.config,
             rollouts=self,
             fleet=self,
             learner=self,
@@ -115,7 +112,7 @@ class ScriptedEvaluator:
 
 
 async def test_a_step_and_its_evaluation_are_one_line():
-    scene = Scene(evaluate_every_steps=2)
+    scene = Scene(evaluation={"every_steps": 2})
     await scene.run(ScriptedEvaluator())
     assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
@@ -130,7 +127,7 @@ class ListedRollouts:
         self._summaries = list(summaries)
 
     async def evaluate(self, tickets: Any, *, stall_s: float) -> Any:
-        assert stall_s == 10.0
+        assert stall_s == run_config().stall_s
         return SimpleNamespace(summaries=self._summaries, num_dropped=0)
 
 
@@ -138,11 +135,8 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1."""
     groups = [group_summary(index, num_trajectories=1, rewards=(value,)) for index, value in enumerate((0.1, 0.2, 0.3))]
     evaluator = Evaluator(
-        config=EvaluationConfig(num_prompts=3),
+        config=run_config(evaluation={"num_prompts": 3}),
         source=NumberedPrompts(),
-        sampling=SamplingConfig(max_tokens=1),
-        seed=0,
-        stall_s=10.0,
         thread=InlineExecutor(),
     )
     means = {
@@ -152,8 +146,7 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
 
 
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():
-    held_out, sampling = EvaluationConfig(num_prompts=9), SamplingConfig(max_tokens=3)
-    evaluator = Evaluator(config=held_out, source=NumberedPrompts(5), sampling=sampling, seed=0, stall_s=10.0)
+    evaluator = Evaluator(config=run_config(evaluation={"num_prompts": 9}), source=NumberedPrompts(5))
     tickets = evaluator.tickets(0)
     assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
 
@@ -170,7 +163,7 @@ async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajector
     scene = Scene(differs_by=0.6)
     await scene.run()
     assert scene.log.kinds().count("mismatch_alarm") == 3
-    scene = Scene(differs_by=1.5, mismatch_stop_nats=1.0)
+    scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
     with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001.arrow"):
         await scene.run()
     assert scene.learned == [[0, 1]] and scene.saved == []
@@ -190,11 +183,8 @@ class SourcedPrompts(NumberedPrompts):
 
 async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     evaluator = Evaluator(
-        config=EvaluationConfig(num_prompts=3, source_column="kind", success_at=2.0),
+        config=run_config(evaluation={"num_prompts": 3, "source_column": "kind", "success_at": 2.0}),
         source=SourcedPrompts(3),
-        sampling=SamplingConfig(max_tokens=1),
-        seed=0,
-        stall_s=10.0,
         thread=InlineExecutor(),
     )
     groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.sampling_config import EvaluationConfig, SamplingConfig
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import ActorKind, Refusal
 from cluster.controller import Evaluator
 from cluster.rollouts.buffer import Buffer
@@ -20,6 +20,7 @@ from tests.fakes import (
     ScriptedWorker,
     actor_spec,
     group_summary,
+    run_config,
 )
 from tests.unit.cluster.wired import wired
 
@@ -133,8 +134,8 @@ class Scene:
         return taken
 
     async def evaluate(self, num_prompts, *, stall_s=600.0):
-        config = EvaluationConfig(num_prompts=num_prompts)
-        evaluator = Evaluator(config=config, source=NumberedPrompts(), sampling=SAMPLING, seed=0, stall_s=stall_s)
+        config = run_config(sampling=SAMPLING.model_dump(), evaluation={"num_prompts": num_prompts})
+        evaluator = Evaluator(config=config, source=NumberedPrompts())
         return await self.production.evaluate(evaluator.tickets(0), stall_s=stall_s)
 
     async def _start(self, spec):
