@@ -215,8 +215,7 @@ class LearnerGroup:
         step, summaries = self._asked
         if metric is None and summaries and step == self.version:
             metric = self._rate(summaries)
-        next_index = await asyncio.to_thread(self._ledger.next_index_after, self.version)
-        extra = {"policy_version": self.version, "next_index": next_index, "metric": metric}
+        extra = {"policy_version": self.version, "metric": metric}
         if await self._reporting_failure("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra):
             self.saved_version = self.version
             self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)

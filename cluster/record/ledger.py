@@ -111,12 +111,6 @@ class Ledger:
         """Records of the steps after `version`, read from the disk: what a learner restored to it is fed again."""
         return [_parsed(line) for line in self._journal.read_lines(NAME)[version : self.version]]
 
-    def next_index_after(self, version: int) -> int:
-        """Where a run that stands at `version` starts its next group."""
-        if version == 0:
-            return 0
-        return self.next_index if version == self.version else self.after(version - 1)[0].next_index
-
 
 def _records(lines: Sequence[str]) -> Iterator[Record]:
     """Each in its turn, checked against the one before; without a torn last line."""

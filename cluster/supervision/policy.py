@@ -1,4 +1,4 @@
-"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart, Drain or Abort.
+"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart or Abort.
 
 Every actor has a restart budget of its own. Actors that die together with their node are one failure.
 """
@@ -39,13 +39,6 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """Let it finish what it has, give it nothing more."""
-
-    actor: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     reason: str
 
@@ -62,18 +55,12 @@ class History:
         self.failures.append(failure)
 
 
-def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Drain | Abort:
+def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
     """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
     if failure.kind is FailureKind.REFUSAL:
         return Abort(reason=f"{failure.actor}: {failure.reason}")
-    if failure.kind is FailureKind.TERMINATION:
-        return Drain(actor=failure.actor)
     recent = [
-        past
-        for past in history.failures
-        if past.unit == failure.unit
-        and past.kind is not FailureKind.TERMINATION
-        and failure.at - past.at <= config.window_s
+        past for past in history.failures if past.unit == failure.unit and failure.at - past.at <= config.window_s
     ]
     num_restarts = _num_incidents([*recent, failure]) - 1
     if num_restarts >= config.max_restarts:

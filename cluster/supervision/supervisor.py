@@ -20,7 +20,7 @@ from cluster.contracts.errors import (
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
-from cluster.supervision.policy import Abort, Drain, Failure, History, Restart, decide
+from cluster.supervision.policy import Abort, Failure, History, Restart, decide
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
@@ -48,7 +48,11 @@ class Supervisor:
         Raises WorkerError, or a deliberate `error` itself, when the run must stop.
         """
         kind = FailureKind.HANG if actor and actor.is_hung else error.kind
-        match self.decide(spec, kind=kind, reason=headline(error), actor=actor):
+        failure = _failure(spec, kind, reason=headline(error), actor=actor)
+        decision = decide(failure, self.history, self.config)
+        self.history.add(failure, window_s=self.config.window_s)
+        self._tell(failure, actor, decision=type(decision).__name__.lower())
+        match decision:
             case Abort(reason=reason):
                 if kind is FailureKind.REFUSAL:
                     raise error
@@ -56,8 +60,6 @@ class Supervisor:
             case Restart(delay_s=delay_s):
                 self._num_restarts[kind] += 1
                 await asyncio.sleep(delay_s)
-            case Drain():
-                raise AssertionError(f"{spec.name} failed and is not to be drained: only a node that leaves is")
 
     def waits_for_room(self, spec: ActorSpec, error: TreadwheelError) -> None:
         """No node has room for the actor yet: an event, and nobody's failure."""
@@ -76,25 +78,12 @@ class Supervisor:
             "supervision/num_errors": float(drained[FailureKind.ERROR]),
         }
 
-    def leaves(self, actor: RemoteActor) -> bool:
-        """Its node announced that it goes away. True: `actor` finishes what it has, gets nothing more, and another one starts."""
+    def note_leaving(self, actor: RemoteActor) -> None:
+        """Its node announced that it goes away: an event, and nobody's failure."""
         reason = f"node {actor.node_id} goes away"
-        return isinstance(self.decide(actor.spec, kind=FailureKind.TERMINATION, reason=reason, actor=actor), Drain)
+        self._tell(_failure(actor.spec, FailureKind.TERMINATION, reason=reason, actor=actor), actor, decision="drain")
 
-    def decide(
-        self, spec: ActorSpec, *, kind: FailureKind, reason: str, actor: RemoteActor | None
-    ) -> Restart | Drain | Abort:
-        """What to do about a failure, which is then history and an event."""
-        failure = Failure(
-            actor=spec.name,
-            actor_kind=spec.kind,
-            kind=kind,
-            reason=reason,
-            at=asyncio.get_running_loop().time(),
-            node_id=actor.node_id if actor else None,
-        )
-        decision = decide(failure, self.history, self.config)
-        self.history.add(failure, window_s=self.config.window_s)
+    def _tell(self, failure: Failure, actor: RemoteActor | None, *, decision: str) -> None:
         self.events.event(
             "failure",
             actor=failure.actor,
@@ -104,9 +93,14 @@ class Supervisor:
             actor_pid=actor.pid if actor else None,
             node_id=failure.node_id,
             actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
-            decision=type(decision).__name__.lower(),
+            decision=decision,
         )
-        return decision
+
+
+def _failure(spec: ActorSpec, kind: FailureKind, *, reason: str, actor: RemoteActor | None) -> Failure:
+    """That happens now."""
+    at, node_id = asyncio.get_running_loop().time(), actor.node_id if actor else None
+    return Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=at, node_id=node_id)
 
 
 class SupervisedActor:

@@ -145,5 +145,5 @@ class Steering:
             place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
             if actor.node_id in draining and place not in self._drained:
                 self._drained.add(place)
-                if self._supervisor.leaves(actor):
-                    self._fleet.drain(actor.name)
+                self._supervisor.note_leaving(actor)
+                self._fleet.drain(actor.name)

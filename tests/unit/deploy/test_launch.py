@@ -104,7 +104,9 @@ def test_an_evaluation_samples_as_the_run_does_but_for_its_temperature(tmp_path)
     config = validated({"model": {"path": "m"}, "prompts": "file", "sampling": sampling, "evaluation": held_out})
     evaluator = launch.make_evaluator(config)
     assert evaluator is not None
-    assert evaluator.sampling == SamplingConfig(max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",))
+    assert evaluator.tickets(0)[0].sampling == SamplingConfig(
+        max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",)
+    )
 
 
 def test_an_order_to_an_earlier_driver_is_gone_once_the_directory_is_claimed(tmp_path, monkeypatch):

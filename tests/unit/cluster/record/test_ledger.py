@@ -56,10 +56,6 @@ def test_it_keeps_no_more_than_the_last_record(paper):
     assert [record.step for record in ledger.after(2)] == [3, 4]
 
 
-def test_a_run_that_goes_back_to_a_step_knows_its_next_group(paper):
-    assert [Ledger(paper).next_index_after(version) for version in range(4)] == [0, 2, 5, 7]
-
-
 def test_a_replay_sees_only_the_steps_it_learns_again(paper):
     ledger = Ledger(paper, num_steps=2)
     assert [record.step for record in ledger.after(0)] == [1, 2]

@@ -2,7 +2,7 @@
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.types import ActorKind
-from cluster.supervision.policy import Abort, Drain, Failure, FailureKind, History, Restart, decide
+from cluster.supervision.policy import Abort, Failure, FailureKind, History, Restart, decide
 
 CONFIG = SupervisionConfig(max_restarts=3, window_s=100, backoff_s=2)
 
@@ -68,10 +68,6 @@ def test_old_failures_are_forgotten():
 
 def test_a_refusal_is_never_tried_again():
     assert decide(failure(kind=FailureKind.REFUSAL), History(), CONFIG) == Abort(reason="rollout-0: gone")
-
-
-def test_a_leaving_node_is_drained():
-    assert decide(failure(kind=FailureKind.TERMINATION), History(), CONFIG) == Drain(actor="rollout-0")
 
 
 def test_what_nothing_decides_by_any_more_is_forgotten():

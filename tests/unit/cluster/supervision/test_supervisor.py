@@ -36,7 +36,7 @@ async def test_a_refusal_is_raised_as_it_is(supervisor):
 
 async def test_an_actor_whose_node_leaves_is_let_go_and_costs_no_restart(supervisor):
     actor = RemoteActor(actor_spec("rollout-0"), None, 7, "node-1")
-    assert supervisor.leaves(actor)
+    supervisor.note_leaving(actor)
     (event,) = supervisor.events.events
     assert (event["failure"], event["decision"], event["reason"]) == ("termination", "drain", "node node-1 goes away")
     await supervisor.handle(actor_spec("rollout-0"), DEATH, actor=None)
