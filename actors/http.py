@@ -136,10 +136,11 @@ class _Pace:
 class HttpClient:
     """Posts JSON. Its connections belong to the event loop of the first request."""
 
-    def __init__(self, endpoint: Endpoint, *, field: str = "endpoint") -> None:
-        """Raises ConfigError naming `field` for a key that is not in the environment and authorities that cannot be read."""
+    def __init__(self, endpoint: Endpoint, *, field: str = "endpoint", key: str | None = None) -> None:
+        """`key` is a bearer token that is in no environment. Raises ConfigError naming `field` for a key that is not in the environment and
+        authorities that cannot be read."""
         self._endpoint = endpoint
-        self._key = _key(endpoint.key_env, field=field)
+        self._key = key or _key(endpoint.key_env, field=field)
         self._tls = _tls(endpoint.ca_file, field=field)
         self._places = asyncio.Semaphore(endpoint.max_concurrency)
         self._requests = _Pace(endpoint.requests_per_minute, name=f"{field}.requests_per_minute")

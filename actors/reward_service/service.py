@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +39,8 @@ class Asked:
 
     columns: Mapping[str, Any]
     trajectories: Sequence[Mapping[str, Any]]
+    servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """As `JudgingInputs.servers`."""
 
 
 class RewardService:
@@ -76,7 +78,7 @@ class RewardService:
         await self.warm_up()
         asked_for = frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
         wanted = [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asked_for]
-        rewards, stats = await self.judge(_asked(batch, wanted))
+        rewards, stats = await self.judge(_asked(batch, wanted, inputs or JudgingInputs()))
         judged = schema.with_columns(
             batch,
             reward=[reward.value for reward in rewards],
@@ -143,7 +145,8 @@ class RewardService:
     async def _part(self, part: Part, asked: Asked, others: Mapping[str, Judged]) -> tuple[Judged, float]:
         began = time.monotonic()
         judging, rows = self._judges[part], asked.trajectories
-        shared = json.dumps({"columns": asked.columns} if "columns" in judging.asks else {})
+        of_all = {"columns": asked.columns, "servers": asked.servers}
+        shared = json.dumps({name: value for name, value in of_all.items() if name in judging.asks})
         values = {name: _values(judged, len(rows)) for name, judged in others.items()}
         if judging.is_of_groups:
             given: dict[str, Any] = {
@@ -176,7 +179,7 @@ def _stats(judged: Judged, seconds: float) -> PartStats:
     return PartStats(seconds=seconds, num_failed=len(failures))
 
 
-def _asked(batch: pa.RecordBatch, wanted: Sequence[str]) -> Asked:
+def _asked(batch: pa.RecordBatch, wanted: Sequence[str], inputs: JudgingInputs) -> Asked:
     """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
@@ -184,4 +187,5 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str]) -> Asked:
         prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
         of_each["messages"] = [conversation(columns, prompt=prompt, completion=text) for text in completions]
     rows = range(batch.num_rows)
-    return Asked(columns=columns, trajectories=[{name: each[row] for name, each in of_each.items()} for row in rows])
+    trajectories = [{name: each[row] for name, each in of_each.items()} for row in rows]
+    return Asked(columns=columns, trajectories=trajectories, servers=inputs.servers)

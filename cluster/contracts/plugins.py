@@ -59,8 +59,8 @@ OF_ONE_OR_ALL = {
     "seed": "seeds",
 }
 """What a judge of one trajectory may ask for, and the same as a list, for a judge of the whole group."""
-OF_EITHER = ("columns", "rewards")
-"""What both kinds of judge may ask for: the prompt's columns, and what the other parts gave."""
+OF_EITHER = ("columns", "rewards", "servers")
+"""What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
 
 REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
 PROMPTS = Home(package="actors.prompts")
