@@ -1,4 +1,4 @@
-"""Reference scorer: a batch of trajectories in, the same batch with the reference's columns out.
+"""Reference scorer: a group of trajectories in, the reference's columns of it out.
 
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
@@ -34,19 +34,20 @@ class ReferenceScorer:
         self._num_scored = 0
         self._since = self._last_progress = time.time()
 
-    def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with a log-prob for each completion token; tokens of tools and environments get one too.
+    def score(self, *pieces: pa.RecordBatch | list[int]) -> pa.RecordBatch:
+        """Columns with a log-prob for each completion token of the group; tokens of tools and environments get one too.
 
-        One call of the model per batch, so that what is computed together depends on the group alone, and a repeated run gives
-        the same bits. Raises DataError naming row and field when batch or model break the schema.
+        One call of the model per group, so that what is computed together depends on the group alone, and a repeated run gives
+        the same bits. Raises DataError naming row and field when group or model break the schema.
         """
+        (batch,) = schema.joined(pieces)
         schema.validate(batch)
         self._enter("scoring")
         try:
             columns = self._model_of(batch).score(
                 batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
             )
-            scored = schema.with_columns(batch, **columns)
+            scored = schema.columns_of(batch, **columns)
         finally:
             self._enter("idle")
         self._num_scored += batch.num_rows

@@ -105,15 +105,15 @@ class LearnerGroup:
         """
         async with self._turn:
             step = self._ledger.version + 1
-            object_refs = [group.object_ref for _, group in groups]
-            name, digest = await self._recorder.call("record", step, *object_refs, deadline_s=self._update_s)
+            pieces = [piece for _, group in groups for piece in group.pieces]
+            name, digest = await self._recorder.call("record", step, *pieces, deadline_s=self._update_s)
             indices = [index for index, _ in groups]
             record = await asyncio.to_thread(
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
             )
             self._asked = step, [group.summary for _, group in groups]
             try:
-                stats = await self._learn(object_refs)
+                stats = await self._learn(pieces)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
             assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
@@ -187,9 +187,9 @@ class LearnerGroup:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.kill() for rank in ranks))
 
-    async def _learn(self, object_refs: Sequence[Any]) -> StepStats:
+    async def _learn(self, pieces: Sequence[Any]) -> StepStats:
         try:
-            stats: StepStats = await self._all("update", *object_refs)
+            stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
             await self._save_last_step()
             saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
@@ -241,7 +241,7 @@ class LearnerGroup:
 
     async def _holds(self, group: Group) -> bool:
         try:
-            return await self._recorder.call("holds", group.object_ref, deadline_s=self._update_s)
+            return await self._recorder.call("holds", *group.pieces, deadline_s=self._update_s)
         except LostError:
             return False
 

@@ -147,8 +147,8 @@ async def _step(
 
 async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, config: RunConfig) -> Group:
     """With log-probs of `reference`, where one is to score the group."""
-    summary, object_ref = summarize(batch), ray.put(batch)
-    if reference is not None:
-        deadline_s = config.reference.timeout_s
-        summary, object_ref = await reference.call_for_batch("score", object_ref, deadline_s=deadline_s)
-    return Group(object_ref=object_ref, summary=summary)
+    group = Group(pieces=(ray.put(batch),), summary=summarize(batch))
+    if reference is None:
+        return group
+    deadline_s = config.reference.timeout_s
+    return group.with_columns(*await reference.call_for_columns("score", *group.pieces, deadline_s=deadline_s))

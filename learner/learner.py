@@ -22,6 +22,7 @@ import torch
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError
 from cluster.contracts.protocols import Demonstrations
+from cluster.contracts.schema import joined
 from cluster.contracts.types import Progress, StepStats
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
@@ -115,8 +116,8 @@ class Learner:
 
     # One step
 
-    def update(self, *groups: pa.RecordBatch) -> StepStats:
-        """One step over the groups, in the order given: the optimizer updates of `learner.epochs` and `learner.mini_batches`.
+    def update(self, *pieces: pa.RecordBatch | list[int]) -> StepStats:
+        """One step over the groups that are joined of these pieces: the updates of `learner.epochs` and `learner.mini_batches`.
 
         Raises DataError for trajectories that cannot be trained on, before anything has changed; NumericsError after more than
         `learner.max_non_finite_updates` skipped updates in a row.
@@ -124,7 +125,7 @@ class Learner:
         laps = Laps()
         self._phases.enter("assembling")
         batch = assemble(
-            groups,
+            joined(pieces),
             current_version=self.version,
             vocabulary_size=self.vocabulary_size,
             columns=self.objective.columns,

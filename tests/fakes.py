@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -85,12 +85,17 @@ def group_summary(
         "num_trajectories": 2,
         "num_tokens": 10,
         "size_bytes": 100,
-        "min_policy_version": version,
+        "oldest_versions": (version,) * (len(rewards) or 2),
         "rewards": rewards,
         "completion_lengths": (5,) * (len(rewards) or 2),
         "truncated": (False,) * (len(rewards) or 2),
     }
     return GroupSummary(**{**values, **fields})
+
+
+def told(summary: GroupSummary) -> dict[str, Any]:
+    """By its fields."""
+    return {each.name: getattr(summary, each.name) for each in fields(summary)}
 
 
 def attestation(worker: str, version: int, *, digest: str = "", **fields: Any) -> Attestation:
@@ -177,20 +182,20 @@ class ScriptedScorer:
     def name(self) -> str:
         return self.spec.name
 
-    async def call_for_batch(
-        self, method: str, object_ref: int, *args: list[int], deadline_s: float
-    ) -> tuple[GroupSummary, int]:
-        if method == "take":
-            whole, places = self._score(object_ref), args[0]
-            rewards = tuple(whole.rewards[place] for place in places)
-            return replace(whole, rewards=rewards, num_trajectories=len(places)), object_ref
+    async def call_for_columns(
+        self, method: str, object_ref: int, *args: Any, deadline_s: float
+    ) -> tuple[str, dict[str, Any]]:
         self.scored.append(object_ref)
         await asyncio.sleep(0)
         if self._gate is not None:
             await first_of(self._gate, self._death)
             if self._death.is_set():
                 raise death(self.name, "score")
-        return self._score(object_ref), object_ref
+        return self.columns(object_ref)
+
+    def columns(self, object_ref: int) -> tuple[str, dict[str, Any]]:
+        """All but their size: what the group is turns out as it is scored."""
+        return f"{self.name} of {object_ref}", {**told(self._score(object_ref)), "size_bytes": 0}
 
     async def kill(self) -> None:
         self._death.set()

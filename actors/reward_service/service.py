@@ -1,4 +1,4 @@
-"""Reward service: a group of trajectories in, the same group with rewards out.
+"""Reward service: a group of trajectories in, columns with their rewards out.
 
 A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs in
 processes of its own.
@@ -73,20 +73,20 @@ class RewardService:
                 self._judges = dict(zip(parts, started, strict=True))
 
     async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
-        """One group with reward, status, components and message of every row. Groups may be scored at the same time."""
+        """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time."""
         schema.validate(batch)
         await self.warm_up()
         asked_for = frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
         wanted = [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asked_for]
         rewards, stats = await self.judge(_asked(batch, wanted, inputs or JudgingInputs()))
-        judged = schema.with_columns(
+        columns = schema.columns_of(
             batch,
             reward=[reward.value for reward in rewards],
             reward_status=[str(reward.status) for reward in rewards],
             reward_components=[list(reward.components.items()) for reward in rewards],
             reward_message=[reward.message for reward in rewards],
         )
-        return schema.with_part_stats(judged, stats)
+        return schema.with_part_stats(columns, stats)
 
     async def judge(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
         """The group's rewards, and what became of each part by its name."""
@@ -101,10 +101,6 @@ class RewardService:
             self._num_waiting -= size
             self._num_scored += size
             self._last_progress = time.time()
-
-    def take(self, batch: pa.RecordBatch, places: Sequence[int]) -> pa.RecordBatch:
-        """Some rows of a batch, in the order given."""
-        return batch.take(pa.array(places, type=pa.int64()))
 
     def progress(self) -> Progress:
         # Each row has its own deadline: a service that answers while rows wait is slow, not hung.

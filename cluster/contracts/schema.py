@@ -1,11 +1,12 @@
 """The one Arrow schema of a trajectory: engine to learner to disk. One row a trajectory; no pickle anywhere.
 
+A group is sampled as one batch; what scores it adds columns, which stay small batches of their own until `joined` makes one of all.
 `validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used.
 """
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -16,8 +17,10 @@ from cluster.contracts.types import FinishReason, GroupSummary, PartStats, Rewar
 
 SCHEMA_VERSION = "2"
 
+_KEY = ["group_id", "sample_index"]
+"""Columns with which a batch of added columns begins: they say whose they are."""
 _PARTS = b"treadwheel.parts"
-"""Metadata of a judged batch: how long its parts took. No column, since a repeated run would not say the same."""
+"""Metadata of a reward's columns: how long its parts took. No column, since a repeated run would not say the same."""
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
@@ -120,30 +123,37 @@ def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
 
 def summarize(batch: pa.RecordBatch) -> GroupSummary:
     """What the controller may know of a group: counts, versions and rewards, no tokens."""
-    versions = pc.list_flatten(batch["policy_versions"])
-    trained = pc.filter(versions, pc.list_flatten(batch["loss_mask"]))
-    extremes = pc.min_max(trained if len(trained) else versions)
-    statuses = batch["reward_status"].to_pylist()
+    lengths = pc.list_value_length(batch["completion_token_ids"]).to_pylist()
     return GroupSummary(
         group_id=batch["group_id"][0].as_py(),
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
-        num_tokens=len(versions),
-        size_bytes=batch.nbytes,
-        min_policy_version=extremes["min"].as_py(),
-        rewards=tuple(batch["reward"].to_pylist()) if any(statuses) else (),
-        reward_components=_components(batch["reward_components"]),
-        num_reward_errors=statuses.count(RewardStatus.ERROR),
-        num_reward_timeouts=statuses.count(RewardStatus.TIMEOUT),
-        reward_failures=_reward_failures(statuses, batch["reward_message"].to_pylist()),
-        part_stats=_part_stats(batch),
-        completion_lengths=tuple(pc.list_value_length(batch["completion_token_ids"]).to_pylist()),
+        num_tokens=sum(lengths),
+        oldest_versions=tuple(map(_oldest_version, batch["policy_versions"], batch["loss_mask"])),
+        completion_lengths=tuple(lengths),
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
+        **added(batch),
     )
 
 
+def added(columns: pa.RecordBatch) -> dict[str, Any]:
+    """What columns tell a GroupSummary, by its fields: their size, and the rewards if these are among them."""
+    told: dict[str, Any] = {"size_bytes": columns.nbytes}
+    if "reward" in columns.schema.names:
+        statuses = columns["reward_status"].to_pylist()
+        told |= {
+            "rewards": tuple(columns["reward"].to_pylist()) if any(statuses) else (),
+            "reward_components": _components(columns["reward_components"]),
+            "num_reward_errors": statuses.count(RewardStatus.ERROR),
+            "num_reward_timeouts": statuses.count(RewardStatus.TIMEOUT),
+            "reward_failures": _reward_failures(statuses, columns["reward_message"].to_pylist()),
+            "part_stats": _part_stats(columns),
+        }
+    return told
+
+
 def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
-    """The batch with columns replaced, which are checked as `validate` does: how reward service and reference scorer add theirs."""
+    """The batch with columns replaced, which are checked as `validate` does."""
     for name, values in columns.items():
         index = SCHEMA.get_field_index(name)
         if index < 0:
@@ -152,10 +162,50 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
     return _checked(batch, columns)
 
 
+def columns_of(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
+    """A batch of these columns alone, to be joined with the one that they are of. Raises as `with_columns`."""
+    return with_columns(batch, **columns).select([*_KEY, *columns])
+
+
+def joined(pieces: Iterable[pa.RecordBatch | list[int]]) -> list[pa.RecordBatch]:
+    """Whole groups from their pieces, one group after another: a batch, then columns that were added and rows that were chosen, in order.
+
+    Raises DataError for columns of other rows or of another schema; what they hold was checked when they were made.
+    """
+    groups: list[pa.RecordBatch] = []
+    for piece in pieces:
+        if isinstance(piece, list):
+            groups.append(groups.pop().take(pa.array(piece, type=pa.int64())))
+        elif piece.schema.names[: len(_KEY)] != _KEY:
+            groups.append(piece)
+        else:
+            groups.append(_with(groups.pop(), piece))
+    return groups
+
+
+def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
+    _check_version(columns)
+    for name in columns.schema.names:
+        index = SCHEMA.get_field_index(name)
+        if index < 0 or columns[name].type != SCHEMA.field(index).type:
+            raise DataError(f"added field {name!r} of type {columns[name].type} is not in the trajectory schema")
+        if name not in _KEY:
+            batch = batch.set_column(index, SCHEMA.field(index), columns[name])
+        elif not columns[name].equals(batch[name]):
+            theirs, ours = (str(each[name].to_pylist())[:80] for each in (columns, batch))
+            raise DataError(f"added columns are of other trajectories: field {name!r} is {theirs}, in the group {ours}")
+    return batch
+
+
 def with_part_stats(batch: pa.RecordBatch, stats: Mapping[str, PartStats]) -> pa.RecordBatch:
     """The batch, whose summary then has these; they are not recorded."""
     told = json.dumps({name: [each.seconds, each.num_failed] for name, each in stats.items()}).encode()
     return batch.replace_schema_metadata({**(batch.schema.metadata or {}), _PARTS: told})
+
+
+def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int:
+    trained = versions.values.filter(loss_mask.values)
+    return pc.min(trained if len(trained) else versions.values).as_py()
 
 
 def _part_stats(batch: pa.RecordBatch) -> dict[str, PartStats]:
@@ -190,13 +240,17 @@ def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | No
     return tuple(sorted(failures, key=lambda failure: -failure.count)[:_MOST_REWARD_FAILURES])
 
 
-def _check_types(batch: pa.RecordBatch) -> None:
+def _check_version(batch: pa.RecordBatch) -> None:
     metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
     version = metadata.get(b"treadwheel.schema_version", b"none").decode()
     if version != SCHEMA_VERSION:
         raise DataError(
             f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}; go on with the version that wrote them"
         )
+
+
+def _check_types(batch: pa.RecordBatch) -> None:
+    _check_version(batch)
     if batch.schema.names != SCHEMA.names:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)

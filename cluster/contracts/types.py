@@ -1,7 +1,7 @@
 """The nouns. Frozen, keyword-only, stdlib only; whatever travels between actors is one of these or an Arrow batch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +143,8 @@ class GroupSummary:
     num_tokens: int
     """Completion tokens sampled."""
     size_bytes: int
-    min_policy_version: int
-    """Oldest version of any token: what the staleness bound is measured against."""
+    oldest_versions: tuple[int, ...]
+    """One per trajectory: the oldest policy version of its trained tokens, of all where none trains."""
     rewards: tuple[float | None, ...] = ()
     """One per trajectory once scored; None where the reward failed."""
     reward_components: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
@@ -161,6 +161,11 @@ class GroupSummary:
     """One per trajectory."""
 
     @property
+    def min_policy_version(self) -> int:
+        """What the staleness bound is measured against."""
+        return min(self.oldest_versions)
+
+    @property
     def known_rewards(self) -> tuple[float, ...]:
         """Without those that failed."""
         return tuple(value for value in self.rewards if value is not None)
@@ -168,6 +173,25 @@ class GroupSummary:
     @property
     def num_failed_rewards(self) -> int:
         return self.num_reward_errors + self.num_reward_timeouts
+
+    def of(self, rows: Sequence[int]) -> "GroupSummary":
+        """Of these trajectories alone, whose rewards are known. The others stay in the object store, so that the size is the same."""
+        lengths = tuple(self.completion_lengths[row] for row in rows)
+        return replace(
+            self,
+            num_trajectories=len(rows),
+            num_tokens=sum(lengths),
+            oldest_versions=tuple(self.oldest_versions[row] for row in rows),
+            rewards=tuple(self.rewards[row] for row in rows),
+            reward_components={
+                name: tuple(values[row] for row in rows) for name, values in self.reward_components.items()
+            },
+            num_reward_errors=0,
+            num_reward_timeouts=0,
+            reward_failures=(),
+            completion_lengths=lengths,
+            truncated=tuple(self.truncated[row] for row in rows),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +207,20 @@ class Refusal:
 class Group:
     """A finished group: where its trajectories are, and what the controller knows of them."""
 
-    object_ref: Any
-    """Of the group's Arrow batch in the cluster's object store. The driver passes it on and never fetches it."""
+    pieces: tuple[Any, ...]
+    """In this order: the object ref of the batch as it was sampled; then refs of columns that were added to it, and lists of the rows
+    that were chosen. The driver passes them on and fetches none; `schema.joined` makes one batch of them."""
     summary: GroupSummary
+
+    def with_columns(self, object_ref: Any, added: Mapping[str, Any]) -> "Group":
+        """With columns of which `schema.added` says this."""
+        size_bytes = self.summary.size_bytes + added["size_bytes"]
+        summary = replace(self.summary, **{**added, "size_bytes": size_bytes})
+        return Group(pieces=(*self.pieces, object_ref), summary=summary)
+
+    def of(self, rows: list[int]) -> "Group":
+        """These trajectories alone, whose rewards are known."""
+        return Group(pieces=(*self.pieces, rows), summary=self.summary.of(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

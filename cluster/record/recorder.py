@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
-from cluster.contracts.schema import SCHEMA, summarize, validate
+from cluster.contracts.schema import SCHEMA, joined, summarize, validate
 from cluster.contracts.types import GroupSummary
 from cluster.record.run_directory import CHECKPOINTS, checkpoint_step
 from cluster.record.storage import Storage
@@ -38,11 +38,11 @@ class Recorder:
         self._keep_steps = keep_steps
         self._keep_checkpoints = keep_checkpoints
 
-    def record(self, step: int, *groups: pa.RecordBatch) -> tuple[str, str]:
-        """(file name, digest of its content), on the disk when this returns."""
+    def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[str, str]:
+        """(file name, digest of its content) of the groups that are joined of these pieces, on the disk when this returns."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, SCHEMA) as writer:
-            for group in groups:
+            for group in joined(pieces):
                 writer.write_batch(validate(group))
         content = sink.getvalue()
         self._files.write_file(name_of(step), content)
@@ -63,9 +63,9 @@ class Recorder:
         with pa.ipc.open_file(content) as reader:
             return [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
 
-    def holds(self, group: pa.RecordBatch) -> bool:
-        """True if `group` could be brought here: the call itself fails when its node is gone."""
-        return group.num_rows > 0
+    def holds(self, *pieces: pa.RecordBatch | list[int]) -> bool:
+        """True if a group's pieces could be brought here: the call itself fails when a node with one is gone."""
+        return bool(pieces)
 
     def _restarts_from(self) -> int:
         """The oldest step that a run may be restored to, when all but one of the kept checkpoints are damaged."""

@@ -110,10 +110,10 @@ class RemoteActor:
         """What the hosted method returns. Object refs among `args` arrive resolved."""
         return await self._answer(self._handle.call.remote(method, *args), stage=method, deadline_s=deadline_s)
 
-    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
-        """(summary, object ref of the batch): the batch itself never comes to the driver."""
-        summary, batch = self._handle.call_for_batch.options(num_returns=2).remote(method, *args)
-        return await self._answer(summary, stage=method, deadline_s=deadline_s), batch
+    async def call_for_columns(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Mapping[str, Any]]:
+        """(object ref of columns of a group, what they tell its summary): the columns themselves never come to the driver."""
+        added, columns = self._handle.call_for_columns.options(num_returns=2).remote(method, *args)
+        return columns, await self._answer(added, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """Object refs of the items that the method returns, none of which comes to the driver."""

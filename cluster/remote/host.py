@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from cluster.contracts.schema import summarize
+from cluster.contracts.schema import added, summarize
 from cluster.contracts.types import Progress, Refusal
 
 SEARCH_PATH = "TREADWHEEL_PATH"
@@ -65,10 +65,10 @@ class Host:
         """What the method returns."""
         return await self._run(getattr(self._object, method), *args)
 
-    async def call_for_batch(self, method: str, *args: Any) -> tuple[Any, Any]:
-        """(summary, batch) of a method that returns a trajectory batch: the driver reads the summary and passes the batch's ref on."""
-        batch = await self._run(getattr(self._object, method), *args)
-        return summarize(batch), batch
+    async def call_for_columns(self, method: str, *args: Any) -> tuple[dict[str, Any], Any]:
+        """(what they tell the group's summary, columns) of a method that returns columns of a group, whose ref the driver passes on."""
+        columns = await self._run(getattr(self._object, method), *args)
+        return added(columns), columns
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""

@@ -1,7 +1,7 @@
 """Where judged groups go: into the buffer to be trained on, or into the numbers of an evaluation."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, GroupSummary, Ticket
@@ -29,7 +29,7 @@ class Destination(Protocol):
         """The group is sampled and waits to be judged."""
         ...
 
-    async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
+    async def add(self, ticket: Ticket, group: Group) -> None:
         """The group is judged. Raises LostError when it went with its node."""
         ...
 
@@ -67,18 +67,18 @@ class TrainingGroups:
     def hold(self, ticket: Ticket, size_bytes: int) -> None:
         self._buffer.hold(ticket.index, size_bytes)
 
-    async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
-        if self._has_too_few_rewards(summary):
-            return self._drop(ticket, reason="rewards failed", why=describe(summary))
+    async def add(self, ticket: Ticket, group: Group) -> None:
+        if self._has_too_few_rewards(group.summary):
+            return self._drop(ticket, reason="rewards failed", why=describe(group.summary))
         if self._choose is not None:
-            self._buffer.note_candidates(summary.known_rewards)
-            summary, object_ref = await self._scorers.take(object_ref, self._choose(summary))
-        if name := self._dropped_by(summary):
+            self._buffer.note_candidates(group.summary.known_rewards)
+            group = group.of(self._choose(group.summary))
+        if name := self._dropped_by(group.summary):
             self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")
         else:
             if self._wants_reference(ticket.index):
-                summary, object_ref = await self._scorers.add_reference_logprobs(object_ref) or (summary, object_ref)
-            self._buffer.add(ticket.index, Group(object_ref=object_ref, summary=summary))
+                group = await self._scorers.with_reference_logprobs(group)
+            self._buffer.add(ticket.index, group)
 
     def drop(self, ticket: Ticket, *, why: str) -> None:
         self._drop(ticket, reason=why, why=why)
@@ -111,8 +111,8 @@ class HeldOutGroups:
 
     def hold(self, ticket: Ticket, size_bytes: int) -> None: ...
 
-    async def add(self, ticket: Ticket, summary: GroupSummary, object_ref: Any) -> None:
-        self.summaries.append(summary)
+    async def add(self, ticket: Ticket, group: Group) -> None:
+        self.summaries.append(group.summary)
         self.num_open -= 1
 
     def drop(self, ticket: Ticket, *, why: str) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cluster.contracts.errors import (
     DataError,
@@ -19,7 +18,7 @@ from cluster.contracts.errors import (
     failure_of_its_actor,
 )
 from cluster.contracts.protocols import Events
-from cluster.contracts.types import Refusal, Ticket
+from cluster.contracts.types import Group, Refusal, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import Destination, HeldOutGroups
@@ -250,7 +249,8 @@ class Dispatcher:
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
                 self._judging[job.ticket.index] = job
-                self._tasks.create_task(self._judge(job, object_ref))
+                group = Group(pieces=(object_ref,), summary=summary)
+                self._tasks.create_task(self._judge(job, group))
             self._note_sampling()
             self.wake()
 
@@ -259,15 +259,15 @@ class Dispatcher:
         job.drop(why)
         self.wake()
 
-    async def _judge(self, job: Job, object_ref: Any) -> None:
+    async def _judge(self, job: Job, group: Group) -> None:
         try:
-            judged = await self._scorers.judge(job.ticket, object_ref)
+            judged = await self._scorers.judge(job.ticket, group)
             if judged is None:
                 job.drop("quarantined")
             elif not job.is_wanted:
                 job.drop("straggler")
             else:
-                await job.destination.add(job.ticket, *judged)
+                await job.destination.add(job.ticket, judged)
         except LostError as error:
             self._note_lost([job], error)
             self._enqueue([job.again()])

@@ -1,4 +1,4 @@
-"""Reward and reference: what a sampled group still needs before it is worth training on. Object refs in, object refs out.
+"""Reward and reference: what a sampled group still needs before it is worth training on. Each adds columns of its own to the group.
 
 A service that dies is replaced while the others serve. A group whose judging kills reward services again and again is quarantined.
 """
@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
-from cluster.contracts.types import GroupSummary, JudgingInputs, Ticket
+from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
@@ -54,7 +53,7 @@ class Scorers:
     def places(self) -> list[SupervisedActor]:
         return [*self._rewards, *([self._reference] if self._reference else [])]
 
-    async def judge(self, ticket: Ticket, object_ref: Any) -> tuple[GroupSummary, Any] | None:
+    async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node."""
         while True:
             alone = self._suspects.has(ticket)
@@ -66,8 +65,8 @@ class Scorers:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
                     with self._calling(place):
-                        judged = await actor.call_for_batch(
-                            "score", object_ref, self._inputs(), deadline_s=self._judging_deadline_s
+                        columns = await actor.call_for_columns(
+                            "score", *group.pieces, self._inputs(), deadline_s=self._judging_deadline_s
                         )
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=place.failure_of(actor)):
@@ -76,8 +75,9 @@ class Scorers:
                     self._replace(place, actor, error)
                 else:
                     self._suspects.absolve(ticket)
-                    self._failed_rewards.note(judged[0])
-                    self._part_metrics.note(ticket, judged[0])
+                    judged = group.with_columns(*columns)
+                    self._failed_rewards.note(judged.summary)
+                    self._part_metrics.note(ticket, judged.summary)
                     return judged
 
     def _inputs(self) -> JudgingInputs:
@@ -86,16 +86,6 @@ class Scorers:
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""
         return self._part_metrics.drain()
-
-    async def take(self, object_ref: Any, places: list[int]) -> tuple[GroupSummary, Any]:
-        """Some trajectories of a judged group. Raises LostError when it went with its node."""
-        while True:
-            place, actor = await self._least_busy()
-            try:
-                with self._calling(place):
-                    return await actor.call_for_batch("take", object_ref, places, deadline_s=self._judging_deadline_s)
-            except (WorkerError, DeadlineError) as error:
-                self._replace(place, actor, error)
 
     async def _least_busy(self) -> tuple[SupervisedActor, RemoteActor]:
         """A service that is up, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""
@@ -120,11 +110,14 @@ class Scorers:
         place.give_up(actor, error)
         self._tasks.create_task(place.replace(actor, error))
 
-    async def add_reference_logprobs(self, object_ref: Any) -> tuple[GroupSummary, Any] | None:
-        """The group with reference log-probs; None when there is no reference scorer."""
+    async def with_reference_logprobs(self, group: Group) -> Group:
+        """The group itself when there is no reference scorer. Raises LostError when it went with its node."""
         if self._reference is None:
-            return None
-        return await self._reference.call_for_batch("score", object_ref, deadline_s=self._reference_deadline_s)
+            return group
+        deadline_s = self._reference_deadline_s
+        return group.with_columns(
+            *await self._reference.call_for_columns("score", *group.pieces, deadline_s=deadline_s)
+        )
 
 
 class FailedRewards:

@@ -20,8 +20,8 @@ import ray
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.schema import to_batch
-from cluster.contracts.types import ActorKind, Prompt, Ticket
+from cluster.contracts.schema import columns_of, to_batch
+from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.production import Production
@@ -102,10 +102,17 @@ class ScriptedWorker:
 
 
 class Scorer:
-    """Returns the batch as it came: rewards are in it."""
+    """Judges without looking."""
 
-    async def score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch
+    async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs) -> pa.RecordBatch:
+        size = batch.num_rows
+        return columns_of(
+            batch,
+            reward=[1.0] * size,
+            reward_status=["ok"] * size,
+            reward_components=[[]] * size,
+            reward_message=[None] * size,
+        )
 
 
 def _lognormal_mean() -> float:
@@ -125,8 +132,6 @@ def _row(ticket: Ticket, worker: str, sample: int) -> dict[str, Any]:
         "loss_mask": [True] * TOKENS,
         "rollout_logprobs": [-1.0] * TOKENS,
         "policy_versions": [ticket.policy_version] * TOKENS,
-        "reward": 1.0,
-        "reward_status": "ok",
         "reward_components": {},
         "finish_reason": "stop",
         "prompt_text": "a prompt",

@@ -126,7 +126,7 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         maker = await start("maker", bundle=0, placement_group=seats)
         taker = await start("taker", bundle=1, placement_group=seats)
         assert maker.node_id == far.node_id != taker.node_id
-        _, made = await maker.call_for_batch("batch", deadline_s=30)
+        made, _ = await maker.call_for_columns("batch", deadline_s=30)
         end(cluster, far)
         with pytest.raises(WorkerError, match="maker died in 'batch'"):
             await maker.call("batch", deadline_s=60)

@@ -164,16 +164,16 @@ class Worker(Actor):
 
 
 class RewardService(Actor):
-    async def call_for_batch(
+    async def call_for_columns(
         self, method: str, object_ref: int, *inputs: Any, deadline_s: float
-    ) -> tuple[GroupSummary, int]:
+    ) -> tuple[str, dict[str, Any]]:
         return await answer_of(self._judge(object_ref), actor=self.name, stage=method, deadline_s=deadline_s)
 
-    async def _judge(self, object_ref: int) -> tuple[GroupSummary, int]:
+    async def _judge(self, object_ref: int) -> tuple[str, dict[str, Any]]:
         await self.work(self.world.dice.choice([0.1, 1.0, 10.0]), stage="score")
         if self.world.dice.random() < self.world.loss_share:
             raise LostError("its node is gone")
-        return self.world.judged(object_ref), object_ref
+        return "columns", {**self.world.judged(), "size_bytes": 1}
 
 
 class Learner:

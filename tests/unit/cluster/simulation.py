@@ -12,7 +12,7 @@ from typing import Any
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import ActorKind, GroupSummary, Ticket
+from cluster.contracts.types import ActorKind, Ticket
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import HeldOutGroups
@@ -23,7 +23,7 @@ from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
-from tests.fakes import ListedEvents, actor_spec, group_summary, run_config
+from tests.fakes import ListedEvents, actor_spec, run_config
 from tests.unit.cluster.nature import NUM_HELD_OUT, PER_GROUP, Nature
 from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, RewardService, SlowThread, Worker
 from tests.unit.cluster.wired import wired
@@ -195,12 +195,11 @@ class World:
         self._versions[index] = version
         self.sampled_by[index] = worker
 
-    def judged(self, index: int) -> GroupSummary:
-        """As the reward service returns it; the oldest token keeps the version that the worker sampled it with."""
-        version = self._versions.get(index, 0)
+    def judged(self) -> dict[str, Any]:
+        """What the reward service's columns tell."""
         if self.dice.random() < self.nature.failed_share:
-            return group_summary(index, version=version, rewards=(None, None), num_reward_errors=PER_GROUP)
-        return group_summary(index, version=version, rewards=(1.0, 0.0))
+            return {"rewards": (None, None), "num_reward_errors": PER_GROUP}
+        return {"rewards": (1.0, 0.0)}
 
     # What happens
 

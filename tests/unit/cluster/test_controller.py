@@ -58,7 +58,7 @@ class Scene:
 
     def _add(self, index: int) -> None:
         summary = group_summary(index, version=self.buffer.version - self._age, rewards=(1.0, 0.0))
-        self.buffer.add(index, Group(object_ref=index, summary=summary))
+        self.buffer.add(index, Group(pieces=(index,), summary=summary))
 
     def sample_again(self, indices: set[int]) -> None:
         self.again += sorted(indices)

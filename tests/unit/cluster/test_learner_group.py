@@ -155,7 +155,7 @@ class Scene:
     async def learn(self, num_steps: int) -> None:
         done = self.group.version
         for step in range(done, done + num_steps):
-            await self.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
+            await self.group.update([(step, Group(pieces=(f"group {step}",), summary=group_summary(step)))])
 
 
 async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_record_again():
@@ -165,7 +165,7 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     await scene.group.save(None)
     await scene.learn(0)
     for step in (1, 2):
-        await scene.group.update([(step, Group(object_ref=f"group {step}", summary=group_summary(step)))])
+        await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=group_summary(step)))])
     assert scene.group.version == 3
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
@@ -387,7 +387,7 @@ async def test_lost_groups_are_named_and_nothing_is_recorded():
     scene = Scene()
     await scene.group.start()
     groups = [
-        (index, Group(object_ref=name, summary=group_summary(index))) for index, name in ((3, "here"), (4, "lost"))
+        (index, Group(pieces=(name,), summary=group_summary(index))) for index, name in ((3, "here"), (4, "lost"))
     ]
     with pytest.raises(LostError):
         await scene.group.update(groups)

@@ -9,7 +9,7 @@ import pytest
 from actors.reward_service.service import RewardService
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.schema import summarize
+from cluster.contracts.schema import added
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -85,9 +85,9 @@ async def test_a_failed_part_fails_its_trajectory_and_says_so():
     assert batch["reward"].to_pylist() == [5.0, None]
     assert components(batch)[1] == {"length": 4.0, "picky": None}
     assert batch["reward_message"].to_pylist() == [None, "judge:picky ValueError: no opinion"]
-    (failure,) = summarize(batch).reward_failures
+    (failure,) = added(batch)["reward_failures"]
     assert (failure.kind, failure.count) == ("judge:picky ValueError", 1)
-    assert summarize(batch).part_stats["picky"].num_failed == 1
+    assert added(batch)["part_stats"]["picky"].num_failed == 1
 
 
 async def test_a_failed_part_that_may_leave_leaves_for_the_whole_group():
@@ -97,8 +97,8 @@ async def test_a_failed_part_that_may_leave_leaves_for_the_whole_group():
     assert batch["reward"].to_pylist() == [4.0, 4.0]
     assert components(batch) == [{"length": 4.0, "picky": None}] * 2
     assert batch["reward_message"].to_pylist() == ["judge:picky left the recipe: ValueError: no opinion"] * 2
-    summary = summarize(batch)
-    assert summary.num_failed_rewards == 0 and summary.reward_failures[0].kind == "part left"
+    told = added(batch)
+    assert told["num_reward_errors"] == 0 and told["reward_failures"][0].kind == "part left"
 
 
 async def test_a_reward_whose_every_part_left_is_a_failure():

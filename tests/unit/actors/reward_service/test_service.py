@@ -3,16 +3,19 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actors.reference_scorer import ReferenceScorer
 from actors.reward_service import judging
 from actors.reward_service.service import RewardService
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.schema import summarize, validate
+from cluster.contracts.schema import added, joined, summarize, validate
+from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -20,6 +23,11 @@ pytestmark = pytest.mark.slow  # all of it: each judge is a process
 SYNC = "tests.unit.actors.judges:obedient"
 ASYNC = "tests.unit.actors.judges:obedient_async"
 both_kinds = pytest.mark.parametrize("judge", [SYNC, ASYNC])
+
+
+class Fixed:
+    def score(self, prompts, completions):
+        return {"reference_logprobs": [[-1.0] * len(completion) for completion in completions]}
 
 
 @contextlib.asynccontextmanager
@@ -211,12 +219,20 @@ def is_running(pid: int) -> bool:
     return True
 
 
-async def test_the_chosen_rows_of_a_judged_batch_are_a_batch_themselves():
+async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_group_that_its_summary_describes():
+    sampled = batch_of(["good", "raise", "parts"])
     async with service(SYNC) as rewards:
-        scored = await rewards.score(batch_of(["good", "raise", "parts"]))
-        taken = rewards.take(scored, [0, 2])
-    assert validate(taken)["reward"].to_pylist() == [1.0, 0.5]
-    assert summarize(taken).num_failed_rewards == 0
+        judged = await rewards.score(sampled)
+    group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, added(judged)).of([0, 2])
+    columns = ReferenceScorer(model=Fixed()).score(*group.pieces)
+    group = group.with_columns(columns, added(columns))
+    (whole,) = map(validate, joined(group.pieces))
+    assert whole["reward"].to_pylist() == [1.0, 0.5] and whole["reference_logprobs"].to_pylist() == [[-1.0], [-1.0] * 3]
+    told = replace(group.summary, size_bytes=whole.nbytes, part_stats={})
+    assert told == summarize(whole)
+    assert group.summary.size_bytes == sampled.nbytes + judged.nbytes + columns.nbytes, (
+        "of the whole, which stays there"
+    )
 
 
 async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_process(monkeypatch, tmp_path):

@@ -4,7 +4,17 @@ import pyarrow as pa
 import pytest
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.schema import SCHEMA, info_of, summarize, to_batch, validate, with_columns, with_part_stats
+from cluster.contracts.schema import (
+    SCHEMA,
+    columns_of,
+    info_of,
+    joined,
+    summarize,
+    to_batch,
+    validate,
+    with_columns,
+    with_part_stats,
+)
 from cluster.contracts.types import PartStats, RewardFailure
 from tests.unit.cluster.contracts.rows import row
 
@@ -106,6 +116,25 @@ def test_an_added_column_is_validated_too():
         with_columns(batch, reference_logprobs=[[-0.1]])
     with pytest.raises(DataError, match="'taste' is not in the trajectory schema"):
         with_columns(batch, taste=["sweet"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.take(pa.array([0])), r"is \['00000007'\], in the group \['00000007', '00000007'\]"),
+        (lambda rows: rows.take(pa.array([1, 0])), r"'sample_index' is \[1, 0\], in the group \[0, 1\]"),
+        (lambda rows: rows.set_column(0, "group_id", pa.array(["8", "8"])), r"'group_id' is \['8', '8'\], in"),
+        (lambda rows: rows.append_column("taste", pa.array([1, 2])), "'taste' of type int64 is not in the traj"),
+        (lambda rows: rows.set_column(2, "reward", pa.array([1, 2])), "'reward' of type int64 is not in the traj"),
+        (lambda rows: rows.replace_schema_metadata({}), "schema version 'none', this build reads '2'"),
+    ],
+)
+def test_columns_of_other_rows_or_of_another_schema_are_not_joined(change, message):
+    batch = to_batch([row(), row(sample_index=1)])
+    columns = columns_of(batch, reward=[0.0, 2.0], reward_status=["ok"] * 2)
+    assert joined([batch, columns, batch])[0]["reward"].to_pylist() == [0.0, 2.0]
+    with pytest.raises(DataError, match=message):
+        joined([batch, change(columns)])
 
 
 def test_another_schema_version_is_refused():

@@ -1,9 +1,13 @@
 """Trajectories come back as they were recorded, or it is said why not."""
 
+import pickle
+
+import pyarrow as pa
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.contracts.schema import to_batch
+from cluster.contracts.schema import columns_of, to_batch, with_columns, with_part_stats
+from cluster.contracts.types import PartStats
 from cluster.record.recorder import Recorder, name_of, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
 from tests.unit.cluster.contracts.rows import row
@@ -26,6 +30,24 @@ def test_groups_come_back_in_their_order(directory):
     recorder = Recorder(directory)
     name, digest = recorder.record(1, to_batch([row(ticket_index=4)]), to_batch([row(ticket_index=7)]))
     assert [group["ticket_index"][0].as_py() for group in recorder.read(name, digest)] == [4, 7]
+
+
+def test_a_group_in_pieces_is_recorded_byte_for_byte_as_the_group_in_one(directory):
+    """Three trajectories, judged; the last and the first are chosen, which the reference scores."""
+    sampled = to_batch([row(sample_index=i, reward=None, reward_status=None) for i in range(3)])
+    rewards = {
+        "reward": [1.0, None, 0.5],
+        "reward_status": ["ok", "error", "ok"],
+        "reward_components": [[("style", 1.0)], [], [("style", None)]],
+        "reward_message": [None, "KeyError: 'x'", None],
+    }
+    reference = {"reference_logprobs": [[-1.0] * 3, [-2.0] * 3]}
+    chosen = with_columns(sampled, **rewards).take(pa.array([2, 0]))
+    columns = with_part_stats(columns_of(sampled, **rewards), {"style": PartStats(seconds=1.0, num_failed=0)})
+    pieces = [sampled, columns, [2, 0], columns_of(chosen, **reference)]
+    recorder = Recorder(directory)
+    whole = recorder.record(1, with_columns(chosen, **reference), sampled)
+    assert recorder.record(1, *pickle.loads(pickle.dumps(pieces)), sampled) == whole
 
 
 def test_all_trajectories_are_kept_unless_told_otherwise(directory):

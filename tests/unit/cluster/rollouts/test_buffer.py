@@ -14,14 +14,14 @@ from tests.unit.cluster.simulated_time import run_simulated
 
 def group(version: int = 0, size_bytes: int = 1) -> Group:
     return Group(
-        object_ref=None,
+        pieces=(),
         summary=GroupSummary(
             group_id="0",
             prompt_id="p",
             num_trajectories=1,
             num_tokens=1,
             size_bytes=size_bytes,
-            min_policy_version=version,
+            oldest_versions=(version,),
         ),
     )
 

@@ -5,7 +5,7 @@ import pytest
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import ActorKind, RewardFailure
 from cluster.rollouts.buffer import Buffer
-from tests.fakes import ScriptedScorer, death, group_summary
+from tests.fakes import ScriptedScorer, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
 from tests.unit.cluster.simulated_time import simulated
 
@@ -89,24 +89,8 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
     async with scene.generating(buffer):
         taken = await buffer.take(4)
     assert [(index, group.summary.rewards) for index, group in taken] == [(i, (1.0, 0.0)) for i in (0, 2, 4, 6)]
+    assert taken[1][1].pieces == (2, "reward-0 of 2", [0, 2])
     assert buffer.drain_stats()["buffer/candidate_reward"] == 0.5, "of all three, in each group"
-
-
-@simulated
-async def test_a_reward_service_that_dies_while_it_takes_what_was_chosen_is_replaced():
-    deaths = iter([death("reward-0", "take")])
-
-    class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
-            if method == "take" and (error := next(deaths, None)):
-                raise error
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
-
-    scene = Scene(
-        score=lambda i: group_summary(i, rewards=(1.0, 0.0, 0.5)), choose=lambda summary: [0, 1], make_scorer=Scorer
-    )
-    assert await scene.take() == [0, 1, 2, 3]
-    assert "recovery" in scene.events.kinds()
 
 
 @simulated
@@ -115,10 +99,10 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
     scored = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
             if self.spec.kind is ActorKind.REFERENCE_SCORER:
                 scored.append(object_ref)
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
     assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))

@@ -43,14 +43,14 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
     judged = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
             judged.append(object_ref)
             if object_ref == 1:
                 await asyncio.sleep(1)
                 if bug := next(bugs, None):
                     raise bug
-                return self._score(object_ref), object_ref
-            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+                return self.columns(object_ref)
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer)
     scene.judging.clear()
@@ -99,13 +99,13 @@ async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops
     calls, died = [], []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
             calls.append((self.name, object_ref))
             await asyncio.sleep(1)
             if self.name == "reward-1" and len(died) < 2:
                 died.append(object_ref)
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
@@ -120,13 +120,13 @@ async def test_a_service_whose_replacement_finds_no_node_keeps_none_of_its_group
     died = asyncio.Event()
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(1)
             if self.name == "reward-1" and not died.is_set():
                 died.set()
                 scene.coming.clear()  # its node went: no other one starts
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
@@ -139,7 +139,7 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
     calls, killed = [], set()
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(1)
             calls.append(self.name)
             if self.name not in killed:
@@ -148,7 +148,7 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
                     scene.coming.clear()
                     asyncio.get_running_loop().call_later(60, scene.coming.set)
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
