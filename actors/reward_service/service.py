@@ -74,10 +74,10 @@ class RewardService:
 
     async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
         """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time."""
-        schema.validate(batch)
         await self.warm_up()
         asked_for = frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
         wanted = [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asked_for]
+        schema.validate(batch, ["info", "prompt_text", *(_FIELDS.get(name, "completion_text") for name in wanted)])
         rewards, stats = await self.judge(_asked(batch, wanted, inputs or JudgingInputs()))
         columns = schema.columns_of(
             batch,
