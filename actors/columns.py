@@ -7,9 +7,14 @@ from cluster.contracts.errors import DataError
 
 
 def text_of(columns: Mapping[str, Any], column: str) -> str:
-    """What the judge's `column` holds, as text without white space around it. Raises DataError when the prompt has no such column."""
+    """As `value_of`, as text without white space around it."""
+    return str(value_of(columns, column)).strip()
+
+
+def value_of(columns: Mapping[str, Any], column: str) -> Any:
+    """What the judge's `column` holds. Raises DataError when the prompt has no such column."""
     if column not in columns:
         raise DataError(
             f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
         )
-    return str(columns[column]).strip()
+    return columns[column]

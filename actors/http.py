@@ -10,6 +10,7 @@ trajectory would ever get its reward, and to hold them loses none.
 """
 
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -141,7 +142,12 @@ class HttpClient:
         authorities that cannot be read."""
         self._endpoint = endpoint
         self._key = key or _key(endpoint.key_env, field=field)
-        self._tls = _tls(endpoint.ca_file, field=field)
+        try:
+            self._tls = _tls(endpoint.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{field}.ca_file={endpoint.ca_file!r} cannot be read: {error}; give a PEM file"
+            ) from error
         self._places = asyncio.Semaphore(endpoint.max_concurrency)
         self._requests = _Pace(endpoint.requests_per_minute, name=f"{field}.requests_per_minute")
         self._tokens = _Pace(endpoint.tokens_per_minute, name=f"{field}.tokens_per_minute")
@@ -332,8 +338,6 @@ def _key(key_env: str | None, *, field: str) -> str | None:
     return key
 
 
-def _tls(ca_file: str | None, *, field: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error
+@functools.cache
+def _tls(ca_file: str | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca_file)

@@ -3,78 +3,79 @@
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
+from actors.http import Endpoint, HttpClient
 from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import DataError, WorkerError
 
 _MIB = 1024**2
 
 
-async def code_sandbox_fusion(
-    *,
-    prompt: str,
-    completion: str,
-    columns: Mapping[str, Any],
-    url: str,
-    language: str = "python",
-    column: str = "cases",
-    score: Score = "all",
-    tolerance: float | None = None,
-    time_s: float = 4.0,
-    total_s: float = 20.0,
-    memory_bytes: int = 1024**3,
-) -> dict[str, float]:
+class SandboxFusion:
     """As `code_stdin`, on the server at `url`: each case's `output` is compared here with what the program prints.
 
     The server gets the program and each case's input, never an output. An error of the server, or of its sandbox, is a failed reward.
-    Once the cases have taken `total_s`, by the server's own clock, the others are out of time.
+    Once the cases have taken `total_s`, by the server's own clock, the others are out of time. `url` may be all that `remote` takes as
+    `endpoint`.
     """
-    cases = texts_of(columns, column)
-    program = program_of(completion, language=language)
-    if program is None:
-        return reward_of(None, score=score)
-    request = {
-        "code": program,
-        "language": language,
-        "compile_timeout": time_s,
-        "run_timeout": time_s,
-        "memory_limit_MB": memory_bytes // _MIB,
-    }
-    verdicts: list[Verdict] = []
-    spent_s = 0.0
-    async with aiohttp.ClientSession() as session:
+
+    def __init__(
+        self,
+        *,
+        url: Endpoint,
+        language: str = "python",
+        column: str = "cases",
+        score: Score = "all",
+        tolerance: float | None = None,
+        time_s: float = 4.0,
+        total_s: float = 20.0,
+        memory_bytes: int = 1024**3,
+    ) -> None:
+        self._client = HttpClient(url, field="url")
+        self._language, self._column, self._tolerance = language, column, tolerance
+        self._score: Score = score
+        self._time_s, self._total_s = time_s, total_s
+        self._limits = {
+            "compile_timeout": time_s,
+            "run_timeout": time_s,
+            "memory_limit_MB": memory_bytes // _MIB,
+        }
+
+    async def __call__(self, *, prompt: str, completion: str, columns: Mapping[str, Any]) -> dict[str, float]:
+        cases = texts_of(columns, self._column)
+        program = program_of(completion, language=self._language)
+        if program is None:
+            return reward_of(None, score=self._score)
+        request = {"code": program, "language": self._language, **self._limits}
+        verdicts: list[Verdict] = []
+        spent_s = 0.0
         for given, expected in cases:
             verdict, said = Verdict.OUT_OF_TIME, ""
-            if spent_s < total_s:
-                result = await _run(session, f"{url.rstrip('/')}/run_code", request | {"stdin": given})
+            if spent_s < self._total_s:
+                result = await self._run(request | {"stdin": given})
                 verdict, said = _verdict(result), result.get("stdout") or ""
-                spent_s += time_s if verdict is Verdict.OUT_OF_TIME else result.get("execution_time") or 0.0
-            if verdict is Verdict.OK and not same_output(said, expected, tolerance=tolerance):
+                spent_s += self._time_s if verdict is Verdict.OUT_OF_TIME else result.get("execution_time") or 0.0
+            if verdict is Verdict.OK and not same_output(said, expected, tolerance=self._tolerance):
                 verdict = Verdict.WRONG
             verdicts.append(verdict)
-            if score == "all" and verdict is not Verdict.OK:
+            if self._score == "all" and verdict is not Verdict.OK:
                 break
-    return reward_of(verdicts, score=score)
+        return reward_of(verdicts, score=self._score)
 
+    async def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's result of compiling the program, where that failed, else of running it.
 
-async def _run(session: aiohttp.ClientSession, url: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's result of compiling the program, where that failed, else of running it.
-
-    Raises WorkerError for an answer that says nothing about the program.
-    """
-    try:
-        async with session.post(url, json=request) as response:
-            response.raise_for_status()
-            answer = await response.json()
-        result = answer.get("run_result") or answer.get("compile_result")
-        if answer["status"] in ("Success", "Failed") and result["status"] in ("Finished", "TimeLimitExceeded"):
-            return result
-        why = f"{answer['status']}: {str(answer.get('message'))[:300]}"
-    except (aiohttp.ClientError, AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-    raise WorkerError(f"sandbox_failed: {url}: {why}", stage="sandbox")
+        Raises WorkerError for an answer that says nothing about the program, UnavailableError in an outage.
+        """
+        try:
+            answer = await self._client.post("/run_code", request)
+            result = answer.get("run_result") or answer.get("compile_result")
+            if answer["status"] in ("Success", "Failed") and result["status"] in ("Finished", "TimeLimitExceeded"):
+                return result
+            why = f"/run_code: {answer['status']}: {str(answer.get('message'))[:300]}"
+        except (DataError, AttributeError, KeyError, TypeError) as error:
+            why = f"/run_code: {type(error).__name__}: {error}"
+        raise WorkerError(f"sandbox_failed: {why}", stage="sandbox")
 
 
 def _verdict(result: Mapping[str, Any]) -> Verdict:
@@ -83,3 +84,6 @@ def _verdict(result: Mapping[str, Any]) -> Verdict:
     if result.get("return_code") == 0:
         return Verdict.OK
     return Verdict.OUT_OF_MEMORY if "MemoryError" in (result.get("stderr") or "") else Verdict.CRASHED
+
+
+code_sandbox_fusion = SandboxFusion

@@ -39,7 +39,17 @@ EXAMPLES = {
     "reasoning_gym": ({}, SUM.columns, SUM.columns["answer"], "no idea"),
     "regex": ({"pattern": "<answer>(.*?)</answer>", "column": "answer"}, {"answer": "42"}, "<answer>42</answer>", "42"),
 }
-OTHERS = {"code_sandbox_fusion", "llm_judge", "none", "ngram_repetition", "openrlhf", "pairwise", "trl", "verl"}
+OTHERS = {
+    "code_sandbox_fusion",
+    "llm_judge",
+    "none",
+    "ngram_repetition",
+    "openrlhf",
+    "pairwise",
+    "remote",
+    "trl",
+    "verl",
+}
 """Of a server, of no right and wrong completion, or of functions that others write; their own tests are in tests/unit/actors."""
 all_rewards = pytest.mark.parametrize("name", [name for name in names(REWARDS) if name not in OTHERS])
 

@@ -10,8 +10,8 @@ from cluster.contracts.types import RewardStatus
 
 CASES = {"cases": [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]}
 FAULTS = {
-    "500": lambda: web.Response(status=500),
-    "half a body": lambda: web.Response(body=b'{"status": "Succ', content_type="application/json"),
+    "400": lambda: web.Response(status=400),
+    "cut": lambda: web.Response(body=b'{"status": "Succ', content_type="application/json"),
     "no json": lambda: web.Response(text="<html>"),
     "another answer": lambda: web.json_response([1]),
     "no result": lambda: web.json_response({"status": "Success", "message": "", "run_result": None}),
@@ -93,9 +93,4 @@ async def test_a_fault_of_the_server_is_a_failed_reward_and_no_zero(fault, serve
     server["fault"] = fault
     reward = await judged(server, "print(2)")
     assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
-    assert reward.message.startswith(f"sandbox WorkerError: sandbox_failed: {server['url']}/run_code")
-
-
-async def test_a_server_that_is_gone_is_a_failed_reward():
-    reward = await judged({"url": "http://127.0.0.1:9"}, "print(2)")
-    assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
+    assert reward.message.startswith("sandbox WorkerError: sandbox_failed: /run_code")

@@ -1,0 +1,59 @@
+"""Requests that concurrent calls share: items wait a little for one another, and go out together."""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from actors.http import HttpError
+
+T = TypeVar("T")
+_Waiting = asyncio.Future[Any]
+
+
+class Batches(Generic[T]):
+    """A batch goes out when it has `size` items, or `wait_s` after its first one."""
+
+    def __init__(self, send: Callable[[Sequence[T]], Awaitable[Sequence[Any]]], *, size: int, wait_s: float) -> None:
+        """`send` gives one result an item, in order. It runs under the deadline of the batch's first item, the earliest."""
+        self._send = send
+        self._size = size
+        self._wait_s = wait_s
+        self._open: list[tuple[T, _Waiting]] = []
+        self._context: contextvars.Context
+        self._timer: asyncio.TimerHandle
+
+    async def result(self, item: T) -> Any:
+        """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone."""
+        loop = asyncio.get_running_loop()
+        waiting: _Waiting = loop.create_future()
+        self._open.append((item, waiting))
+        if len(self._open) == 1:
+            self._context = contextvars.copy_context()
+            self._timer = loop.call_later(self._wait_s, self._go)
+        if len(self._open) == self._size:
+            self._go()
+        return await waiting
+
+    def _go(self) -> None:
+        self._timer.cancel()
+        # Those whose deadline came while they waited want no answer.
+        batch = [each for each in self._open if not each[1].done()]
+        self._open = []
+        answering = asyncio.get_running_loop().create_task(self._answered(batch), context=self._context)
+        for _, waiting in batch:
+            waiting.add_done_callback(lambda _: all(each.done() for _, each in batch) and answering.cancel())
+
+    async def _answered(self, batch: Sequence[tuple[T, _Waiting]]) -> None:
+        try:
+            results: Sequence[Any] = await self._send([item for item, _ in batch]) if batch else []
+        except HttpError as error:
+            if len(batch) > 1:
+                await asyncio.gather(*(self._answered([each]) for each in batch))
+                return
+            results = [error]
+        except Exception as error:  # noqa: BLE001 - it belongs to the calls that wait, whatever it is
+            results = [error] * len(batch)
+        for (_, waiting), result in zip(batch, results, strict=True):
+            if not waiting.done():
+                waiting.set_exception(result) if isinstance(result, Exception) else waiting.set_result(result)

@@ -1,0 +1,108 @@
+"""How servers of other systems are asked for rewards, and how their answers are read: one entry each in `DIALECTS`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.contracts.types import Reward, RewardStatus
+
+Item = Mapping[str, Any]
+"""A trajectory as `{prompt, completion, query, label}`, or a group as `{columns, trajectories}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    request: Callable[[Sequence[Item]], dict[str, Any]]
+    """The body for some items."""
+    verdicts: Callable[[Any], Sequence[Any]]
+    """Of the answer, one for each item: what a judge may return, or for a group a list of that. Raises LookupError, TypeError, ValueError
+    or AttributeError for an answer of another form."""
+    texts: tuple[str, ...] = ("raw", "plain")
+    """What a query may be made of, the default first; empty where none is sent."""
+    path: str = ""
+    """Below the URL; empty where the URL is the whole address."""
+    is_one_by_one: bool = False
+    is_of_groups: bool = False
+
+
+def _openrlhf(batch: Sequence[Item]) -> dict[str, Any]:
+    """Source: OpenRLHF, openrlhf/utils/remote_rm_utils.py; openrlhf/cli/serve_rm.py adds the end token itself."""
+    return {"query": _each(batch, "query"), "prompts": _each(batch, "prompt"), "labels": _each(batch, "label")}
+
+
+def _of_openrlhf(answer: Any) -> Sequence[Any]:
+    rewards, scores = _items(answer["rewards"]), answer.get("scores")
+    if scores is None:
+        return rewards
+    return [{"reward": each, "score": score} for each, score in zip(rewards, _items(scores), strict=True)]
+
+
+def _lightrft(batch: Sequence[Item]) -> dict[str, Any]:
+    """`references` only where there are any; no images. Source: LightRFT, lightrft/utils/remote_rm_utils.py `remote_rm_fn`"""
+    body, references = {"queries": _each(batch, "query"), "prompts": _each(batch, "prompt")}, _each(batch, "label")
+    return body if all(each is None for each in references) else body | {"references": references}
+
+
+def _slime(batch: Sequence[Item]) -> dict[str, Any]:
+    """Source: slime, slime/rollout/rm_hub/__init__.py `remote_rm`"""
+    (only,) = batch
+    return {"prompt": only["prompt"], "response": only["completion"], "label": only["label"]}
+
+
+def _of_slime(answer: Any) -> Sequence[Any]:
+    """A number; or a dict, as `--reward-key score` reads it, whose other numbers are components."""
+    if not isinstance(answer, Mapping):
+        return [answer]
+    numbers = {name: value for name, value in answer.items() if isinstance(value, int | float)}
+    return [{"reward": numbers.pop("score")} | numbers if "score" in numbers else numbers]
+
+
+def _classify(batch: Sequence[Item]) -> dict[str, Any]:
+    """The logit of the last class is the reward. Source: vLLM, `POST /classify`; verl, verl/experimental/reward_loop/reward_loop.py"""
+    queries = _each(batch, "query")
+    if isinstance(queries[0], str):
+        return {"use_activation": False, "input": queries}
+    (messages,) = queries
+    return {"use_activation": False, "messages": messages}
+
+
+def _of_classify(answer: Any) -> Sequence[Any]:
+    return [each["probs"][-1] for each in sorted(_items(answer["data"]), key=lambda each: each["index"])]
+
+
+def _of_native(answer: Any) -> Sequence[Any]:
+    return [[_reward(each) for each in _items(group)] for group in _items(answer["groups"])]
+
+
+def _reward(answer: Mapping[str, Any]) -> Any:
+    if "error" in answer:
+        return Reward(value=None, status=RewardStatus(answer["status"]), message=str(answer["error"]))
+    return {**answer.get("components", {}), "reward": answer["reward"]}
+
+
+def native_answer(reward: Reward) -> dict[str, Any]:
+    """`{reward, components}`; `{status, error}` of a trajectory that failed."""
+    if reward.status is RewardStatus.OK:
+        return {"reward": reward.value, "components": reward.components}
+    return {"status": str(reward.status), "error": reward.message}
+
+
+def _each(batch: Sequence[Item], name: str) -> list[Any]:
+    return [each[name] for each in batch]
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"a {type(value).__name__} stands where a list must be")
+    return value
+
+
+DIALECTS = {
+    "openrlhf": Dialect(request=_openrlhf, verdicts=_of_openrlhf),
+    "lightrft": Dialect(request=_lightrft, verdicts=lambda answer: _items(answer["rewards"])),
+    "slime": Dialect(request=_slime, verdicts=_of_slime, texts=(), is_one_by_one=True),
+    "classify": Dialect(request=_classify, verdicts=_of_classify, texts=("chat", "raw", "plain"), path="/classify"),
+    "native": Dialect(
+        request=lambda batch: {"groups": batch}, verdicts=_of_native, texts=(), path="/judge", is_of_groups=True
+    ),
+}

@@ -1,0 +1,111 @@
+"""Rewards of a server: a reward model of another system, or `treadwheel serve-reward`."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from actors.batching import Batches
+from actors.columns import value_of
+from actors.dialects import DIALECTS, Item
+from actors.http import Endpoint, HttpClient
+from actors.reward_service.judgement import failed
+from actors.reward_service.service import conversation
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError
+
+Text = Literal["raw", "plain", "chat"]
+
+
+class Remote:
+    """A request is of several trajectories, also of groups that are judged at the same time; slime and chats go one by one.
+
+    `endpoint` is a URL, a list of equal ones, or `{urls, key_env, ca_file, max_concurrency, requests_per_minute, tokens_per_minute}`.
+    openrlhf, lightrft and slime ask that very URL, classify asks /classify below it, native /judge. `column` goes as label or reference;
+    null sends none. `text` says what a query is: `raw`, with the special tokens of the policy's template but the last; `plain`, what the
+    messages say; `chat` (classify alone), the messages, for the server's own template. A request goes out with `batch_size` trajectories
+    (native: groups), or `batch_s` after the first came. An outage holds the groups; all else that goes wrong is a failed reward.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        dialect: Literal["openrlhf", "lightrft", "slime", "classify", "native"] = "native",
+        column: str | None = "answer",
+        text: Text | None = None,
+        model: str | None = None,
+        batch_size: PositiveInt = 32,
+        batch_s: NonNegativeFloat = 0.01,
+    ) -> None:
+        """`model` is the name under which classify serves it. Raises ConfigError for what does not act in the dialect."""
+        self._name, self._dialect, self._endpoint, self._column = dialect, DIALECTS[dialect], endpoint, column
+        texts = self._dialect.texts
+        if not endpoint.urls:
+            raise ConfigError("remote needs a URL: endpoint: http://host:port")
+        if text is not None and text not in texts:
+            raise ConfigError(f"text={text} is not for dialect {dialect}, which takes: {', '.join(texts) or 'none'}")
+        if (model is None) == (dialect == "classify"):
+            raise ConfigError(f"model={model!r} with dialect {dialect}: classify needs it, and no other takes it")
+        self._text = text or (*texts, "raw")[0]
+        # The text of a template has its own special tokens.
+        tokens = {"add_special_tokens": self._text == "plain"} if self._text != "chat" else {}
+        self._more = {"model": model, **tokens} if model else {}
+        self._client = HttpClient(endpoint)
+        size = 1 if self._text == "chat" or self._dialect.is_one_by_one else batch_size
+        self._batches = Batches[Item](self._judged, size=size, wait_s=batch_s)
+
+    async def __call__(
+        self,
+        *,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        all_token_ids: Sequence[Sequence[int]],
+        finish_reasons: Sequence[str],
+        seeds: Sequence[int],
+        columns: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        rows = zip(prompts, completions, all_token_ids, finish_reasons, seeds, strict=True)
+        if self._dialect.is_of_groups:
+            names = ("prompt", "completion", "token_ids", "finish_reason", "seed")
+            trajectories = [dict(zip(names, row, strict=True)) for row in rows]
+            return await self._batches.result({"columns": columns, "trajectories": trajectories})
+        label = None if self._column is None else value_of(columns, self._column)
+        items = [
+            {"prompt": prompt, "completion": said, "query": self._query(columns, prompt, said), "label": label}
+            for prompt, said, *_ in rows
+        ]
+        verdicts = await asyncio.gather(*map(self._batches.result, items), return_exceptions=True)
+        if away := next((each for each in verdicts if isinstance(each, UnavailableError)), None):
+            raise away
+        return [failed(verdict) if isinstance(verdict, BaseException) else verdict for verdict in verdicts]
+
+    def _query(self, columns: Mapping[str, Any], prompt: str, completion: str) -> Any:
+        if self._text == "raw":
+            return prompt + completion
+        messages = conversation(columns, prompt=prompt, completion=completion)
+        if self._text == "chat":
+            return messages
+        said = [each.get("content") for each in messages]
+        if not all(isinstance(each, str) for each in said):
+            raise DataError("text=plain is for messages of text alone, and one of this prompt holds more; take raw")
+        return "\n".join(said)
+
+    async def _judged(self, items: Sequence[Item]) -> Sequence[Any]:
+        """Raises as `HttpClient.post`, and DataError for an answer of another form or length."""
+        answer = await self._client.post(self._dialect.path, self._dialect.request(items) | self._more)
+        servers = ", ".join(self._endpoint.urls)
+        try:
+            verdicts = self._dialect.verdicts(answer)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise DataError(f"{servers}: not an answer of dialect {self._name} ({why}): {str(answer)[:200]}") from error
+        lengths = [(len(verdicts), len(items))]
+        if self._dialect.is_of_groups:
+            lengths += [(len(of), len(item["trajectories"])) for of, item in zip(verdicts, items, strict=False)]
+        if wrong := next((pair for pair in lengths if pair[0] != pair[1]), None):
+            raise DataError(f"{servers}: {wrong[0]} rewards for {wrong[1]} trajectories or groups")
+        return verdicts
+
+
+remote = Remote
