@@ -11,7 +11,6 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
-from cluster.contracts.plugins import prompt_source
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
@@ -19,6 +18,7 @@ from cluster.metrics import MetricLog, open_log
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
 from deploy.cluster_up.connection import connected
@@ -185,7 +185,7 @@ def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> 
 def ticket_office(config: RunConfig) -> TicketOffice:
     """Opens the run's prompts. Raises ConfigError for a source that cannot be opened."""
     return TicketOffice(
-        source=prompt_source(config.prompts, field="prompts"),
+        source=open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column),
         seed=config.seed,
         trajectories_per_group=config.judged_per_group,
         extra_trajectories=0 if config.algorithm.selection else config.rollout.extra_trajectories,
@@ -196,5 +196,7 @@ def ticket_office(config: RunConfig) -> TicketOffice:
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
     """None when the run has no held-out prompts."""
-    held_out = config.evaluation.prompts
-    return held_out and Evaluator(config=config, source=prompt_source(held_out, field="evaluation.prompts"))
+    if (held_out := config.evaluation.prompts) is None:
+        return None
+    source = open_prompts(held_out, field="evaluation.prompts", source_column=config.reward.source_column)
+    return Evaluator(config=config, source=source)

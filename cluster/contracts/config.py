@@ -7,7 +7,7 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.learner_config import LearnerConfig, ModelConfig, OptimizerConfig, ReferenceConfig
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.rollout_config import BufferConfig, RolloutConfig, WeightsConfig
 from cluster.contracts.sampling_config import EvaluationConfig, SamplingConfig
@@ -36,9 +36,9 @@ class RunConfig(Section):
     deterministic: Mathematics[bool] = False
     """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
     model: ModelConfig
-    prompts: Mathematics[Plugin]
-    """A name below actors.prompts: `reasoning_gym`, `file`, ... with its parameters. Texts of a file go through the model's chat
-    template where it has one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
+    prompts: PromptsConfig
+    """A name below actors.prompts with its parameters, or `sources`. Texts of a file go through the model's chat template where it has
+    one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
     recorded: Mathematics[str | None] = None
     """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it. The log-probs in
     it are another policy's, of any age: `buffer.max_off_policy_steps` bounds nothing, `algorithm.corrections` weigh the gap."""
@@ -58,6 +58,26 @@ class RunConfig(Section):
     elastic: ElasticConfig = ElasticConfig()
     record: RecordConfig = RecordConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    @model_validator(mode="after")
+    def _require_recipes_for_the_sources(self) -> "RunConfig":
+        reward, held_out = self.reward, self.evaluation.prompts
+        named = {**self.prompts.sources, **(held_out.sources if held_out else {})}
+        if reward.source_column != "source" and not reward.by_source and not named:
+            raise ValueError(
+                f"reward.source_column={reward.source_column!r} says nothing without reward.by_source or prompts.sources; leave it out"
+            )
+        missing = [name for name in named if reward.by_source and name not in reward.by_source]
+        if missing:
+            raise ValueError(
+                f"reward.by_source has no entry for the source {missing[0]!r} of prompts.sources or evaluation.prompts.sources; it has: "
+                f"{', '.join(reward.by_source)}"
+            )
+        is_known = self.prompts.sources and (held_out is None or held_out.sources)
+        unused = [name for name in reward.by_source if is_known and name not in named]
+        if unused:
+            raise ValueError(f"reward.by_source.{unused[0]}: no source has this name; there are: {', '.join(named)}")
+        return self
 
     @model_validator(mode="after")
     def _require_a_trajectory_for_every_rank(self) -> "RunConfig":

@@ -14,7 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError, DataError
@@ -83,13 +91,24 @@ class Plugin(BaseModel):
             return {"name": value}
         if isinstance(value, dict) and "params" not in value:
             fields = cast(dict[str, Any], value)
-            params = {key: item for key, item in fields.items() if key != "name"}
-            return {"name": fields.get("name"), "params": params} if "name" in fields else fields
+            own = {key: item for key, item in fields.items() if cls._is_own(key, item)}
+            params = {key: item for key, item in fields.items() if key not in own}
+            return {**own, "params": params} if "name" in fields else fields
         return cast(Any, value)
 
-    @model_serializer
-    def _to_short_form(self) -> Any:
-        return {"name": self.name, **self.params} if self.params else self.name
+    @classmethod
+    def _is_own(cls, key: str, value: Any) -> bool:
+        """Whether it is a setting of this class, and no parameter of the variant."""
+        return key in cls.model_fields
+
+    @model_serializer(mode="wrap")
+    def _to_short_form(self, fields: SerializerFunctionWrapHandler) -> Any:
+        whole = fields(self)
+        defaults = {key: each.get_default(call_default_factory=True) for key, each in type(self).model_fields.items()}
+        own = {
+            key: whole[key] for key in defaults if key not in ("name", "params") and getattr(self, key) != defaults[key]
+        }
+        return {"name": self.name, **own, **self.params} if own or self.params else self.name
 
 
 def names(home: Home) -> list[str]:

@@ -38,7 +38,7 @@ class RewardConfig(Section):
     """Which parts judge the prompts of a source: `{gsm8k: [right, tidy], chat: [style]}`; the others are not computed for them. A source
     without an entry is an error. Empty: all parts judge all prompts."""
     source_column: Mathematics[str] = "source"
-    """The prompt's column that `by_source` goes by."""
+    """The prompt's column that `by_source` goes by, and that has the name of a prompt's source where `prompts.sources` has several."""
     num_services: Layout[PositiveInt] = 1
     """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups."""
     cpus_per_service: Layout[PositiveFloat] = 0.25
@@ -83,8 +83,6 @@ class RewardConfig(Section):
 
     @model_validator(mode="after")
     def _require_recipes_of_parts(self) -> "RewardConfig":
-        if self.source_column != "source" and not self.by_source:
-            raise ValueError(f"source_column={self.source_column!r} says nothing without by_source; leave it out")
         for source, names in self.by_source.items():
             unknown = [name for name in names if name not in self.parts]
             if unknown or not names:

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Mark, Section
+from cluster.contracts.prompts_config import PromptsConfig
+from cluster.contracts.settings import Mark, Resources, Section
 
 Text = Annotated[str, Field(min_length=1)]
 OwnSetting = Literal["max_tokens", "json_schema", "regex", "choice", "grammar"]
@@ -93,8 +93,8 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
 
 
 class EvaluationConfig(Section, mark=Mark.RESOURCES):
-    prompts: Plugin | None = None
-    """Held-out prompt source; None does not evaluate."""
+    prompts: Resources[PromptsConfig | None] = None
+    """Held-out prompts, in the forms of `prompts`; None does not evaluate."""
     num_prompts: PositiveInt = 256
     every_steps: PositiveInt | None = None
     """None evaluates before the first and after the last step only."""
@@ -106,6 +106,16 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     """A completion is a success when its reward is this or more: what `eval/accuracy` and pass@k count."""
     source_column: str | None = None
     """Prompt column that names a prompt's source; reward and accuracy are reported for each source too."""
+
+    @model_validator(mode="after")
+    def _forbid_what_acts_in_training_alone(self) -> "EvaluationConfig":
+        for name, source in (self.prompts.sources if self.prompts else {}).items():
+            if source.weight != 1:
+                raise ValueError(
+                    f"prompts.sources.{name}.weight={source.weight:g} acts in training alone: an evaluation takes the sources by their "
+                    "sizes; leave it out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _require_samples_that_differ(self) -> "EvaluationConfig":

@@ -60,14 +60,18 @@ def section_in(field: FieldInfo) -> type[Section] | None:
     return None
 
 
-def marks(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Mark | None]]:
-    """The mark of every setting by its full name; None for one that has none, and for a section whose settings differ in theirs."""
+def marks(section: type[Section], prefix: str = "", mark: Mark | None = None) -> Iterator[tuple[str, Mark | None]]:
+    """The mark of every setting by its full name; None for one that has none, and for a section whose settings differ in theirs.
+
+    `mark`, which a section has where it is declared, is that of its settings without one.
+    """
     for name, field in section.model_fields.items():
         inner = section_in(field)
         default = inner.default_mark if inner else section.default_mark
-        yield f"{prefix}{name}", next((each for each in field.metadata if isinstance(each, Mark)), default)
+        own = next((each for each in field.metadata if isinstance(each, Mark)), mark)
+        yield f"{prefix}{name}", own or default
         if inner:
-            yield from marks(inner, f"{prefix}{name}.")
+            yield from marks(inner, f"{prefix}{name}.", own)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

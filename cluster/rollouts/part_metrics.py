@@ -1,5 +1,6 @@
 """What the parts of the reward came to in the groups that were judged: each part's failures and time, and means by source."""
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -15,6 +16,7 @@ class PartMetrics:
         self._seconds: dict[str, list[float]] = {}
         self._num_failed: dict[str, int] = {}
         self._rewards: dict[str, list[float]] = {}
+        self._num_groups = Counter[str]()
 
     def note(self, ticket: Ticket, summary: GroupSummary) -> None:
         """The group is judged."""
@@ -25,6 +27,7 @@ class PartMetrics:
             self._num_failed[name] = self._num_failed.get(name, 0) + stats.num_failed
         if self._source_column is not None:
             source = ticket.prompt.columns.get(self._source_column)
+            self._num_groups[str(source)] += 1
             self._add(f"mean/{source}", summary.rewards)
             for name, values in summary.reward_components.items():
                 self._add(f"{name}/{source}", values)
@@ -33,10 +36,12 @@ class PartMetrics:
         """By the names in `METRICS`. The only judge of a reward without parts has no name."""
         seconds, num_failed, rewards = self._seconds, self._num_failed, self._rewards
         self._seconds, self._num_failed, self._rewards = {}, {}, {}
+        num_groups, self._num_groups = self._num_groups, Counter[str]()
         return {
             **{f"time/{name}/judging_s".replace("//", "/"): fmean(each) for name, each in seconds.items()},
             **{f"reward/{name}/num_failed": float(each) for name, each in num_failed.items() if name},
             **{f"reward/{name}": fmean(each) for name, each in rewards.items()},
+            **{f"prompts/num_groups/{source}": float(number) for source, number in num_groups.items()},
         }
 
     def _add(self, name: str, values: Sequence[float | None]) -> None:

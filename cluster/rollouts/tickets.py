@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import lru_cache
 
-from cluster.contracts.protocols import PromptSource
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket, sample_seed
+from cluster.rollouts.mixture import Mixture, place
 
 _KEPT_EPOCHS = 2
 """Orders that are kept: around the end of an epoch, groups of both are asked for in turn."""
 
 
 class TicketOffice:
-    """Tickets by index. Every epoch is a permutation of the source, seeded by run seed and epoch.
+    """Tickets by index. Sources share the indices by weight; every epoch of a source is a permutation, seeded by run seed and epoch.
 
     Prompts are made in a thread of the office's own, `num_ahead` of them before they are asked for: a slow source does not stop
     the driver's event loop.
@@ -24,7 +24,7 @@ class TicketOffice:
     def __init__(
         self,
         *,
-        source: PromptSource,
+        source: Mixture,
         seed: int,
         trajectories_per_group: int,
         extra_trajectories: int = 0,
@@ -39,7 +39,7 @@ class TicketOffice:
         self._extra_trajectories = extra_trajectories
         self._sampling = sampling
         self._num_ahead = num_ahead
-        self._order = lru_cache(maxsize=_KEPT_EPOCHS)(self._shuffled)
+        self._order = lru_cache(maxsize=_KEPT_EPOCHS * len(source.sources))(self._shuffled)
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._ahead: dict[int, Future[Prompt]] = {}
         self._next_index = 0
@@ -54,8 +54,9 @@ class TicketOffice:
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of group `index`."""
-        epoch, place = divmod(index, len(self._source))
-        return self._source[self._order(epoch)[place]]
+        number, turn = place(index, self._source.weights)
+        epoch, position = divmod(turn, len(self._source.sources[number].rows))
+        return self._source.prompt(number, self._order(number, epoch)[position])
 
     def close(self) -> None:
         """Ends the thread. What was not asked for is not made any more."""
@@ -81,11 +82,14 @@ class TicketOffice:
             if index not in self._ahead:
                 self._ahead[index] = self._thread.submit(self.prompt, index)
 
-    def _shuffled(self, epoch: int) -> list[int]:
-        return epoch_order(len(self._source), seed=self._seed, epoch=epoch)
+    def _shuffled(self, number: int, epoch: int) -> list[int]:
+        source = self._source.sources[number]
+        return epoch_order(
+            len(source.rows), seed=self._seed if source.name is None else f"{self._seed}/{source.name}", epoch=epoch
+        )
 
 
-def epoch_order(size: int, *, seed: int, epoch: int) -> list[int]:
+def epoch_order(size: int, *, seed: int | str, epoch: int) -> list[int]:
     """A permutation of [0, size), the same wherever it is made."""
     order = list(range(size))
     random.Random(f"{seed}/{epoch}").shuffle(order)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError
-from cluster.contracts.plugins import prompt_source
 from cluster.contracts.protocols import PromptSource
+from cluster.rollouts.mixture import open_prompts
 
 _MAX_PROMPTS = 64
 """Prompts that are looked at; those are read again where they are too short for the probe."""
@@ -22,7 +22,7 @@ def probe_token_ids(config: RunConfig) -> list[int]:
     A function of the configuration alone: the same after a resume, and in a replay. Raises DataError when no prompt can be encoded.
     """
     formatter = ChatFormatter.load(config.model)
-    source = prompt_source(config.prompts, field="prompts")
+    source = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)
     # The engine samples one token after the probe, which has to fit as well.
     num_tokens = min(config.weights.canary_tokens, formatter.max_context - 1)
     prompts = _encoded(source, formatter, num_tokens=num_tokens)

@@ -135,7 +135,7 @@ def production(
         tasks=tasks,
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
-        source_column=config.reward.source_column if config.reward.by_source else None,
+        source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,
     )
     dispatcher = Dispatcher(
         fleet=fleet,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
-from cluster.contracts.plugins import TRANSPORTS, prompt_source, resolve
+from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.protocols import PromptSource
 from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
+from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight import judge, machine, model, prompts, report, settings
 from deploy.preflight.machine import Memory
@@ -74,7 +75,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
     # The learner proves the weights that it publishes on a probe made of the first prompts.
-    problems.attempt(prompt_source, config.prompts, field="prompts")
+    problems.attempt(open_prompts, config.prompts, field="prompts")
     needs = objective.needs if objective else frozenset[str]()
     _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
@@ -111,9 +112,9 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
 
 def _check_prompts(
     config: RunConfig, problems: Problems, formatter: "ChatFormatter | None", *, numbers: Collection[str]
-) -> tuple[PromptSource | None, Looks | None]:
+) -> tuple[Mixture | None, Looks | None]:
     """`formatter` is None where the lengths of prompts cannot be judged."""
-    source = problems.attempt(prompt_source, config.prompts, field="prompts")
+    source = problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     if source is None:
         return None, None
     named = {f"sampling.columns.{name}": column for name, column in config.sampling.columns.items()}
@@ -126,7 +127,9 @@ def _check_prompts(
 def _check_held_out(config: RunConfig, problems: Problems, formatter: "ChatFormatter | None") -> PromptSource | None:
     if config.evaluation.prompts is None:
         return None
-    source = problems.attempt(prompt_source, config.evaluation.prompts, field="evaluation.prompts")
+    source = problems.attempt(
+        open_prompts, config.evaluation.prompts, field="evaluation.prompts", source_column=config.reward.source_column
+    )
     if source is None:
         return None
     if formatter is not None:

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.protocols import PromptSource
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Reward, RewardStatus
+from cluster.rollouts.mixture import Mixture
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
@@ -46,14 +46,23 @@ def batch_rows(config: RunConfig) -> Rows:
     yield "batch", "groups under way", f"at most {groups * (buffer.max_off_policy_steps + 1)}"
 
 
-def prompt_rows(config: RunConfig, source: PromptSource, looks: Looks) -> Rows:
-    epochs = config.num_steps * config.buffer.groups_per_step / len(source)
-    yield "prompts", config.prompts.name, f"{len(source):,}; {config.num_steps} steps see each {epochs:.2g} times"
-    if looks.num_scanned < len(source):
+def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
+    num_groups = config.num_steps * config.buffer.groups_per_step
+    for source, weight in zip(mixture.sources, mixture.weights, strict=True):
+        share = float(weight / sum(mixture.weights))
+        repeats = f" and {source.num_duplicates:,} repeated ones" if config.prompts.deduplicate else ""
+        epochs = f"{config.num_steps} steps see each {num_groups * share / len(source.rows):.2g} times"
+        name = source.name or config.prompts.name
+        yield (
+            "prompts",
+            name,
+            f"{len(source.rows):,}{repeats}; {f'{share:.1%} of groups; ' if source.name else ''}{epochs}",
+        )
+    if looks.num_scanned < len(mixture):
         yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
-    if config.reference.by_source and (note := unseen_sources(source, config)):
+    if config.reference.by_source and (note := unseen_sources(mixture, config)):
         yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
 

@@ -24,6 +24,7 @@ from cluster.contracts.schema import columns_of, to_batch
 from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
@@ -174,7 +175,7 @@ async def _measure(size: int) -> dict[str, float]:
     async def join(actor: RemoteActor) -> None: ...
 
     office = TicketOffice(
-        source=_Prompts(),
+        source=Mixture.of(_Prompts()),
         seed=0,
         trajectories_per_group=per_group,
         sampling=SamplingConfig(max_tokens=TOKENS),

@@ -6,13 +6,22 @@ import pytest
 
 from cluster.contracts.plugins import PROMPTS, Plugin, names, prompt_source
 from cluster.contracts.types import Prompt
+from tests.unit.actors.prompts.saved_dataset import save
 
 
-def make_source(name, folder):
+def make_source(name, folder, monkeypatch):
     if name == "file":
         path = folder / "prompts.jsonl"
         path.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"messages": [{"role": "user", "content": "2 + 2"}]}\n')
         params = {"path": str(path)}
+    elif name == "dataset":
+        if not (folder / "saved").exists():
+            save(
+                folder / "saved",
+                [{"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "2 + 2 =", "answer": "4"}],
+                monkeypatch,
+            )
+        params = {"path": str(folder / "saved")}
     else:
         params = {
             "reasoning_gym": {"task": "chain_sum", "size": 5, "seed": 3},
@@ -21,8 +30,8 @@ def make_source(name, folder):
 
 
 @pytest.fixture(params=names(PROMPTS))
-def source(request, tmp_path):
-    return make_source(request.param, tmp_path)
+def source(request, tmp_path, monkeypatch):
+    return make_source(request.param, tmp_path, monkeypatch)
 
 
 def test_every_index_has_a_prompt_and_no_other_does(source):
@@ -52,6 +61,6 @@ def test_columns_survive_json(source):
 
 
 @pytest.mark.parametrize("name", names(PROMPTS))
-def test_two_sources_of_the_same_parameters_agree(name, tmp_path):
-    one, other = make_source(name, tmp_path), make_source(name, tmp_path)
+def test_two_sources_of_the_same_parameters_agree(name, tmp_path, monkeypatch):
+    one, other = (make_source(name, tmp_path, monkeypatch) for _ in range(2))
     assert [one[i] for i in range(len(one))] == [other[i] for i in range(len(other))]

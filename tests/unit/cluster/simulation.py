@@ -16,6 +16,7 @@ from cluster.contracts.types import ActorKind, Ticket
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import HeldOutGroups
+from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
@@ -134,7 +135,7 @@ class World:
     def _produced(self, supervisor: Supervisor, tasks: asyncio.TaskGroup) -> Production:
         nature = self.nature
         office = TicketOffice(
-            source=Prompts(),
+            source=Mixture.of(Prompts()),
             seed=nature.seed,
             trajectories_per_group=PER_GROUP,
             sampling=SAMPLING,

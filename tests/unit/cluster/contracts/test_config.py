@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.contracts.config import RunConfig
+from cluster.record.resume_rules import differing
 
 
 def configured(**sections) -> RunConfig:
@@ -56,3 +57,45 @@ def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):
         configured(deterministic=True, **both)
+
+
+MATHS = {"sources": {"maths": {"name": "file", "path": "a.jsonl", "weight": 2}}}
+PARTS = {"parts": {"right": {"judge": "exact_match"}}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"prompts": {"name": "file", **MATHS}}, "name='file' beside sources"),
+        ({"prompts": {}}, "no source; write"),
+        ({"prompts": MATHS, "reward": PARTS | {"by_source": {"chat": ["right"]}}}, "no entry for the source 'maths'"),
+        (
+            {"prompts": MATHS, "reward": PARTS | {"by_source": {"maths": ["right"], "chat": ["right"]}}},
+            r"reward\.by_source\.chat: no source has this name; there are: maths",
+        ),
+        ({"reward": {"source_column": "kind"}}, "source_column='kind' says nothing without"),
+        ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training alone"),
+    ],
+)
+def test_sources_have_names_that_the_reward_knows(sections, named):
+    with pytest.raises(ValidationError, match=named):
+        configured(**sections)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["chat", {"name": "file", "path": "a"}, MATHS | {"deduplicate": True}, {"name": "reasoning_gym", "difficulty": 3}],
+)
+def test_prompts_are_written_out_as_they_were_written(written):
+    prompts = configured(prompts=written).prompts
+    assert type(prompts).model_validate(prompts.model_dump(mode="json")) == prompts
+    if "sources" not in written:
+        assert prompts.model_dump() == written
+
+
+def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():
+    theirs = {"prompts": MATHS, "evaluation": {"prompts": {"name": "file", "path": "a", "deduplicate": False}}}
+    ours = {"prompts": MATHS, "evaluation": {"prompts": {"name": "file", "path": "b", "deduplicate": True}}}
+    assert differing(theirs, ours) == {}
+    other = {"prompts": {"sources": {"maths": {"name": "file", "path": "a.jsonl", "weight": 3}}}}
+    assert differing({"prompts": MATHS}, other) == {"prompts.sources.maths.weight": (2, 3)}

@@ -8,6 +8,7 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import ActorKind, Refusal
 from cluster.controller import Evaluator
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
@@ -67,7 +68,7 @@ class Scene:
         self.held: dict[str, asyncio.Event] = {}
         """By worker: what its start waits for."""
         self.office = TicketOffice(
-            source=prompts or NumberedPrompts(),
+            source=Mixture.of(prompts or NumberedPrompts()),
             seed=0,
             trajectories_per_group=2,
             extra_trajectories=extra_trajectories,

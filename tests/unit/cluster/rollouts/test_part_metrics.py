@@ -21,6 +21,8 @@ def test_parts_tell_failures_time_and_means_by_source():
     assert metrics.drain() == {
         "time/style/judging_s": 2.0,
         "reward/style/num_failed": 1.0,
+        "prompts/num_groups/chat": 1.0,
+        "prompts/num_groups/maths": 1.0,
         "reward/mean/chat": 1.5,
         "reward/mean/maths": 4.0,
         "reward/style/chat": 0.5,

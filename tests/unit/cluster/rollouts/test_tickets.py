@@ -5,6 +5,7 @@ import threading
 
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, sample_seed
+from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.tickets import TicketOffice
 
 
@@ -17,7 +18,9 @@ class Numbers:
 
 
 def office(seed=0):
-    return TicketOffice(source=Numbers(), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3))
+    return TicketOffice(
+        source=Mixture.of(Numbers()), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3)
+    )
 
 
 def test_an_epoch_sees_each_prompt_once():
@@ -48,7 +51,7 @@ async def test_prompts_are_made_ahead_in_a_thread_of_their_own_and_once():
             return super().__getitem__(index)
 
     office = TicketOffice(
-        source=Slow(), seed=0, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), num_ahead=2
+        source=Mixture.of(Slow()), seed=0, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), num_ahead=2
     )
     await office.tickets([0], policy_version=0)
     await office.tickets([1, 2], policy_version=0)

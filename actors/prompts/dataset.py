@@ -1,0 +1,77 @@
+"""Prompts from a data set of the Hugging Face hub, or one that `datasets` saved to a folder. Needs the package `datasets`."""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from actors.prompts.rows import RowPrompts, TableRows, TextAs
+from cluster.contracts.errors import ConfigError
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class DatasetPrompts(RowPrompts):
+    """The rows of one split, in the data set's order."""
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        config: str | None = None,
+        split: str = "train",
+        revision: str | None = None,
+        column: str | None = None,
+        text_as: TextAs = "auto",
+        system_prompt: str | None = None,
+    ) -> None:
+        """`path` is a folder that `save_to_disk` wrote, or a data set of the hub; the latter with its `config`, and pinned by the commit
+        in `revision`: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for
+        `RowPrompts`.
+
+        Raises ConfigError without the package, or for a data set or split that is not there; DataError for a row that is no prompt.
+        """
+        found = _folder(path, split) if Path(path).is_dir() else _of_the_hub(path, config, split, revision)
+        if Path(path).is_dir() and (config or revision):
+            raise ConfigError(
+                f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out"
+            )
+        rows = TableRows(found.with_format("arrow")[:])
+        name = f"dataset/{Path(path).name}/{split}"
+        super().__init__(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
+
+
+dataset = DatasetPrompts
+
+
+def _package() -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise ConfigError(
+            f"a data set needs the package `datasets` ({error}); pip install 'treadwheel[datasets]', or use name: file"
+        ) from error
+
+
+def _folder(path: str, split: str) -> Any:
+    try:
+        found = _package().load_from_disk(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(f"path={path!r} is no folder of a saved data set: {error}") from error
+    if not isinstance(found, dict):
+        return found  # one split, saved without a name
+    if split not in found:
+        raise ConfigError(f"path={path!r} has no split {split!r}; it has: {', '.join(sorted(found))}")
+    return found[split]
+
+
+def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:
+    if revision is None or not _COMMIT.fullmatch(revision):
+        raise ConfigError(
+            f"path={path!r} is a data set of the hub and revision={revision!r} is no commit; set revision to the 40 hexadecimal digits of "
+            "the commit that its page shows, so that a resumed run sees the same prompts"
+        )
+    try:
+        return _package().load_dataset(path, config, split=split, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"path={path!r} does not load: {type(error).__name__}: {error}") from error

@@ -1,0 +1,119 @@
+"""Prompts from rows, wherever the rows lie. Opening checks every one.
+
+A row has `prompt` (text, or a list of chat messages) or `messages`; its other columns go to the reward untouched.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import pyarrow as pa
+
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.types import Prompt
+
+Rows = Sequence[Mapping[str, Any]]
+"""Rows by index, decoded as they are asked for."""
+TextAs = Literal["auto", "text", "user_message"]
+
+
+class RowPrompts:
+    """Rows as prompts, in their order."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        path: str,
+        name: str,
+        column: str | None,
+        text_as: TextAs,
+        system_prompt: str | None,
+    ) -> None:
+        """`path` is for messages; prompts are called `name`/row. `column` holds the prompt; None takes `messages` where a row has it,
+        else `prompt`.
+
+        `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
+        is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
+        the messages of rows that bring none of their own, and makes every text a user's message.
+        """
+        if system_prompt is not None and text_as == "text":
+            raise ConfigError(
+                "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"
+            )
+        self._name = name
+        self._path = path
+        self._columns = ("messages", "prompt") if column is None else (column,)
+        self._text_as = text_as
+        self._system_prompt = system_prompt
+        self._rows = rows
+        if not self._rows:
+            raise ConfigError(f"path={path!r} has no rows; give one with at least one prompt")
+        for index, row in enumerate(self._rows):
+            self._prompt(index, row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self._rows):
+            raise IndexError(f"prompt {index} is not in [0, {len(self._rows)})")
+        return self._prompt(index, self._rows[index])
+
+    def _prompt(self, index: int, row: Mapping[str, Any]) -> Prompt:
+        name = next((name for name in self._columns if row.get(name) is not None), None)
+        if name is None:
+            wanted = " or ".join(map(repr, self._columns))
+            has = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
+            raise DataError(
+                f"{self._path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
+            )
+        columns = self._jsonable({key: value for key, value in row.items() if key != name}, index)
+        text, messages = self._text_or_messages(row[name], f"{self._path}, row {index}, column {name!r}")
+        return Prompt(prompt_id=f"{self._name}/{index}", text=text, messages=messages, columns=columns)
+
+    def _text_or_messages(self, value: Any, where: str) -> tuple[str | None, list[dict[str, Any]] | None]:
+        if isinstance(value, str):
+            if not value.strip():
+                raise DataError(f"{where}: the text is empty")
+            if self._text_as == "text":
+                return value, None
+            is_optional = self._text_as == "auto" and self._system_prompt is None
+            return value if is_optional else None, self._with_system_prompt([{"role": "user", "content": value}])
+        if not isinstance(value, list) or not value:
+            raise DataError(f"{where}: must be a text or a list of messages, got {str(value)[:80]!r}")
+        messages: list[dict[str, Any]] = []
+        for message in cast(list[Any], value):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+                raise DataError(f"{where}: a message must have 'role' and 'content', got {str(message)[:80]!r}")
+            messages.append(cast(dict[str, Any], message))
+        return None, self._with_system_prompt(messages)
+
+    def _with_system_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self._system_prompt is None or messages[0]["role"] == "system":
+            return messages
+        return [{"role": "system", "content": self._system_prompt}, *messages]
+
+    def _jsonable(self, columns: dict[str, Any], index: int) -> dict[str, Any]:
+        """Dates and decimals, which Parquet has and JSON has not, as text: columns travel in the trajectory's `info`."""
+        for name, value in columns.items():
+            if isinstance(value, bytes):
+                raise DataError(
+                    f"{self._path}, row {index}, column {name!r}: bytes cannot travel with a prompt; leave the column out"
+                )
+        return json.loads(json.dumps(columns, default=str))
+
+
+class TableRows(Sequence[Mapping[str, Any]]):
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: Any) -> Mapping[str, Any]:
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()

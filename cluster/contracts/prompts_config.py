@@ -1,0 +1,51 @@
+"""Where prompts come from, and what is done with all of them before one is sampled."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import Mark, Section
+
+MIXTURE = "mixture"
+"""The name of a source that is made of several."""
+
+
+class WeightedSource(Plugin):
+    """A source among others: `{name: file, path: gsm8k.jsonl, weight: 2}`."""
+
+    weight: PositiveFloat = 1.0
+
+
+class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
+    """A prompt source, `{name: file, path: train.jsonl}`, or several: `{sources: {gsm8k: {name: file, path: ..., weight: 2}, ...}}`."""
+
+    name: str = MIXTURE
+    """A name below actors.prompts: `reasoning_gym`, `file`, `dataset`; the parameters of that source stand beside it."""
+    params: dict[str, Any] = Field(default={})
+    """What a run file writes beside `name`, and is none of these settings."""
+    sources: dict[str, WeightedSource] = Field(default={})
+    """Several sources by name, each with a `weight`: its share of the groups that start. Every prompt has its source's name in the column
+    `reward.source_column`."""
+    deduplicate: bool = False
+    """Of prompts with the same text or messages, system prompt included, the first one stays; the columns are not compared. Opening makes
+    every prompt once."""
+
+    @classmethod
+    def _is_own(cls, key: str, value: Any) -> bool:
+        # Some tasks of reasoning_gym have a `difficulty` of their own, a number.
+        return super()._is_own(key, value) and (key != "difficulty" or isinstance(value, Mapping))
+
+    @model_validator(mode="after")
+    def _require_one_source_or_several(self) -> "PromptsConfig":
+        if (self.name == MIXTURE) != bool(self.sources):
+            raise ValueError(
+                f"name={self.name!r} beside sources: one source has a name, several stand in sources; leave one out"
+                if self.sources
+                else "no source; write {name: file, path: train.jsonl}, or several in sources"
+            )
+        for name in self.sources:
+            if not name.replace("_", "").replace("-", "").isalnum():
+                raise ValueError(f"sources.{name}: a source is named by letters, digits, _ and -; rename it")
+        return self

@@ -1,0 +1,41 @@
+"""Data sets: a folder that `datasets` saved is read as its rows, and one of the hub is pinned by a commit."""
+
+import sys
+
+import pytest
+
+from actors.prompts.dataset import DatasetPrompts
+from cluster.contracts.errors import ConfigError
+from tests.unit.actors.prompts.saved_dataset import save
+
+ROWS = [{"question": "1 + 1 =", "answer": 2}, {"question": "2 + 2 =", "answer": 4}]
+
+
+def test_rows_of_a_saved_split_are_prompts_and_their_columns(tmp_path, monkeypatch):
+    save(tmp_path / "saved", [], monkeypatch, train=ROWS, test=ROWS[:1])
+    source = DatasetPrompts(path=str(tmp_path / "saved"), column="question", system_prompt="Be brief.")
+    assert len(source) == 2
+    assert source[1].prompt_id == "dataset/saved/train/1"
+    assert source[1].messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2 ="}]
+    assert source[1].columns == {"answer": 4}
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"split": "dev"}, "has no split 'dev'; it has: test, train"),
+        ({"revision": "main"}, "config and revision are of the hub's"),
+        ({"path": "org/name"}, r"revision=None is no commit; set revision to the 40"),
+        ({"path": "org/name", "revision": "main"}, r"revision='main' is no commit"),
+    ],
+)
+def test_what_cannot_be_opened_says_the_way_out(tmp_path, monkeypatch, params, why):
+    save(tmp_path / "saved", [], monkeypatch, test=ROWS, train=ROWS)
+    with pytest.raises(ConfigError, match=why):
+        DatasetPrompts(**({"path": str(tmp_path / "saved"), "column": "question"} | params))
+
+
+def test_without_the_package_the_error_is_a_line_of_pip(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install 'treadwheel\[datasets\]'"):
+        DatasetPrompts(path=str(tmp_path))
