@@ -11,7 +11,6 @@ weights that have moved, or another rounding, may put it below the floor, and it
 Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a position, P = K + 1.
 """
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,8 +83,6 @@ def selected_logprobs(
         raise ValueError(f"temperature={head.temperature} must be positive")
     if candidates_CK is not None and head.truncates:
         raise ValueError("candidates are chosen from all tokens, and this head drops some")
-    if candidates_CK is None and _can_fuse(hidden_CH, head=head, bias_V=bias_V, entropies=entropies):
-        return Selected(_fused(hidden_CH, weight_VH, targets_C, head=head), None, None)
     floor_C = _floors(hidden_CH, weight_VH, bias_V, head=head) if head.truncates else None
     logprobs_C, entropies_C, partition_CP = _SelectedLogprobs.apply(
         hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, head, entropies
@@ -310,31 +307,3 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 def _matmul_dtype(x: Tensor) -> torch.dtype:
     """GPUs multiply in the inputs' type and sum in float32; CPUs without matrix units are faster in float32 throughout."""
     return x.dtype if x.is_cuda else _sum_dtype(x)
-
-
-def _is_on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
-
-
-def _can_fuse(hidden_CH: Tensor, *, head: Head, bias_V: Tensor | None, entropies: bool) -> bool:
-    """Whether the package cut-cross-entropy is there and computes the same. Not yet run on hardware.
-
-    It can scale logits only by scaling its half-precision inputs, which rounds them: such heads, and no positions, stay here. Liger's
-    fused linear cross-entropy is left out on purpose: it makes gradients in forward for one common upstream gradient, and a policy
-    loss has another one for each token.
-    """
-    if not _is_on_gpu(hidden_CH) or hidden_CH.dtype not in (torch.bfloat16, torch.float16) or hidden_CH.shape[0] == 0:
-        return False
-    if entropies or bias_V is not None or head.truncates or head.scale != head.temperature:
-        return False
-    if head.soft_cap is not None and head.temperature != 1.0:
-        return False
-    return importlib.util.find_spec("cut_cross_entropy") is not None
-
-
-def _fused(hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, *, head: Head) -> Tensor:
-    from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
-
-    # Its default leaves out small gradients.
-    exact = {"impl": "cce_exact", "reduction": "none"}
-    return -linear_cross_entropy(hidden_CH, weight_VH, targets_C, softcap=head.soft_cap, **exact).float()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cluster", "actors", "learner", "deploy")
-EXTRAS = {"vllm", "cut_cross_entropy"}
-"""Installed for the machine at hand (deploy/install.sh), or used where it is there."""
+EXTRAS = {"vllm"}
+"""Installed for the machine at hand (deploy/install.sh)."""
 
 
 def imported() -> dict[str, Path]:

@@ -1,10 +1,7 @@
 """C positions, H hidden size, V vocabulary."""
 
 import math
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -56,9 +53,9 @@ def _engine_keeps(logits_CV: Tensor, head: Head) -> Tensor:
     return kept_CV & (above_CV < head.top_p).scatter(1, order_CV, above_CV < head.top_p)
 
 
-def _dense(
+def _dense_logprobs(
     hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, bias_V: Tensor | None, head: Head
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     logits_CV = hidden_CH @ weight_VH.t()
     logits_CV = logits_CV if bias_V is None else logits_CV + bias_V
     logits_CV = logits_CV * head.scale
@@ -66,8 +63,26 @@ def _dense(
         logits_CV = head.soft_cap * torch.tanh(logits_CV / head.soft_cap)
     logits_CV = logits_CV / head.temperature
     kept_CV = _engine_keeps(logits_CV, head).scatter(1, targets_C[:, None], True)
-    logprobs_CV = logits_CV.masked_fill(~kept_CV, -1e9).log_softmax(1)
+    return logits_CV.masked_fill(~kept_CV, -1e9).log_softmax(1)
+
+
+def _dense(
+    hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, bias_V: Tensor | None, head: Head
+) -> tuple[Tensor, Tensor]:
+    logprobs_CV = _dense_logprobs(hidden_CH, weight_VH, targets_C, bias_V, head)
     return logprobs_CV.gather(1, targets_C[:, None])[:, 0], -(logprobs_CV.exp() * logprobs_CV).sum(1)
+
+
+def _assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """For any upstream gradient: of all outputs, and of each by itself, as of a loss that leaves the others out."""
+    for chosen in (range(len(found)), *([i] for i in range(len(found)))):
+        upstream = [torch.randn_like(found[i]) for i in chosen]
+        gradients = (
+            torch.autograd.grad([outputs[i] for i in chosen], inputs, upstream, retain_graph=True)
+            for outputs in (found, expected)
+        )
+        for got, wanted in zip(*gradients, strict=True):
+            assert_close(got, wanted)
 
 
 def test_even_logits_give_minus_log_v(layout: str):
@@ -93,12 +108,9 @@ def test_gradients_are_right(layout: str, head: Head, entropies: bool):
     hidden_CH, weight_VH, targets_C, bias_V = _inputs()
     assert bias_V is not None
     inputs = [x.requires_grad_() for x in (hidden_CH, weight_VH, bias_V)]
-
-    def compute(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
-        result = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=entropies)
-        return tuple(x for x in result if x is not None)
-
-    assert torch.autograd.gradcheck(compute, inputs)
+    result = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=entropies)
+    found = [x for x in result if x is not None]
+    _assert_same_gradients(found, _dense(hidden_CH, weight_VH, targets_C, bias_V, head)[: len(found)], inputs)
 
 
 def test_bfloat16_is_summed_in_float32(layout: str):
@@ -181,74 +193,6 @@ def test_more_than_all_tokens_truncate_nothing(layout: str):
     assert _of_four(Head(top_k=9), 3)[0] == pytest.approx(0.1)
 
 
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A stand-in for cut-cross-entropy on CPU tensors that are taken for a GPU's; the options of each of its calls."""
-    calls: list[dict[str, Any]] = []
-
-    def linear_cross_entropy(
-        hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, *, softcap: float | None, **options: Any
-    ) -> Tensor:
-        calls.append(options)
-        return -_dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head(soft_cap=softcap))[0]
-
-    module = ModuleType("cut_cross_entropy")
-    module.__spec__ = ModuleSpec("cut_cross_entropy", None)
-    module.linear_cross_entropy = linear_cross_entropy  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "cut_cross_entropy", module)
-    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
-    return calls
-
-
-@pytest.mark.parametrize("head", [Head(), Head(soft_cap=2.0), Head(scale=0.5, temperature=0.5)])
-def test_the_fused_kernel_is_taken_where_it_is_exact_and_asked_for_exact_gradients(fused: list[Any], head: Head):
-    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
-    hidden_CH, weight_VH = hidden_CH.requires_grad_(), weight_VH.requires_grad_()
-    logprobs_C, entropies_C, _ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head)
-    assert fused == [{"impl": "cce_exact", "reduction": "none"}] and entropies_C is None
-    expected_C, _ = _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, head)
-    assert_close(logprobs_C, expected_C)
-    found = torch.autograd.grad(logprobs_C.sum(), (hidden_CH, weight_VH))
-    for gradient, expected in zip(found, torch.autograd.grad(expected_C.sum(), (hidden_CH, weight_VH)), strict=True):
-        assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize(
-    ("head", "options"),
-    [
-        (Head(temperature=0.7), {}),
-        (Head(scale=0.25), {}),
-        (Head(soft_cap=2.0, temperature=0.5, scale=0.5), {}),
-        (Head(top_p=0.9), {}),
-        (Head(), {"entropies": True}),
-        (Head(), {"dtype": torch.float32}),
-        (Head(), {"bias": True}),
-        (Head(), {"num_positions": 0}),
-    ],
-    ids=["temperature", "scale", "cap-and-temperature", "truncated", "entropies", "float32", "bias", "no-positions"],
-)
-def test_the_fused_kernel_is_left_where_it_is_not(fused: list[Any], head: Head, options: dict[str, Any]):
-    dtype, bias = options.get("dtype", torch.bfloat16), options.get("bias", False)
-    hidden_CH, weight_VH, targets_C, bias_V = _inputs(dtype=dtype, bias=bias)
-    chosen = slice(options.get("num_positions"))
-    selected_logprobs(
-        hidden_CH[chosen],
-        weight_VH,
-        targets_C[chosen],
-        head=head,
-        bias_V=bias_V,
-        entropies=options.get("entropies", False),
-    )
-    assert fused == []
-
-
-def test_without_the_fused_kernel_a_gpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(head_module, "_is_on_gpu", lambda x: True)
-    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.bfloat16, bias=False)
-    logprobs_C, *_ = selected_logprobs(hidden_CH, weight_VH, targets_C, head=Head())
-    assert_close(logprobs_C, _dense(hidden_CH.float(), weight_VH.float(), targets_C, None, Head())[0])
-
-
 def test_a_partition_has_the_candidates_and_all_others_as_one(layout: str):
     *_, partition_CP = selected_logprobs(
         FOUR, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0]])
@@ -270,31 +214,25 @@ def test_a_partition_of_all_tokens_leaves_none(layout: str):
 
 @pytest.mark.parametrize("head", [head for head in HEADS if not head.truncates])
 @pytest.mark.parametrize("entropies", [False, True])
-def test_a_partitions_gradient_is_right(layout: str, head: Head, entropies: bool):
+def test_a_partition_and_its_gradient_are_right(layout: str, head: Head, entropies: bool):
     hidden_CH, weight_VH, targets_C, bias_V = _inputs()
     assert bias_V is not None
     candidates_CK = torch.stack([targets_C, (targets_C + 3) % 11, (targets_C + 7) % 11], 1)
 
-    def compute(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
-        result = selected_logprobs(
-            *(hidden_CH, weight_VH, targets_C),
-            head=head,
-            bias_V=bias_V,
-            entropies=entropies,
-            candidates_CK=candidates_CK,
-        )
-        return tuple(x for x in result if x is not None)
-
     inputs = [x.requires_grad_() for x in (hidden_CH, weight_VH, bias_V)]
-    assert torch.autograd.gradcheck(compute, inputs)
-    *_, partition_CP = compute(*inputs)
-    logprobs_CV = torch.stack(
-        [selected_logprobs(hidden_CH, weight_VH, torch.full((7,), v), head=head, bias_V=bias_V)[0] for v in range(11)],
-        1,
+    logprobs_C, entropies_C, partition_CP = selected_logprobs(
+        hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=entropies, candidates_CK=candidates_CK
     )
-    assert_close(partition_CP[:, :3], logprobs_CV.gather(1, candidates_CK))
-    others_CV = logprobs_CV.exp().scatter(1, candidates_CK, 0.0)
-    assert_close(partition_CP[:, 3], others_CV.sum(1).log())
+    assert partition_CP is not None
+    logprobs_CV = _dense_logprobs(hidden_CH, weight_VH, targets_C, bias_V, head)
+    others_C = logprobs_CV.exp().scatter(1, candidates_CK, 0.0).sum(1)
+    expected_CP = torch.cat([logprobs_CV.gather(1, candidates_CK), others_C.log()[:, None]], 1)
+    assert_close(partition_CP, expected_CP)
+    dense_C, dense_entropies_C = _dense(hidden_CH, weight_VH, targets_C, bias_V, head)
+    found, expected = [logprobs_C, partition_CP], [dense_C, expected_CP]
+    if entropies_C is not None:
+        found, expected = [*found, entropies_C], [*expected, dense_entropies_C]
+    _assert_same_gradients(found, expected, inputs)
 
 
 def test_a_head_that_drops_tokens_has_no_candidates():
