@@ -2,19 +2,15 @@
 
 import dataclasses
 import math
-import os
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.contracts.algorithm_config import AlgorithmConfig, KlConfig, KlLossConfig, KlRolloutConfig, ValueConfig
 from cluster.contracts.plugins import names
 from learner.algorithms.objective import Objective
-from learner.algorithms.objective.statistics import Statistics
 from learner.algorithms.registry.homes import HOMES
 from tests.unit.learner.algorithms.batches import Case, case
 
@@ -23,7 +19,7 @@ pytestmark = pytest.mark.slow  # all of it, of every variant
 LOSSES = names(HOMES["policy_loss"])
 ADVANTAGES = names(HOMES["advantage"])
 AGGREGATIONS = names(HOMES["aggregation"])
-LAYOUTS = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+LAYOUTS = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def objective(**config) -> Objective:
@@ -94,15 +90,19 @@ def test_micro_batches_and_order_change_nothing(config, seed, shuffle):
 
 @pytest.mark.parametrize("config", EVERY, ids=str)
 @LAYOUTS
-@given(seed=st.integers(0, 10_000), left=st.integers(0, 3), right=st.integers(0, 3))
-def test_padding_and_what_is_in_it_change_nothing(config, seed, left, right):
+@given(
+    seed=st.integers(0, 10_000),
+    left=st.integers(0, 3),
+    right=st.integers(0, 3),
+    garbage=st.permutations([math.nan, math.inf, -math.inf]),
+)
+def test_padding_and_what_is_in_it_change_nothing(config, seed, left, right, garbage):
     whole, made = case(seed), objective(**config)
-    want = whole.loss(made)
-    for garbage in (math.nan, math.inf, -math.inf):
-        loss, report, gradient = whole.with_garbage(garbage).padded(left=left, right=right, garbage=garbage).loss(made)
-        width = whole.policy.shape[1]
-        assert float(gradient[:, :left].abs().sum()) == 0 and float(gradient[:, left + width :].abs().sum()) == 0
-        same(want, (loss, report, gradient[:, left : left + width]))
+    padded = whole.with_garbage(garbage[0]).padded(left=left, right=right, garbage=garbage[1])
+    loss, report, gradient = padded.loss(made)
+    width = whole.policy.shape[1]
+    assert float(gradient[:, :left].abs().sum()) == 0 and float(gradient[:, left + width :].abs().sum()) == 0
+    same(whole.loss(made), (loss, report, gradient[:, left : left + width]))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -189,46 +189,3 @@ def test_bfloat16_log_probs_are_computed_as_float32_ones_are(loss):
     )
     made = objective(policy_loss=loss)
     assert in_half.loss(made)[0].item() == in_single.loss(made)[0].item()
-
-
-def _one_rank(rank: int, port: int, results) -> None:
-    """This rank's half of every configuration's step; rank 0 hands on what both make together."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    together = [_both_ranks(objective(**config), rank=rank) for config in EVERY]
-    if rank == 0:
-        results.put(together)
-    torch.distributed.destroy_process_group()
-
-
-def _both_ranks(made: Objective, *, rank: int) -> tuple[float, dict[str, float], list[list[float]]]:
-    whole = case(7)
-    policy = whole.policy.clone().requires_grad_()
-    prepared = made.prepare(whole.batch)
-    result = whole.of_rows(made, prepared, policy, list(range(rank, len(policy), 2)))
-    result.loss.backward()
-    loss, gradient = result.loss.detach(), policy.grad
-    torch.distributed.all_reduce(loss)
-    torch.distributed.all_reduce(gradient)
-    moments = [torch.empty_like(result.statistics.moments_Q5) for _ in range(2)]
-    torch.distributed.all_gather(moments, result.statistics.moments_Q5)
-    report = Statistics.merge([made.statistics(prepared), *(Statistics(part) for part in moments)]).compute()
-    return loss.item(), report, gradient.tolist()
-
-
-def test_two_gloo_ranks_agree_with_one_under_every_loss_and_advantage():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")  # a fork would inherit the process group an engine test left behind
-    results = context.Queue()
-    ranks = [context.Process(target=_one_rank, args=(rank, port, results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    together = results.get(timeout=200)
-    for rank in ranks:
-        rank.join()
-    for config, (loss, report, gradient) in zip(EVERY, together, strict=True):
-        got = (torch.tensor(loss, dtype=torch.float64), report, torch.tensor(gradient, dtype=torch.float64))
-        same(case(7).loss(objective(**config)), got)
