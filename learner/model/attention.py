@@ -101,7 +101,6 @@ def packed_attention(
     *,
     segments: Segments | None = None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
@@ -113,7 +112,7 @@ def packed_attention(
     """
     num_heads = query.shape[1]
     if segments is None:
-        attended = _attend(query, key, value, None, scaling=scaling, dropout=dropout, softcap=softcap)
+        attended = _attend(query, key, value, None, scaling=scaling, softcap=softcap)
         return attended.transpose(1, 2).contiguous(), None
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []
@@ -123,23 +122,16 @@ def packed_attention(
         key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
         value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
         mask = _mask(bucket, sliding_window=sliding_window)
-        attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, dropout=dropout, softcap=softcap)
+        attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, softcap=softcap)
         cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
     row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
     return row_T.view(1, -1, num_heads, value.shape[-1]), None
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    scaling: float | None,
-    dropout: float,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, softcap: float | None
 ) -> Tensor:
-    """[S, A, Q, D]; causal without a mask."""
+    """[S, A, Q, D]; causal without a mask, and without dropout: the policy that learns must be the one that sampled."""
     grouped = key.shape[1] != query.shape[1]
     if grouped and mask is not None and query.is_cuda:
         # The kernel that takes masks knows no grouped heads: torch would fall back to one that makes every score.
@@ -147,14 +139,7 @@ def _attend(
         grouped = False
     if softcap is None:
         return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=grouped,
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         )
     if grouped:
         key, value = _repeated(key, query), _repeated(value, query)
@@ -163,7 +148,7 @@ def _attend(
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(value.dtype)
-    return F.dropout(weights, dropout) @ value
+    return weights @ value
 
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:
