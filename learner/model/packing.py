@@ -9,7 +9,7 @@ Shapes: N rows of the batch, W completion width of the batch, C completion posit
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -44,6 +44,9 @@ class TokenRow:
     @property
     def num_inputs(self) -> int:
         return self.num_tokens - 1
+
+
+_IDLE = TokenRow(prompt=np.zeros(1, np.int64), completion=np.zeros(1, np.int64), loss_mask=np.zeros(1, np.bool_))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +103,12 @@ def plan(
 def lay_out(
     rows: Sequence[TokenRow], chosen: Sequence[int], *, layout: Layout, width: int, device: torch.device | str = "cpu"
 ) -> MicroBatch:
-    """The chosen rows as tensors of one forward pass; `width` is the batch's longest completion."""
+    """The chosen rows as tensors of one forward pass; `width` is the batch's longest completion.
+
+    No rows are a pass of one token without loss, for a rank that only has to take part.
+    """
     if not chosen:
-        return _idle(layout=layout, width=width, device=device)
+        return replace(lay_out([_IDLE], [0], layout=layout, width=width, device=device), rows=(), num_tokens=0)
     starts: list[tuple[int, int]] = []
     """Of each chosen row: place of the token that predicts its first completion token, and of its first completion input."""
     if layout == "padded":
@@ -181,24 +187,6 @@ def _padded(rows: Sequence[TokenRow], starts: list[tuple[int, int]]) -> tuple[np
         first = place * width + len(row.prompt)
         starts.append((first - 1, first))
     return input_ids, np.broadcast_to(np.arange(width), input_ids.shape).copy(), None
-
-
-def _idle(*, layout: Layout, width: int, device: torch.device | str) -> MicroBatch:
-    """A pass of one token without rows or loss, for a rank that only has to take part."""
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return MicroBatch(
-        rows=(),
-        input_ids=one,
-        position_ids=one,
-        segments=None if layout == "padded" else bucketed([Segment(start=0, length=1)], num_tokens=1, device=device),
-        head_index_C=none,
-        targets_C=none,
-        candidates_CK=None,
-        result_index_C=none,
-        width=width,
-        num_tokens=0,
-    )
 
 
 def _cost(rows: Sequence[TokenRow], chosen: Iterable[int], *, layout: Layout) -> int:
