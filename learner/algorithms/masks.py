@@ -4,8 +4,6 @@ Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forw
 Shapes: B rows, T tokens. `dim=None` is over everything.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -45,48 +43,3 @@ def masked_mean(x_BT: Tensor, *, mask_BT: Tensor, dim: int | None = None, epsilo
 def expm1_minus(x: Tensor) -> Tensor:
     """exp(x) − 1 − x without cancellation at small x."""
     return torch.expm1(x) - x
-
-
-def is_constant(x_BT: Tensor, *, mask_BT: Tensor) -> Tensor:
-    """True when the unmasked entries are all equal (or there are none): max == min, since rounding of the mean hides it from a variance."""
-    x_BT = at_least_float32(x_BT)
-    largest = torch.where(mask_BT, x_BT, -torch.inf).max() if x_BT.numel() else x_BT.new_zeros(())
-    smallest = torch.where(mask_BT, x_BT, torch.inf).min() if x_BT.numel() else x_BT.new_zeros(())
-    return largest <= smallest
-
-
-def whiten(
-    x_BT: Tensor,
-    *,
-    mask_BT: Tensor,
-    center: bool = True,
-    scale: bool = True,
-    ddof: int = 1,
-    epsilon: float = 1e-8,
-    epsilon_mode: Literal["add", "clamp", "after"] = "add",
-    zero_variance: Literal["zero", "rounding"] = "zero",
-    outside: Literal["zero", "whiten"] = "zero",
-) -> Tensor:
-    """(x − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) (clamp) or √var + ε (after), over all unmasked entries; 0 where masked.
-
-    `center=False` adds the mean back after scaling, as torchtune's `whiten(shift_mean=True)` does; `scale=False` only centres.
-    Entries that are all equal become exactly 0 (`center`) or stay (`center=False`); `zero_variance="rounding"` skips that test and
-    leaves the rounding noise of the mean, divided by √ε, as the peers do. `outside="whiten"` shifts and scales masked entries too, as
-    the peers do; mask again before use.
-    """
-    x_BT = at_least_float32(x_BT) if outside == "whiten" else masked(x_BT, mask_BT=mask_BT)
-    unmasked_M = x_BT[mask_BT]
-    mean = unmasked_M.mean() if unmasked_M.numel() else x_BT.new_zeros(())
-    result_BT = x_BT - mean
-    if scale:
-        variance = unmasked_M.var(correction=ddof) if unmasked_M.numel() > ddof else x_BT.new_zeros(())
-        if epsilon_mode == "after":
-            result_BT = result_BT / (variance.sqrt() + epsilon)
-        else:
-            result_BT = result_BT * torch.rsqrt(
-                variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
-            )
-    if zero_variance == "zero":
-        result_BT = torch.where(is_constant(x_BT, mask_BT=mask_BT), torch.zeros_like(result_BT), result_BT)
-    result_BT = result_BT if center else result_BT + mean
-    return result_BT if outside == "whiten" else masked(result_BT, mask_BT=mask_BT)

@@ -12,6 +12,7 @@ from learner.algorithms.batch_rules import filters, shaping
 from learner.algorithms.groups import over_groups
 from learner.algorithms.losses.values import value_clip
 from learner.algorithms.moments import RunningMoments
+from tests.golden import peer_parts
 from tests.golden.cases import Uncompared, Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl, fixed_kl
 from tests.golden.openrlhf import gae_advantages, gae_through_holes, returns_of, reward_less_kl
@@ -120,20 +121,13 @@ def _norm_and_clip(result: Tensor, mask: Tensor, v: Variant, *, may_norm: bool =
 
 
 def _whiten_by_std(x: Tensor, mask: Tensor) -> Tensor:
-    return masks.whiten(x, mask_BT=mask, epsilon_mode="after", zero_variance="rounding", outside="whiten")
+    return peer_parts.whiten_padding_too(x, loss_mask_NT=mask, epsilon_mode="after")
 
 
 def _whiten_cross_batch(x: Tensor, mask: Tensor, v: Variant) -> Tensor:
     """Population variance, held at 1e-8, over the tokens of all experiences; padding is shifted and scaled too."""
-    return masks.whiten(
-        x,
-        mask_BT=mask,
-        scale=not v.option("no_advantage_std_norm", False),
-        ddof=0,
-        epsilon_mode="clamp",
-        zero_variance="rounding",
-        outside="whiten",
-    )
+    scale = not v.option("no_advantage_std_norm", False)
+    return peer_parts.whiten_padding_too(x, loss_mask_NT=mask, scale=scale, ddof=0, epsilon_mode="clamp")
 
 
 def cross_batch(v: Variant) -> dict[str, Any]:

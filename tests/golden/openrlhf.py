@@ -12,7 +12,7 @@ from learner.algorithms.batch_rules import shaping
 from learner.algorithms.groups import over_groups
 from learner.algorithms.losses.values import value_clip
 from learner.algorithms.objective.token_rewards import place_rewards
-from tests.golden import logprobs
+from tests.golden import logprobs, peer_parts
 from tests.golden.cases import Unsupported, Variant
 from tests.golden.kl_controllers import adaptive_kl
 from tests.golden.through_objective import Step, aggregated
@@ -170,8 +170,8 @@ def masked_normalize(v: Variant) -> dict[str, Any]:
     rows = zip(masks.masked(v["entropy"], mask_BT=v.mask()), v.mask(), strict=True)
     if not v.mask().any(1).all():
         raise Unsupported("the mean of nothing: OpenRLHF gives NaN, we give 0")
-    settings = {"ddof": 0, "epsilon_mode": "clamp", "zero_variance": "rounding", "outside": "zero"}
-    return {"out": torch.stack([masks.whiten(x, mask_BT=mask, **settings) for x, mask in rows])}
+    settings = {"ddof": 0, "epsilon_mode": "clamp", "zero_variance": "rounding"}
+    return {"out": torch.stack([shaping.whiten(x, loss_mask_NT=mask, **settings) for x, mask in rows])}
 
 
 def gae_through_holes(v: Variant, token_rewards: Tensor, mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
@@ -215,16 +215,8 @@ def experience_advantages(v: Variant) -> dict[str, Any]:
         gamma = v.option("gamma") if estimator == "reinforce" else 1.0
         result = returns = return_scan(token_rewards, loss_mask_NT=mask, gamma=gamma, holes="discount")
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
-        result = masks.whiten(
-            result,
-            mask_BT=mask,
-            scale=not v.option("no_std_norm"),
-            ddof=0,
-            epsilon=1e-8,
-            epsilon_mode="clamp",
-            zero_variance="rounding",
-            outside="whiten",
-        )
+        scale = not v.option("no_std_norm")
+        result = peer_parts.whiten_padding_too(result, loss_mask_NT=mask, scale=scale, ddof=0, epsilon_mode="clamp")
     return {
         "advantages": result,
         "returns": returns,

@@ -3,9 +3,12 @@
 Shapes: B rows (N of the batch), T tokens.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from learner.algorithms.batch_rules import shaping
 from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
@@ -61,6 +64,29 @@ def straight_through(value_BT: Tensor, *, gradient_BT: Tensor) -> Tensor:
 def none(losses_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     """The losses per token, 0 where masked (torchrl `reduction="none"`)."""
     return torch.where(loss_mask_NT, losses_NT, torch.zeros_like(losses_NT))
+
+
+def whiten_padding_too(
+    x_NT: Tensor,
+    *,
+    loss_mask_NT: Tensor,
+    center: bool = True,
+    scale: bool = True,
+    ddof: int = 1,
+    epsilon: float = 1e-8,
+    epsilon_mode: Literal["add", "clamp", "after"] = "add",
+) -> Tensor:
+    """Shaping `whiten`, with the tokens' shift and scale for what is masked as well, and no test for equal values."""
+    settings = {"scale": scale, "ddof": ddof, "epsilon": epsilon, "epsilon_mode": epsilon_mode}
+    tokens_NT = shaping.whiten(x_NT, loss_mask_NT=loss_mask_NT, center=center, zero_variance="rounding", **settings)
+    mean, variance = masked_mean(x_NT, mask_BT=loss_mask_NT), masked_var(x_NT, loss_mask_BT=loss_mask_NT, ddof=ddof)
+    std = {
+        "add": (variance + epsilon).sqrt(),
+        "clamp": variance.clamp(min=epsilon).sqrt(),
+        "after": variance.sqrt() + epsilon,
+    }[epsilon_mode]
+    others_NT = (x_NT - mean) / (std if scale else 1.0) + (0.0 if center else mean)
+    return torch.where(loss_mask_NT, tokens_NT, others_NT)
 
 
 def masked_var(x_BT: Tensor, *, loss_mask_BT: Tensor, ddof: int = 1) -> Tensor:

@@ -129,7 +129,7 @@ def truncate_for_logprobs(v: Variant) -> dict[str, Any]:
 
 
 def _whiten(x: torch.Tensor, mask: torch.Tensor, *, center: bool) -> torch.Tensor:
-    return masks.whiten(x, mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
+    return peer_parts.whiten_padding_too(x, loss_mask_NT=mask, center=center)
 
 
 ADAPTERS = {

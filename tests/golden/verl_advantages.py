@@ -15,7 +15,7 @@ from tests.golden.cases import Variant
 
 
 def _masked_whiten(x: Tensor, mask: Tensor, *, center: bool = True) -> Tensor:
-    return masks.whiten(x, mask_BT=mask, center=center, zero_variance="rounding", outside="whiten")
+    return peer_parts.whiten_padding_too(x, loss_mask_NT=mask, center=center)
 
 
 def gae_advantages(v: Variant) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms import masks
 from learner.algorithms.conditions import InertWith
 from learner.algorithms.groups import all_equal, group_rows
-from learner.algorithms.masks import at_least_float32
+from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
 
 
@@ -121,20 +120,26 @@ def whiten(
     Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
         centres
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: equal advantages give exactly 0, and a batch without tokens too (verl raises)
+    Degenerate: equal advantages give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding), and a batch without
+        tokens too (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
         torchtune `whiten` (center=False: its shift_mean=True re-adds the mean)
     """
-    return masks.whiten(
-        advantages_NT,
-        mask_BT=loss_mask_NT,
-        center=center,
-        scale=scale,
-        ddof=ddof,
-        epsilon=epsilon,
-        epsilon_mode=epsilon_mode,
-        zero_variance=zero_variance,
-    )
+    kept_M = at_least_float32(advantages_NT)[loss_mask_NT]
+    if not kept_M.numel():
+        return masked(advantages_NT, mask_BT=loss_mask_NT)
+    mean = kept_M.mean()
+    whitened_NT = masked(advantages_NT, mask_BT=loss_mask_NT) - mean
+    if zero_variance == "zero" and all_equal(kept_M):
+        whitened_NT = torch.zeros_like(whitened_NT)
+    elif scale:
+        variance = kept_M.var(correction=ddof) if kept_M.numel() > ddof else kept_M.new_zeros(())
+        if epsilon_mode == "after":
+            whitened_NT = whitened_NT / (variance.sqrt() + epsilon)
+        else:
+            held = variance.clamp(min=epsilon) if epsilon_mode == "clamp" else variance + epsilon
+            whitened_NT = whitened_NT * torch.rsqrt(held)
+    return masked(whitened_NT if center else whitened_NT + mean, mask_BT=loss_mask_NT)
 
 
 def over_length(advantages_NT: Tensor, *, loss_mask_NT: Tensor, power: float = 1.0) -> Tensor:
