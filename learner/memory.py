@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig, RunConfig
+from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.model.critic import critic_config
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
@@ -48,51 +48,25 @@ class MemoryEstimate:
         return self.needed_bytes + self.saving_bytes
 
 
-def of_run(config: RunConfig) -> MemoryEstimate:
-    """Of one rank of a run. Raises ConfigError when a model's configuration cannot be read."""
-    return estimate(
-        read_config(config.model),
-        model=config.model,
-        learner=config.learner,
-        checkpoint=config.checkpoint,
-        critic=critic_config(config.model, config.algorithm.value),
-        keeps_average=config.algorithm.clips_around_average,
-    )
-
-
 def check_rank(config: RunConfig, *, device: torch.device) -> None:
     """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
     check_fits(of_run(config), free_bytes=free_bytes(device), model=config.model)
 
 
-def _without_memory(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """The causal model of a configuration, to count its parameters."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    model.tie_weights()
-    return model
+def of_run(config: RunConfig) -> MemoryEstimate:
+    """Of one rank, with full float32 masters; LoRA trains so little that only the base counts.
 
-
-def estimate(
-    config: PretrainedConfig,
-    *,
-    model: ModelConfig,
-    learner: LearnerConfig,
-    checkpoint: CheckpointConfig,
-    critic: ModelConfig | None = None,
-    keeps_average: bool = False,
-) -> MemoryEstimate:
-    """Of one rank that trains the model in full float32 masters; LoRA trains so little that only the base counts.
-
-    `critic` is what a critic's own backbone starts from; `keeps_average`: `algorithm.proximal` is `ewma`.
+    Raises ConfigError when a model's configuration cannot be read.
     """
-    text = config.get_text_config()
-    num_parameters = _count(_without_memory(config, trust_remote_code=model.trust_remote_code))
+    model, learner, checkpoint = config.model, config.learner, config.checkpoint
+    policy = _without_memory(model)
+    text, num_parameters = policy.config.get_text_config(), _count(policy)
     num_trained, values_per_token = num_parameters, _values_per_token(text, learner=learner)
+    critic = critic_config(model, config.algorithm.value)
     if critic is not None:
-        own = read_config(critic, field=CRITIC_PATH)
-        num_trained += _count(_without_memory(own, trust_remote_code=critic.trust_remote_code).base_model)
-        values_per_token += _values_per_token(own.get_text_config(), learner=learner)
+        own = _without_memory(critic, field=CRITIC_PATH)
+        num_trained += _count(own.base_model)
+        values_per_token += _values_per_token(own.config.get_text_config(), learner=learner)
     per_rank = num_trained // learner.num_ranks
     item = 2 if model.dtype == "bfloat16" else 4
     is_full = learner.lora is None
@@ -101,7 +75,8 @@ def estimate(
     # Several ranks write what they have, and so does the save after the last step.
     is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
     copies = checkpoint.asynchronous and is_regular and learner.num_ranks == 1
-    averages = 4 * (num_parameters // learner.num_ranks) if keeps_average and is_full else 0
+    keeps_average = config.algorithm.clips_around_average and is_full
+    averages = 4 * (num_parameters // learner.num_ranks) if keeps_average else 0
     copied = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
@@ -158,6 +133,15 @@ def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> floa
     if learner.activation_checkpointing:
         return text.num_hidden_layers * hidden + layer
     return text.num_hidden_layers * layer
+
+
+def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrainedModel:
+    """The causal model that a configuration describes, to count its parameters."""
+    config = read_config(model, field=field)
+    with torch.device("meta"):
+        causal_lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    causal_lm.tie_weights()
+    return causal_lm
 
 
 def _count(module: nn.Module) -> int:

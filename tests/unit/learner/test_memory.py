@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cluster.contracts.config import CheckpointConfig, LearnerConfig, ModelConfig
+from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
-from learner.memory import MemoryEstimate, check_fits, estimate
-from learner.model.policy import read_config
+from learner.memory import MemoryEstimate, check_fits, of_run
 from tests.models import make_tiny_reward_model
+from tests.unit.learner.trajectories import make_config
 
 
 def _estimate(
@@ -19,16 +19,11 @@ def _estimate(
     critic: Path | None = None,
     keeps_average: bool = False,
     **learner: Any,
-):
-    model = ModelConfig(path=str(path), dtype=dtype)
-    return estimate(
-        read_config(model),
-        model=model,
-        learner=LearnerConfig(**learner),
-        checkpoint=CheckpointConfig(**(checkpoint or {})),
-        critic=critic and ModelConfig(path=str(critic), dtype=dtype),
-        keeps_average=keeps_average,
-    )
+) -> MemoryEstimate:
+    algorithm: dict[str, Any] = {"proximal": "ewma"} if keeps_average else {}
+    if critic is not None:
+        algorithm |= {"advantage": "gae", "value": {"path": str(critic)}}
+    return of_run(make_config(path, dtype=dtype, checkpoint=checkpoint or {}, algorithm=algorithm, learner=learner))
 
 
 def test_a_bfloat16_rank_has_masters_a_copy_gradients_and_two_moments(model_path: Path):
