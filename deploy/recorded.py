@@ -35,16 +35,19 @@ class RecordedGroups:
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(groups), seed=seed, epoch=epoch))
 
     @classmethod
-    def open(cls, place: str, *, seed: int, dropped_by: Callable[[GroupSummary], str | None]) -> "RecordedGroups":
+    def open(
+        cls, place: str, *, seed: int, max_failed_share: float, dropped_by: Callable[[GroupSummary], str | None]
+    ) -> "RecordedGroups":
         """`place` is a run directory, a folder of .arrow files, or one file. Trajectories of one file and one `group_id` are a group.
 
-        As in a run that samples, these are left out: groups without a known reward, groups of which all rewards but one failed, and
-        those for which `dropped_by` names a filter. Raises ConfigError where nothing is left, and where some trajectories have a
-        nullable field that others lack; DataError naming file, row and field for what breaks the schema.
+        As in a run that samples, groups with too few known rewards are left out, and those for which `dropped_by` names a filter. Raises
+        ConfigError where nothing is left, and where some trajectories have a nullable field that others lack; DataError naming file,
+        row and field for what breaks the schema.
         """
         digest = hashlib.sha256()
         found = [(group, summarize(group)) for group in _read(place, seen=digest.update)]
-        kept = [(group, summary) for group, summary in found if _can_train(summary) and not dropped_by(summary)]
+        trains = lambda summary: summary.can_train(max_failed_share=max_failed_share) and not dropped_by(summary)
+        kept = [(group, summary) for group, summary in found if trains(summary)]
         if not kept:
             raise ConfigError(
                 f"recorded={place!r} has {len(found)} groups, and none to learn from: name a run directory, a folder of .arrow files "
@@ -158,11 +161,6 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
         "finished_at": now,
         "seed": 0,
     }
-
-
-def _can_train(summary: GroupSummary) -> bool:
-    num_known = len(summary.known_rewards)
-    return num_known > 1 or (num_known == 1 and not summary.num_failed_rewards)
 
 
 def _refuse_mixed(groups: Sequence[pa.RecordBatch], name: str, *, place: str) -> None:

@@ -193,6 +193,13 @@ class GroupSummary:
             truncated=tuple(self.truncated[row] for row in rows),
         )
 
+    def can_train(self, *, max_failed_share: float) -> bool:
+        """Whether enough rewards are known (`buffer.max_failed_share`). One that is left of several has nothing to be compared with: no
+        group advantage is defined for it."""
+        num_known, num_failed = len(self.known_rewards), self.num_failed_rewards
+        is_left_alone = num_known == 1 and num_failed > 0
+        return num_known > 0 and not is_left_alone and num_failed <= max_failed_share * self.num_trajectories
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

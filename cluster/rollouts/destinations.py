@@ -68,7 +68,7 @@ class TrainingGroups:
         self._buffer.hold(ticket.index, size_bytes)
 
     async def add(self, ticket: Ticket, group: Group) -> None:
-        if self._has_too_few_rewards(group.summary):
+        if not group.summary.can_train(max_failed_share=self._max_failed_share):
             return self._drop(ticket, reason="rewards failed", why=describe(group.summary))
         if self._choose is not None:
             self._buffer.note_candidates(group.summary.known_rewards)
@@ -87,13 +87,6 @@ class TrainingGroups:
         if self.wants(ticket):  # else the buffer dropped it before, as a straggler
             self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=reason)
         self._buffer.drop(ticket.index, reason=reason, why=why)
-
-    def _has_too_few_rewards(self, summary: GroupSummary) -> bool:
-        num_failed = summary.num_failed_rewards
-        # A single known reward has nothing to be compared with: no group advantage is defined for it.
-        num_known = summary.num_trajectories - num_failed
-        is_alone = num_failed > 0 and num_known < 2
-        return num_failed > self._max_failed_share * summary.num_trajectories or num_known == 0 or is_alone
 
 
 class HeldOutGroups:

@@ -72,8 +72,8 @@ def no_actors(monkeypatch):
     monkeypatch.setattr("deploy.learning.connected", connected)
 
 
-def opened(place: str, dropped_by=lambda summary: None) -> RecordedGroups:
-    return RecordedGroups.open(place, seed=0, dropped_by=dropped_by)
+def opened(place: str, dropped_by=lambda summary: None, *, max_failed_share=0.5) -> RecordedGroups:
+    return RecordedGroups.open(place, seed=0, max_failed_share=max_failed_share, dropped_by=dropped_by)
 
 
 def test_a_group_stays_whole_however_its_file_is_divided_and_two_files_groups_stay_apart(tmp_path):
@@ -104,6 +104,13 @@ def test_tokens_count_as_sampled_by_the_oldest_version_and_another_runs_referenc
     assert {version for row in found["policy_versions"].to_pylist() for version in row} == {0}
     assert found["reference_logprobs"].null_count == found.num_rows
     assert found["rollout_logprobs"] == group["rollout_logprobs"]
+
+
+def test_a_group_with_a_larger_share_of_failed_rewards_than_the_run_allows_is_left_out(tmp_path):
+    """Three of five failed."""
+    group = make_group(0, rewards=(None, 1.0, None, 0.0, None))
+    place = write(tmp_path / "a.arrow", group, make_group(1))
+    assert [len(opened(place, max_failed_share=share)) for share in (0.59, 0.6)] == [1, 2]
 
 
 def test_groups_that_teach_nothing_are_left_out_and_a_place_without_any_is_refused(tmp_path):
