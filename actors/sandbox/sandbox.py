@@ -4,51 +4,25 @@ What a program does is its verdict. Only what is not its doing raises, and is a 
 process that died, a machine without memory.
 """
 
-import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import sysconfig
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from actors.sandbox.confinement import Bounds
+from actors.sandbox.host_process import HostProcess, memory_files, text_of
 from actors.sandbox.roles import OUT_OF_MEMORY, decode
 from cluster.contracts.errors import ConfigError, WorkerError
 
 _log = logging.getLogger(__name__)
-_ROOT = Path(__file__).parents[2]
-_START_S = 120.0
-_ANSWER_S = 10.0
-"""Beyond a program's own deadline, after which the host process is taken to hang."""
 _WALL = 4
 """Seconds on the clock that a program may take for each second of processor time: other work may take the processor from it."""
-_READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache")
-_DEVICES = ("/dev/null", "/dev/urandom", "/dev/zero")
-_IMPORTED = ("bisect", "collections", "copy", "fractions", "functools", "heapq", "itertools", "math", "re", "string")
-"""Common modules, imported once. Programs may import all of the standard library."""
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONUTF8": "1",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-}
-_START = (
-    "import json, sys; sys.path.insert(0, {!r}); from actors.sandbox import host; host.main(**json.loads(sys.argv[1]))"
-)
 
 
 class Verdict(StrEnum):
@@ -105,10 +79,8 @@ class Sandbox:
     def __init__(self, config: SandboxConfig) -> None:
         """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
         self.config = config
-        self._lock = threading.Lock()
-        self._num_asked = 0
-        self._host: subprocess.Popen[bytes] | None = None
-        self.confined_by = self._start()
+        self._host = HostProcess(level=config.level, imports=config.imports)
+        self.confined_by = self._host.confined_by
         if self.run("print(6 * 7)").stdout != "42\n":
             raise ConfigError(
                 f"sandbox.level={config.level!r}: a program that prints 42 fails under {self.confined_by}"
@@ -121,10 +93,10 @@ class Sandbox:
     ) -> Ran:
         """As a script. `output_bytes` replaces the configured limit where it is larger. Raises WorkerError where it cannot be run."""
         most = max(self.config.output_bytes, output_bytes or 0)
-        with _memory(stdin, "", "", program) as files:
-            (end,) = self._exchange([("script", files)], wall_s=wall_s, output_bytes=most)
+        with memory_files(stdin, "", "", program) as files:
+            (end,) = self._host.exchange([("script", files)], self._bounds(wall_s=wall_s, output_bytes=most))
             verdict, detail = self._verdict(end)
-            stdout, stderr = (_text(descriptor) for descriptor in files[1:3])
+            stdout, stderr = (text_of(descriptor) for descriptor in files[1:3])
             if verdict is not Verdict.OUT_OF_TIME and max(os.fstat(each).st_size for each in files[1:3]) >= most:
                 verdict, detail = Verdict.CRASHED, f"more than {most} bytes of output"
         return Ran(verdict=verdict, stdout=stdout, detail=f"{detail}\n{stderr[-500:]}".strip())
@@ -139,16 +111,16 @@ class Sandbox:
         asked, asking = os.pipe()
         answered, answering = os.pipe()
         texts = ("", "", "", program, "", "", "", json.dumps(list(questions)), "")
-        with _memory(*texts) as files:
+        with memory_files(*texts) as files:
             served = [*files[:4], asked, answering]
             testing = [*files[4:8], answered, asking, files[8]]
-            ends = self._exchange(
+            most = max(self.config.output_bytes, output_bytes or 0)
+            ends = self._host.exchange(
                 [("serve", served), ("test", testing)],
-                wall_s=self.config.total_s,
-                output_bytes=max(self.config.output_bytes, output_bytes or 0),
+                self._bounds(wall_s=self.config.total_s, output_bytes=most),
                 lent=(asked, asking, answered, answering),
             )
-            lines = _text(files[8]).splitlines(keepends=True)
+            lines = text_of(files[8]).splitlines(keepends=True)
         answers = [_answer(line) for line in lines if line.endswith("\n")]
         if len(answers) < len(questions):
             verdict, detail = self._verdict(ends[1])
@@ -160,54 +132,16 @@ class Sandbox:
         return answers
 
     def close(self) -> None:
-        if self._host is not None:
-            self._connection.close()
-            self._host.kill()
-            self._host.wait()
-            self._host = None
+        self._host.close()
 
-    def _exchange(
-        self,
-        processes: Sequence[tuple[str, Sequence[int]]],
-        *,
-        wall_s: float,
-        output_bytes: int,
-        lent: Sequence[int] = (),
-    ) -> list[dict[str, Any]]:
-        """How the processes ended; `lent` descriptors are closed here as soon as they are handed on."""
+    def _bounds(self, *, wall_s: float, output_bytes: int) -> Bounds:
         limits = self.config
-        bounds = Bounds(
+        return Bounds(
             time_s=limits.time_s,
             wall_s=min(_WALL * limits.time_s, wall_s),
             memory_bytes=limits.memory_bytes,
             output_bytes=output_bytes,
         )
-        request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
-        with self._lock:
-            self._num_asked += 1
-            request["number"] = self._num_asked
-            try:
-                if self._host is None or self._host.poll() is not None:
-                    self._start()
-                self._connection.settimeout(bounds.wall_s + _ANSWER_S)
-                files = [descriptor for _, files in processes for descriptor in files]
-                socket.send_fds(self._connection, [json.dumps(request).encode()], files)
-                for descriptor in lent:
-                    os.close(descriptor)
-                lent = ()
-                number, ends = json.loads(self._connection.recv(2**16) or "[0, null]")
-                why = "it answers another request" if number else "it ended"
-            except OSError as error:
-                number, ends, why = 0, [], str(error)
-            finally:
-                for descriptor in lent:
-                    os.close(descriptor)
-            if number != request["number"]:
-                self.close()
-                raise WorkerError(
-                    f"sandbox_failed: the process that starts programs does not answer: {why}", stage="sandbox"
-                )
-        return ends
 
     def _verdict(self, end: dict[str, Any]) -> tuple[Verdict, str]:
         if end["refusal"]:
@@ -227,95 +161,6 @@ class Sandbox:
             return Verdict.CRASHED, f"exit code {code}"
         return Verdict.OK, ""
 
-    def _start(self) -> str:
-        """Starts the host process; what it confines programs by, in words. Raises ConfigError where that is nothing."""
-        level, reasons = self.config.level, []
-        if level in ("auto", "bwrap"):
-            if bwrap := shutil.which("bwrap"):
-                try:
-                    found = self._start_host([bwrap, *_namespaces(self._readable())])
-                    return ", ".join(["bubblewrap", *_landlock(found), "seccomp"])
-                except WorkerError as error:
-                    reasons.append(f"bubblewrap: {error}")
-            else:
-                reasons.append("bubblewrap: not installed")
-        if level != "bwrap":
-            found = self._start_host([])
-            if level == "none":
-                return "nothing"
-            if landlock := _landlock(found):
-                return ", ".join([*landlock, "seccomp"])
-            reasons.append(found["refusal"])
-        self.close()
-        raise ConfigError(
-            f"sandbox.level={level!r}: nothing confines programs here (kernel {os.uname().release}): {'; '.join(reasons)}; "
-            "Landlock is in kernels from 5.13, where it stands in lsm= at boot and no container forbids it; install bubblewrap, or "
-            "write level: none to run programs of the model as you"
-        )
-
-    def _start_host(self, prefix: Sequence[str]) -> dict[str, Any]:
-        self.close()
-        config = self.config
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = {
-            "control": theirs.fileno(),
-            "readable": [*self._readable(), *_DEVICES],
-            "imports": [*_IMPORTED, *config.imports],
-            "search": _site_packages() if config.imports else [],
-            "filtered": config.level != "none",
-        }
-        command = [
-            os.path.realpath(sys.executable),
-            "-s",
-            "-S",
-            "-P",
-            "-c",
-            _START.format(str(_ROOT)),
-            json.dumps(arguments),
-        ]
-        with _memory("") as (errors,), theirs:
-            self._host = subprocess.Popen(
-                [*prefix, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=_ENVIRONMENT,
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-            )
-            theirs.close()
-            self._connection = ours
-            ours.settimeout(_START_S)
-            try:
-                found = ours.recv(2**16)
-            except OSError:
-                found = b""
-            if not found:
-                self.close()
-                raise WorkerError(f"does not start: {_text(errors).strip()[-500:]}", stage="sandbox")
-        return json.loads(found)
-
-    def _readable(self) -> list[str]:
-        """Libraries; and site-packages where programs may use some of it."""
-        own = [f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
-        return [*_READABLE, *own, *(_site_packages() if self.config.imports else ())]
-
-
-def _namespaces(readable: Sequence[str]) -> list[str]:
-    """Arguments of bubblewrap: no network, no other process, no file but these, and none to write."""
-    shown = [*readable, f"{sys.base_prefix}/bin", str(_ROOT / "actors")]
-    files = [word for path in shown for word in ("--ro-bind-try", path, path)]
-    devices = [word for path in _DEVICES for word in ("--dev-bind", path, path)]
-    return ["--unshare-all", "--new-session", *files, *devices, "--proc", "/proc", "--remount-ro", "/"]
-
-
-def _landlock(found: dict[str, Any]) -> list[str]:
-    return [f"Landlock {found['landlock']}"] if found["landlock"] else []
-
-
-def _site_packages() -> list[str]:
-    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-
 
 def _answer(line: str) -> Answer:
     try:
@@ -327,24 +172,3 @@ def _answer(line: str) -> Answer:
     kind = said.partition(":")[0]
     reasons = {"AssertionError": Verdict.WRONG, "MemoryError": Verdict.OUT_OF_MEMORY}
     return Answer(verdict=reasons.get(kind, Verdict.CRASHED), detail=said)
-
-
-@contextlib.contextmanager
-def _memory(*texts: str) -> Iterator[list[int]]:
-    """Files in memory with these texts. No other process finds them, and they are gone with their descriptors."""
-    files = [os.memfd_create("program") for _ in texts]
-    try:
-        for descriptor, text in zip(files, texts, strict=True):
-            with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.write(text.encode(errors="replace"))
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        yield files
-    finally:
-        for descriptor in files:
-            os.close(descriptor)
-
-
-def _text(descriptor: int) -> str:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        return file.read().decode(errors="replace")

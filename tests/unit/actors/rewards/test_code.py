@@ -3,8 +3,8 @@ import json
 import pytest
 
 from actors.reward_service.judgement import find_judge, judge_now
+from actors.sandbox.host_process import HostProcess
 from actors.sandbox.judging import program_of, same_output, same_value
-from actors.sandbox.sandbox import Sandbox
 from cluster.contracts.errors import WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
@@ -140,7 +140,7 @@ def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
     def broken(self, *args, **kwargs):
         raise WorkerError("sandbox_failed: no answer", stage="sandbox")
 
-    monkeypatch.setattr(Sandbox, "_exchange", broken)
+    monkeypatch.setattr(HostProcess, "exchange", broken)
     reward = judged("code_stdin", "print(2)", DOUBLES)
     assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
     assert reward.message == "sandbox WorkerError: sandbox_failed: no answer"

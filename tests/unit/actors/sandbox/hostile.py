@@ -173,3 +173,5 @@ ENDED = {
         {"ok", "crashed"},
     ),
 }
+IDLE = ("sleeps", "stops itself", "waits for a thread for ever")
+"""They take no processor time: only the clock ends them."""

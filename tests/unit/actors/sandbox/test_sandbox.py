@@ -78,8 +78,10 @@ def test_a_program_finds_no_variable_of_the_users(monkeypatch):
 
 def test_a_host_process_that_was_killed_is_a_failure_once_and_then_replaced():
     made = Sandbox(SandboxConfig())
-    os.kill(made._host.pid, signal.SIGSTOP)
-    killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({made._host.pid}, 9)"])
+    os.kill(made._host._process.pid, signal.SIGSTOP)
+    killer = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({made._host._process.pid}, 9)"]
+    )
     with pytest.raises(WorkerError, match="sandbox_failed"):
         made.run("print(1)")
     killer.wait()
@@ -90,7 +92,7 @@ def test_a_host_process_that_was_killed_is_a_failure_once_and_then_replaced():
 def test_a_program_and_its_host_end_with_the_process_that_asked():
     asks = (
         "from actors.sandbox.sandbox import Sandbox, SandboxConfig\n"
-        "made = Sandbox(SandboxConfig())\nprint(made._host.pid, flush=True)\nmade.run('import time; time.sleep(60)')"
+        "made = Sandbox(SandboxConfig())\nprint(made._host._process.pid, flush=True)\nmade.run('import time; time.sleep(60)')"
     )
     process = subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True)
     host = int(process.stdout.readline())
@@ -269,11 +271,11 @@ def test_a_program_has_no_socket_of_its_host_where_whoever_asks_has_many_files_o
 
 def test_an_answer_to_another_request_is_none_and_the_host_process_is_replaced():
     made = Sandbox(SandboxConfig())
-    made._num_asked += 1
-    reply, made._connection = made._connection, Shifted(made._connection)
+    made._host._num_asked += 1
+    reply, made._host._connection = made._host._connection, Shifted(made._host._connection)
     with pytest.raises(WorkerError, match="it answers another request"):
         made.run("print(1)")
-    assert made._connection is not reply and made.run("print(2)").stdout == "2\n"
+    assert made._host._connection is not reply and made.run("print(2)").stdout == "2\n"
     made.close()
 
 

@@ -14,7 +14,7 @@ CASES = {"cases": [{"input": "", "output": "42"}]}
 
 async def test_hostile_programs_earn_nothing_and_none_fails_and_their_neighbours_are_unharmed():
     programs = [program for hostile, _ in ENDED.values() for program in (hostile, "print(6 * 7)")]
-    limits = {"time_s": 0.5, "total_s": 4, "memory_bytes": 2**28}
+    limits = {"time_s": 0.5, "total_s": 1, "memory_bytes": 2**28}
     judge = Plugin(name="code_stdin", params={"sandbox": limits})
     service = RewardService(RewardConfig(judge=judge))
     try:

@@ -1,6 +1,6 @@
 import pytest
 
-from actors.sandbox.sandbox import Sandbox
+from actors.sandbox.host_process import HostProcess
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.sandbox import check_sandboxes
@@ -20,13 +20,13 @@ def test_what_confines_programs_is_told():
 
 
 def test_a_program_that_is_not_stopped_is_a_problem(monkeypatch):
-    unconfined = Sandbox._start
+    unconfined = HostProcess._start
 
     def pretends(self):
-        self.config = self.config.model_copy(update={"level": "none"})
+        self._level = "none"
         return unconfined(self)
 
-    monkeypatch.setattr(Sandbox, "_start", pretends)
+    monkeypatch.setattr(HostProcess, "_start", pretends)
     with pytest.raises(
         ConfigError, match=r"reward.judge.sandbox: a program that reads a file is not stopped by nothing"
     ):
