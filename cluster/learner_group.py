@@ -6,10 +6,10 @@ Nothing is lost by a death: the ranks go back to their last checkpoint and are f
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cluster.contracts.config import CheckpointConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import (
     OF_ITS_MACHINE,
     CheckpointError,
@@ -25,6 +25,7 @@ from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.record.run_directory import checkpoint_name
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
+from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 
@@ -35,28 +36,18 @@ class LearnerGroup:
     def __init__(
         self,
         *,
-        num_steps: int,
-        checkpoint: CheckpointConfig,
-        update_s: float,
-        publish_s: float,
+        config: RunConfig,
         ranks: Sequence[ActorSpec],
         spawn: Start,
         supervisor: Supervisor,
         recorder: SupervisedActor,
         ledger: Ledger,
         checkpoints: str,
-        rate: Callable[[Sequence[GroupSummary]], float | None],
-        clock: Callable[[], float] = time.monotonic,
+        saving: SavingRules,
     ) -> None:
-        """`update_s` and `publish_s` are deadlines; `checkpoints` is the directory that every rank saves to and restores from.
-
-        `rate` is the metric of a checkpoint that is saved without one, by the groups of its step. `clock` says when a save is due, in
-        seconds.
-        """
-        self._num_steps = num_steps
-        self._checkpoint = checkpoint
-        self._update_s = update_s
-        self._publish_s = publish_s
+        """`checkpoints` is the directory that every rank saves to and restores from."""
+        self._num_steps = config.num_steps
+        self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
         self._specs = ranks
         self._spawn = spawn
         self._supervisor = supervisor
@@ -72,9 +63,7 @@ class LearnerGroup:
         """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
-        self._rate = rate
-        self._clock = clock
-        self._last_save_s = clock()
+        self._saving = saving
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
@@ -134,11 +123,7 @@ class LearnerGroup:
                     await self._recover(error)
 
     def is_save_due(self) -> bool:
-        """Whether the current version is the last one, or one to save by its number or by the time since the last save."""
-        every_steps, every_s = self._checkpoint.every_steps, self._checkpoint.every_s
-        by_steps = every_steps is not None and self.version % every_steps == 0
-        by_time = every_s is not None and self._clock() - self._last_save_s >= every_s
-        return self.version == self._num_steps or by_steps or by_time
+        return self._saving.is_due(self.version)
 
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
@@ -211,10 +196,10 @@ class LearnerGroup:
         return stats
 
     async def _save(self, metric: float | None) -> None:
-        self._last_save_s = self._clock()
+        self._saving.note_save()
         step, summaries = self._asked
-        if metric is None and summaries and step == self.version:
-            metric = self._rate(summaries)
+        if metric is None and step == self.version:
+            metric = self._saving.metric_of(summaries)
         extra = {"policy_version": self.version, "metric": metric}
         if await self._reporting_failure("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra):
             self.saved_version = self.version

@@ -7,13 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.types import GroupSummary
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
-from cluster.metrics import mean_reward
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, RunDirectory
-from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.actor import ActorSpec
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
@@ -22,6 +20,7 @@ from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
+from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.actor_specs import ActorSpecs
@@ -41,10 +40,9 @@ class Cluster:
     weights: Weights
     supervisor: Supervisor
 
-    def actors(self) -> list[RemoteActor]:
-        """All living actors."""
-        places = [*self.production.places(), self.recorder]
-        return [*(place.actor for place in places if place.actor), *self.learner.actors()]
+    def places(self) -> list[SupervisedActor]:
+        """Where actors other than the learner's ranks are, or will be again."""
+        return [*self.production.places(), self.recorder]
 
     async def stop(self) -> None:
         """Ends all actors."""
@@ -97,17 +95,14 @@ def learning(
     """The recorder, and the learner that it feeds. `checkpoints` is where every rank saves to and restores from."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
-        num_steps=config.num_steps,
-        checkpoint=config.checkpoint,
-        update_s=config.learner.timeout_s,
-        publish_s=config.weights.timeout_s,
+        config=config,
         ranks=specs.learner_ranks(),
         spawn=seats.spawn,
         supervisor=supervisor,
         recorder=recorder,
         ledger=ledger,
         checkpoints=checkpoints,
-        rate=rating(config),
+        saving=SavingRules(config),
     )
     return recorder, learner
 
@@ -185,13 +180,3 @@ def wanting_reference(config: RunConfig, objective: "Objective") -> Callable[[in
     That is where it trains, but for groups that are dropped before it.
     """
     return lambda index: objective.wants_reference(index // config.buffer.groups_per_step)
-
-
-def rating(config: RunConfig) -> Callable[[Sequence[GroupSummary]], float | None]:
-    """The metric of a checkpoint without an evaluation: the mean reward of its step.
-
-    A run that evaluates gives such a checkpoint none: an evaluation and a step's reward cannot be compared. Nor does one that learns
-    from recorded trajectories: their rewards are another policy's.
-    """
-    is_its_own = config.evaluation.prompts is None and config.recorded is None
-    return mean_reward if is_its_own else lambda summaries: None

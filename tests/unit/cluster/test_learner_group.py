@@ -16,12 +16,13 @@ from cluster.contracts.errors import (
     NumericsError,
     WorkerError,
 )
-from cluster.contracts.types import ActorKind, Group, StepStats
+from cluster.contracts.types import ActorKind, Group, GroupSummary, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
 from cluster.remote.actor import RemoteActor
+from cluster.saving import SavingRules
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
-from tests.fakes import ListedEvents, actor_spec, death, group_summary
+from tests.fakes import ListedEvents, actor_spec, death, group_summary, run_config
 
 
 class Lines:
@@ -99,11 +100,15 @@ class ScriptedRecorder(ScriptedRank):
                     raise LostError("gone")
                 return True
             case _:
-                return [group_summary(0)]
+                return [rewarded(0)]
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, 0)
         return list(self._scene.recorded[args[0]])
+
+
+def rewarded(step: int) -> GroupSummary:
+    return group_summary(step, rewards=(10.0, 10.0))
 
 
 class Scene:
@@ -132,18 +137,14 @@ class Scene:
             return ScriptedRecorder(self, spec)
 
         self.group = LearnerGroup(
-            num_steps=config.num_steps,
-            checkpoint=config.checkpoint,
-            update_s=config.learner.timeout_s,
-            publish_s=config.weights.timeout_s,
+            config=config,
             ranks=[actor_spec(f"learner-{rank}", ActorKind.LEARNER) for rank in range(num_ranks)],
             spawn=spawn,
             supervisor=supervisor,
             recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
             ledger=Ledger(Lines()),
             checkpoints="there",
-            rate=lambda summaries: 10.0 * len(summaries),
-            clock=lambda: self.now_s,
+            saving=SavingRules(config, clock=lambda: self.now_s),
         )
 
     def fail(self, method: str, version: int) -> None:
@@ -155,7 +156,7 @@ class Scene:
     async def learn(self, num_steps: int) -> None:
         done = self.group.version
         for step in range(done, done + num_steps):
-            await self.group.update([(step, Group(pieces=(f"group {step}",), summary=group_summary(step)))])
+            await self.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
 
 
 async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_record_again():
@@ -165,7 +166,7 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     await scene.group.save(None)
     await scene.learn(0)
     for step in (1, 2):
-        await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=group_summary(step)))])
+        await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
     assert scene.group.version == 3
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
@@ -317,6 +318,13 @@ async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_
     assert [(event["policy_version"], event["metric"]) for event in saved] == [(2, 10.0), (3, 10.0), (4, 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("run", "metric"), [({}, 10.0), ({"evaluation": {"prompts": "file"}}, None), ({"recorded": "there"}, None)]
+)
+def test_a_steps_reward_rates_a_checkpoint_where_it_is_the_policys_own_and_nothing_is_evaluated(run, metric):
+    assert SavingRules(run_config(**run)).metric_of([rewarded(0)]) == metric
+
+
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
     scene = Scene(("update", 1, death("learner-0", "update")), num_steps=2, checkpoint={"every_steps": 1})
     await scene.group.start()
@@ -336,7 +344,7 @@ async def test_a_run_that_is_stopped_in_an_update_saves_the_step_that_the_update
         await under_way
     assert scene.group.version == 1
     saved = await scene.group.save_progress()
-    assert saved is not None and (saved[0].policy_version, saved[1]) == (2, [group_summary(1)])
+    assert saved is not None and (saved[0].policy_version, saved[1]) == (2, [rewarded(1)])
     assert scene.saves == [2] and scene.group.saved_version == 2
 
 
@@ -409,7 +417,7 @@ async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again
     await scene.learn(1)
     scene.failures.append(("update", 0, LostError("learner-0, 'update': its node is gone")))
     ((stats, summaries),) = await scene.group.restore()
-    assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [group_summary(0)]
+    assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [rewarded(0)]
     assert scene.learned == [("group 0",), ("group 0",)]
 
 
