@@ -60,6 +60,11 @@ class RunDirectory(Storage):
         """For what the event loop writes and need not wait for: events, status.json."""
         self._claim: Claim | None = None
 
+    @property
+    def is_claimed(self) -> bool:
+        """By this object."""
+        return self._claim is not None
+
     def checkpoints(self) -> dict[int, str]:
         """Names of the checkpoints' folders by step, in order."""
         found = {checkpoint_step(name): name for name in self.names(CHECKPOINTS)}
@@ -67,7 +72,7 @@ class RunDirectory(Storage):
 
     def refuse_if_busy(self) -> None:
         """Raises ConfigError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
-        if self._claim is None and (owner := self.owner()):
+        if not self.is_claimed and (owner := self.owner()):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:

@@ -74,10 +74,6 @@ class Production:
         """Where actors are, or will be again."""
         return [*self.fleet.places(), *self._scorers.places()]
 
-    def services(self) -> list[SupervisedActor]:
-        """Those that are no rollout workers."""
-        return self._scorers.places()
-
     def describe(self) -> str:
         """What every actor does, for the error of a wait that was too long."""
         return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
+from cluster.contracts.types import ActorKind
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -17,6 +19,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.tickets import TicketOffice
+from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
@@ -57,19 +60,10 @@ async def cluster(
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
         await together(_learn_and_publish(config, made, run_dir, log), made.production.start())
         made.production.run(tasks)
-        pids = {actor.name: actor.pid for actor in made.actors()}
+        pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
         log.event("started", policy_version=made.learner.version, actors=pids)
-
-        def heal(actor: RemoteActor, error: TreadwheelError) -> None:
-            made.production.fleet.replace(actor, error)
-            if actor in made.learner.actors():
-                tasks.create_task(made.learner.heal(actor, error))
-            for place in (*made.production.services(), made.recorder):
-                if place.actor is actor:
-                    tasks.create_task(place.replace(actor, error))
-
-        report = partial(_write_status, run_dir, made)
-        tasks.create_task(heartbeats(made.actors, made.supervisor, heal=heal, report=report))
+        fleet = made.production.fleet
+        tasks.create_task(_watch(run_dir, made.learner, made.places, made.supervisor, tasks=tasks, fleet=fleet))
         yield made
 
 
@@ -86,16 +80,22 @@ async def learner_alone(
     """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
     mathematics needs one, which starts at its first call. What was scored already needs none (`with_reference`)."""
     placement = placement_of(config, partial(plan_learning, with_reference=with_reference))
-    async with seats(placement, start_s=config.supervision.start_s) as taken, contextlib.AsyncExitStack() as at_the_end:
+    async with (
+        seats(placement, start_s=config.supervision.start_s) as taken,
+        contextlib.AsyncExitStack() as at_the_end,
+        background() as tasks,
+    ):
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
         recorder, learner = learning(
             config, seats=taken, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=checkpoints
         )
         spec = specs.reference_scorer()
         reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None
-        for each in (recorder, learner, *([reference] if reference else [])):
+        places = [recorder, *([reference] if reference else [])]
+        for each in (*places, learner):
             at_the_end.push_async_callback(each.stop)
         await together(recorder.ready(), learner.start())
+        tasks.create_task(_watch(run_dir, learner, lambda: places, supervisor, tasks=tasks))
         yield learner, reference
 
 
@@ -127,12 +127,42 @@ async def note_passport(
         )
 
 
-def _write_status(run_dir: RunDirectory, made: Cluster) -> None:
-    """status.json: what every actor is doing and since when, for `treadwheel info` on a live run."""
-    places = [place.progress() for place in (*made.production.places(), made.recorder)]
-    doing = [*places, *(rank.last_progress for rank in made.learner.actors())]
-    known = [asdict(each) for each in doing if each]
-    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": known}
+async def _watch(
+    run_dir: RunDirectory,
+    learner: LearnerGroup,
+    places: Callable[[], Sequence[SupervisedActor]],
+    supervisor: Supervisor,
+    *,
+    tasks: asyncio.TaskGroup,
+    fleet: WorkerPool | None = None,
+) -> None:
+    """Replaces actors that died or hang, and says in status.json what all are doing. `fleet` has the rollout workers among `places`."""
+
+    def heal(actor: RemoteActor, error: TreadwheelError) -> None:
+        if fleet is not None and actor.spec.kind is ActorKind.ROLLOUT_WORKER:
+            fleet.replace(actor, error)
+        elif actor in learner.actors():
+            tasks.create_task(learner.heal(actor, error))
+        else:
+            for place in (place for place in places() if place.actor is actor):
+                tasks.create_task(place.replace(actor, error))
+
+    def report() -> None:
+        doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
+        _write_status(run_dir, [asdict(each) for each in doing if each])
+
+    await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report)
+
+
+def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[RemoteActor]:
+    return [*(place.actor for place in places if place.actor), *learner.actors()]
+
+
+def _write_status(run_dir: RunDirectory, actors: list[dict[str, Any]]) -> None:
+    """What every actor is doing and since when, for `treadwheel info` on a live run. A directory that is only read is left alone."""
+    if not run_dir.is_claimed:
+        return
+    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": actors}
 
     def write() -> None:
         # A full disk must not end the heartbeats; events.jsonl says what happens.

@@ -1,12 +1,14 @@
 """Learning from recorded trajectories is a run: it resumes exactly, verifies and replays, also from text that no policy sampled."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.integration.commands import QUICKSTART, Background, treadwheel
-from tests.integration.faults import Run
+from tests.integration.faults import Run, is_actor
 
 pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 SMALL = (
@@ -68,11 +70,16 @@ def test_it_verifies_and_replays(undisturbed):
     )
 
 
-def test_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
+def test_with_a_learner_that_hangs_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
     run = Run(tmp_path / "run")
-    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL)
-    with Background(*command) as driver:
-        driver.wait_until(lambda: run.num_recorded() >= 5)
+    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=1")
+    with Background(*command, "supervision.hang_s=8") as driver:
+        driver.wait_until(lambda: run.num_recorded() >= 2 and (run.path / "status.json").exists())
+        status = json.loads((run.path / "status.json").read_text())
+        (pid,) = [each["pid"] for each in status["actors"] if each["actor"] == "learner-0"]
+        assert is_actor(pid)
+        os.kill(pid, signal.SIGSTOP)
+        driver.wait_until(lambda: run.events("hang") and run.num_recorded() >= 5)
     done = treadwheel(*command)
     assert done.returncode == 0, done.stderr + done.stdout
     assert run.groups() == undisturbed.groups()
