@@ -3,15 +3,12 @@
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
 
-import os
-import time
 from collections.abc import Mapping
 
 import pyarrow as pa
 
 from cluster.contracts import schema
 from cluster.contracts.protocols import LogprobModel
-from cluster.contracts.types import Progress
 
 
 class ReferenceScorer:
@@ -23,16 +20,11 @@ class ReferenceScorer:
         model: LogprobModel,
         by_source: Mapping[str, LogprobModel] | None = None,
         source_column: str = "source",
-        name: str = "reference_scorer",
     ) -> None:
         """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others."""
         self._model = model
         self._by_source = by_source or {}
         self._source_column = source_column
-        self._name = name
-        self._phase = "idle"
-        self._num_scored = 0
-        self._since = self._last_progress = time.time()
 
     def score(self, *pieces: pa.RecordBatch | list[int]) -> pa.RecordBatch:
         """Columns with a log-prob for each completion token of the group; tokens of tools and environments get one too.
@@ -42,33 +34,12 @@ class ReferenceScorer:
         """
         (batch,) = schema.joined(pieces)
         schema.validate(batch)
-        self._enter("scoring")
-        try:
-            columns = self._model_of(batch).score(
-                batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
-            )
-            scored = schema.columns_of(batch, **columns)
-        finally:
-            self._enter("idle")
-        self._num_scored += batch.num_rows
-        return scored
+        columns = self._model_of(batch).score(
+            batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
+        )
+        return schema.columns_of(batch, **columns)
 
     def _model_of(self, batch: pa.RecordBatch) -> LogprobModel:
         if not self._by_source:
             return self._model
         return self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), self._model)
-
-    def progress(self) -> Progress:
-        return Progress(
-            actor=self._name,
-            phase=self._phase,
-            policy_version=0,
-            since=self._since,
-            last_progress=self._last_progress,
-            pid=os.getpid(),
-            detail=f"{self._num_scored} trajectories scored",
-        )
-
-    def _enter(self, phase: str) -> None:
-        self._phase = phase
-        self._since = self._last_progress = time.time()

@@ -182,6 +182,8 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], inputs: JudgingInputs) 
     if "messages" in wanted:
         prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
         of_each["messages"] = [conversation(columns, prompt=prompt, completion=text) for text in completions]
+    if "scores" in wanted:
+        of_each["scores"] = inputs.scores or [{}] * batch.num_rows
     rows = range(batch.num_rows)
     trajectories = [{name: each[row] for name, each in of_each.items()} for row in rows]
     return Asked(columns=columns, trajectories=trajectories, servers=inputs.servers)

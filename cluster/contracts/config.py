@@ -123,7 +123,10 @@ class RunConfig(Section):
         """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own: this one is for
         what they all missed."""
         judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples) + 60.0
-        return self.supervision.start_s + self.rollout.timeout_s + self.reference.timeout_s + judging_s
+        scoring_s = self.reference.timeout_s + max(
+            (each.timeout_s for each in self.reward.models.values()), default=0.0
+        )
+        return self.supervision.start_s + self.rollout.timeout_s + scoring_s + judging_s
 
     @model_validator(mode="after")
     def _require_candidates_for_a_selection(self) -> "RunConfig":

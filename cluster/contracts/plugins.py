@@ -65,6 +65,7 @@ OF_ONE_OR_ALL = {
     "token_ids": "all_token_ids",
     "finish_reason": "finish_reasons",
     "seed": "seeds",
+    "scores": "all_scores",
 }
 """What a judge of one trajectory may ask for, and the same as a list, for a judge of the whole group."""
 OF_EITHER = ("columns", "rewards", "servers")

@@ -1,6 +1,7 @@
 """What judges completions, and what a judge may take."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -27,6 +28,29 @@ class RewardPart(Section):
     group's."""
 
 
+class RewardModelConfig(Section):
+    """A transformers sequence classifier (`...ForSequenceClassification`), frozen, in an actor of its own. It may bring no code."""
+
+    path: Mathematics[str]
+    """A Hugging Face folder, or a hub name with a commit as `revision`."""
+    revision: Mathematics[str | None] = None
+    """A commit of the hub, 40 hexadecimal digits: a branch or a tag may be another model tomorrow."""
+    dtype: Mathematics[Literal["float32", "bfloat16"]] = "bfloat16"
+    """Compute type of the backbone; what stands above it computes in float32."""
+    text: Mathematics[Literal["messages", "prompt_and_completion", "completion"]] = "messages"
+    """What it reads, in its own tokens: the prompt's messages and the completion as the assistant's through its own chat template, or
+    plain text with the special tokens that its tokenizer adds. More tokens than it takes are a failed reward, and nothing is cut off."""
+    cpus: Layout[PositiveFloat] = 1.0
+    """As `learner.cpus_per_rank`."""
+    gpus: Layout[NonNegativeFloat] = 0.0
+    num_threads: Layout[PositiveInt | None] = None
+    """Torch threads; None is its CPUs, rounded up."""
+    max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
+    """Tokens in one forward pass, padding included."""
+    timeout_s: Resources[PositiveFloat] = 600.0
+    """Deadline of a group's scores; a model that overruns it is started again."""
+
+
 class RewardConfig(Section):
     judge: Mathematics[Plugin] = _DEFAULT
     """A name below actors.rewards, or a function or class of yours as 'my_package.module:name'. The only judge, unless there are
@@ -39,6 +63,9 @@ class RewardConfig(Section):
     without an entry is an error. Empty: all parts judge all prompts."""
     source_column: Mathematics[str] = "source"
     """The prompt's column that `by_source` goes by, and that has the name of a prompt's source where `prompts.sources` has several."""
+    models: Mathematics[dict[str, RewardModelConfig]] = Field(default={})
+    """Reward models by name: `{helpful: {path: org/model, revision: 5a3b...}}`. A part reads an output of one with the judge
+    `{name: reward_model, model: helpful, label: NAME}`; several parts may read several labels, from one forward pass."""
     num_services: Layout[PositiveInt] = 1
     """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups."""
     cpus_per_service: Layout[PositiveFloat] = 0.25
@@ -59,6 +86,16 @@ class RewardConfig(Section):
     def only_judge(self) -> Plugin | None:
         """The judge of the short form; None with `parts`."""
         return None if self.parts else self.judge
+
+    def judges(self) -> dict[str, Plugin]:
+        """By the setting of each below `reward`."""
+        return {f"parts.{name}.judge": part.judge for name, part in self.parts.items()} or {"judge": self.judge}
+
+    def models_for(self, columns: Mapping[str, Any]) -> list[str]:
+        """Reward models that judge a prompt with these columns; none for a source without a recipe."""
+        names = self.by_source.get(str(columns.get(self.source_column)), ()) if self.by_source else self.parts
+        judges = [self.parts[name].judge for name in names] if self.parts else [self.judge]
+        return list(dict.fromkeys(model for judge in judges if (model := model_of(judge)) is not None))
 
     @property
     def deadline_s(self) -> float:
@@ -82,6 +119,23 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _require_models_that_judge(self) -> "RewardConfig":
+        asked = {setting: model for setting, judge in self.judges().items() if (model := model_of(judge)) is not None}
+        for setting, model in asked.items():
+            if model not in self.models:
+                raise ValueError(
+                    f"{setting}.model={model!r} is not among reward.models, which has: {', '.join(self.models) or 'none'}"
+                )
+        for name in self.models:
+            if not name.replace("_", "").isalnum():
+                raise ValueError(f"models.{name}: a model is named by letters, digits and _; rename it")
+            if name not in asked.values():
+                raise ValueError(
+                    f"models.{name} judges nothing; give a part the judge {{name: reward_model, model: {name}}}, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _require_recipes_of_parts(self) -> "RewardConfig":
         for source, names in self.by_source.items():
             unknown = [name for name in names if name not in self.parts]
@@ -97,3 +151,9 @@ class RewardConfig(Section):
         if unused:
             raise ValueError(f"parts.{unused[0]} judges no source of by_source; name it in one, or leave it out")
         return self
+
+
+def model_of(judge: Plugin) -> str | None:
+    """The reward model whose scores a judge reads; None for every other judge."""
+    is_model = judge.name in ("reward_model", "actors.rewards.reward_model:reward_model")
+    return str(judge.params.get("model")) if is_model else None

@@ -15,6 +15,7 @@ class ActorKind(StrEnum):
     ROLLOUT_WORKER = "rollout_worker"
     REWARD_SERVICE = "reward_service"
     REFERENCE_SCORER = "reference_scorer"
+    REWARD_MODEL = "reward_model"
     LEARNER = "learner"
     RECORDER = "recorder"
 
@@ -121,14 +122,16 @@ class PartStats:
     """Trajectories for which the part failed, whether it left the recipe or not."""
 
 
+Scores = dict[str, dict[str, float] | str]
+"""Of one trajectory, by reward model: the score of every label, or why there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgingInputs:
     """What a reward service is told of a group beside its trajectories."""
 
-    scores: Mapping[str, Mapping[str, Sequence[float]]] = field(
-        default_factory=dict[str, Mapping[str, Sequence[float]]]
-    )
-    """Of reward models: by name, by label, one a trajectory."""
+    scores: Sequence[Scores] = ()
+    """Of reward models, one a trajectory; none where no part of the group's recipe reads them."""
     servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     """Base URLs of the run's own servers that are up, by name."""
 

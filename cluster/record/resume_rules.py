@@ -9,7 +9,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.settings import Mark, flat, marks
 
 _MARKS = dict(marks(RunConfig))
-_NAME_OF_A_PART = re.compile(r"(?<=^reward\.parts\.)[^.]+\.")
+_NAME_OF_A_PART = re.compile(r"^(reward\.(?:parts|models|servers)\.)[^.]+\.")
 _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOURCES: "yes"}
 
 
@@ -22,7 +22,7 @@ def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
     """Of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). A name of another version counts as mathematics."""
     if name == "num_steps" and run.get("optimizer", {}).get("schedule", "constant") != "constant":
         return Mark.MATHEMATICS  # a schedule that ends with the run gives its past steps other learning rates
-    name = _NAME_OF_A_PART.sub("", name)
+    name = _NAME_OF_A_PART.sub(r"\1", name)
     while name:
         if mark := _MARKS.get(name):
             return mark

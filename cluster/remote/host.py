@@ -38,7 +38,7 @@ class Host:
             path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
         ]
         self._name = name
-        self._began = time.time()
+        self._phase, self._since = "starting", time.time()
         self._object: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
@@ -53,6 +53,7 @@ class Host:
         if warm_up := getattr(made, "warm_up", None):
             await warm_up()
         self._object = made
+        self._enter("serving")
 
     async def free_address(self) -> str:
         """host:port where a process group can meet: this node's address and a port that is free now."""
@@ -92,16 +93,16 @@ class Host:
             yield summarize(batch)
 
     async def progress(self) -> Progress:
-        """What the object is doing; answered even while it computes."""
+        """What the object is doing, by its own account or as the method that runs; answered even while it computes."""
         own = getattr(self._object, "progress", None)
         if own is not None:
             return own()
         return Progress(
             actor=self._name,
-            phase="starting" if self._object is None else "serving",
+            phase=self._phase,
             policy_version=0,
-            since=self._began,
-            last_progress=time.time(),
+            since=self._since,
+            last_progress=self._since,
             pid=os.getpid(),
         )
 
@@ -109,10 +110,21 @@ class Host:
         """(pid, node id): what it takes to kill this process when it no longer answers."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
+    def _enter(self, phase: str) -> None:
+        self._phase, self._since = phase, time.time()
+
+    def _in_phase(self, function: Callable[..., Any], *args: Any) -> Any:
+        """In the object's thread, which does one thing at a time."""
+        self._enter(function.__name__)
+        try:
+            return function(*args)
+        finally:
+            self._enter("serving")
+
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_phase, function, *args)
 
 
 def _build(factory: str, arguments: dict[str, Any]) -> Any:

@@ -5,11 +5,12 @@ A service that dies is replaced while the others serve. A group whose judging ki
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
+from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.part_metrics import PartMetrics
@@ -22,16 +23,18 @@ _MOST_TOLD = 16
 
 
 class Scorers:
-    """The reward services, and the reference scorer where the mathematics needs one."""
+    """The reward services, the reward models that they ask for, and the reference scorer where the mathematics needs one."""
 
     def __init__(
         self,
         *,
         rewards: Sequence[SupervisedActor],
+        models: Mapping[str, SupervisedActor],
         reference: SupervisedActor | None,
         suspects: Suspects,
         events: Events,
         tasks: asyncio.TaskGroup,
+        reward: RewardConfig,
         judging_deadline_s: float,
         reference_deadline_s: float,
         source_column: str | None = None,
@@ -42,6 +45,8 @@ class Scorers:
         self._num_calls = dict.fromkeys(rewards, 0)
         """Groups that each reward service has."""
         self._tasks = tasks
+        self._models = models
+        self._reward = reward
         self._reference = reference
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
@@ -51,10 +56,11 @@ class Scorers:
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
-        return [*self._rewards, *([self._reference] if self._reference else [])]
+        return [*self._rewards, *self._models.values(), *([self._reference] if self._reference else [])]
 
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node."""
+        inputs = await self._inputs(ticket, group)
         while True:
             alone = self._suspects.has(ticket)
             async with self._turns.turn(alone=alone):
@@ -66,7 +72,7 @@ class Scorers:
                 try:
                     with self._calling(place):
                         columns = await actor.call_for_columns(
-                            "score", *group.pieces, self._inputs(), deadline_s=self._judging_deadline_s
+                            "score", *group.pieces, inputs, deadline_s=self._judging_deadline_s
                         )
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=place.failure_of(actor)):
@@ -80,8 +86,15 @@ class Scorers:
                     self._part_metrics.note(ticket, judged.summary)
                     return judged
 
-    def _inputs(self) -> JudgingInputs:
-        return JudgingInputs()
+    async def _inputs(self, ticket: Ticket, group: Group) -> JudgingInputs:
+        """What the group's recipe asks of others. A model that dies is replaced, and the group waits for it."""
+        names = self._reward.models_for(ticket.prompt.info())
+        asked = (
+            self._models[name].call("score", *group.pieces, deadline_s=self._reward.models[name].timeout_s)
+            for name in names
+        )
+        of_models = await asyncio.gather(*asked)
+        return JudgingInputs(scores=[dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)])
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""

@@ -20,6 +20,7 @@ _GPUS = {
     ActorKind.ROLLOUT_WORKER: "rollout.gpus_per_worker",
     ActorKind.REWARD_SERVICE: "reward.gpus_per_service",
     ActorKind.REFERENCE_SCORER: "reference.gpus",
+    ActorKind.REWARD_MODEL: "reward.models.<name>.gpus",
 }
 """The setting, by the kind of actor."""
 
@@ -51,7 +52,7 @@ class Bundle:
 
     kind: ActorKind
     index: int
-    """Learner rank, or number of the rollout worker or reward service; 0 for the reference scorer."""
+    """Learner rank, or number of the rollout worker, reward service or reward model; 0 for the reference scorer."""
     cpus: float
     """Reserved in Ray; at most what the configuration asks."""
     gpus: float
@@ -116,7 +117,8 @@ def plan_learning(
 ) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
     everyone = _asked(config, available, needs=needs if with_reference else (), num_workers=0)
-    asked = tuple(each for each in everyone if each.kind is not ActorKind.REWARD_SERVICE)
+    judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL)
+    asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
     fitted = _fit(asked, available)
     if fitted is None:
@@ -150,6 +152,10 @@ def _asked(
     services = [
         bundle(ActorKind.REWARD_SERVICE, i, reward.cpus_per_service, reward.gpus_per_service, 1)
         for i in range(reward.num_services)
+    ]
+    services += [
+        bundle(ActorKind.REWARD_MODEL, i, model.cpus, model.gpus, model.num_threads)
+        for i, model in enumerate(reward.models.values())
     ]
     if needs_reference(config, needs=needs):
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))

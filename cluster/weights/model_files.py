@@ -33,6 +33,14 @@ def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
         )
 
 
+def refuse_unpinned(model: ModelConfig, *, section: str) -> None:
+    """Raises ConfigError for a hub name without a commit: a branch or a tag may be another model tomorrow."""
+    if not Path(model.path).expanduser().is_dir() and not _COMMIT.fullmatch(model.revision or ""):
+        raise ConfigError(
+            f"{section}.revision={model.revision!r}: {model.path!r} is no local folder; set a commit of the hub (40 hexadecimal digits)"
+        )
+
+
 def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:
     """The safetensors files of a model by name, none when it has none; None for one that its index names and that is not there.
 

@@ -40,6 +40,14 @@ class ActorSpecs:
             self._seated(bundle, name, "reward_service", name=name) for bundle, name in zip(bundles, names, strict=True)
         ]
 
+    def reward_models(self) -> dict[str, ActorSpec]:
+        """By their names in `reward.models`."""
+        bundles = self._placement.of(ActorKind.REWARD_MODEL)
+        return {
+            name: self._seated(bundle, f"reward-model-{name}", "reward_model", model=name)
+            for name, bundle in zip(self._config.reward.models, bundles, strict=True)
+        }
+
     def reference_scorer(self) -> ActorSpec | None:
         """None when nothing in the mathematics needs reference log-probs."""
         bundles = self._placement.of(ActorKind.REFERENCE_SCORER)

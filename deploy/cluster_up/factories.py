@@ -19,6 +19,16 @@ def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:
     return RewardService(config.reward, name=name)
 
 
+def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
+    from actors.reward_model import Reading, RewardModel
+    from learner.model.sequence_classification import SequenceClassifier, classifier_config, longest_of
+
+    own, field = config.reward.models[model], f"reward.models.{model}"
+    longest = longest_of(classifier_config(own, field=field))
+    classifier = SequenceClassifier(own, field=field, num_threads=num_threads)
+    return RewardModel(classifier, reading=Reading(own, max_tokens=longest, field=field))
+
+
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model.reference import ReferenceModel, reference_models
@@ -38,7 +48,6 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
         model=loaded[None],
         by_source={source: model for source, model in loaded.items() if source is not None},
         source_column=config.reference.source_column,
-        name="reference",
     )
 
 

@@ -1,7 +1,7 @@
 """What a run is made of: each part is built here, and handed to the parts that need it. Nothing starts."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,6 +80,7 @@ def wire(
         config,
         start=seats.start,
         rewards=specs.reward_services(),
+        models=specs.reward_models(),
         reference=specs.reference_scorer(),
         fleet=fleet,
         supervisor=supervisor,
@@ -112,6 +113,7 @@ def production(
     *,
     start: Start,
     rewards: Sequence[ActorSpec],
+    models: Mapping[str, ActorSpec],
     reference: ActorSpec | None,
     fleet: WorkerPool,
     supervisor: Supervisor,
@@ -124,10 +126,12 @@ def production(
     max_failures, events = config.supervision.max_prompt_failures, supervisor.events
     scorers = Scorers(
         rewards=[SupervisedActor(reward, start=start, supervisor=supervisor) for reward in rewards],
+        models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         suspects=Suspects(max_failures=max_failures, events=events),
         events=events,
         tasks=tasks,
+        reward=config.reward,
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
         source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,

@@ -22,6 +22,7 @@ from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
+from deploy.preflight.reward_models import stand_ins
 from deploy.preflight.sandbox import check_sandboxes
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         problems.attempt(prompts.check_recipes, each, config, field=field)
     size = config.buffer.trajectories_per_group
     trying = (config.reward, sources, formatter)
-    samples = problems.attempt(judge.judge_samples, *trying, trajectories_per_group=size) if sources else None
+    models = problems.attempt(stand_ins, config.reward)
+    samples = None
+    if sources and models is not None:
+        samples = problems.attempt(judge.judge_samples, *trying, models=models, trajectories_per_group=size)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()
@@ -62,6 +66,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.prompt_rows(config, source, looks),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
+            *report.reward_model_rows(models or {}),
             *(("reward", f"{field}: programs", text) for field, text in (confined or {}).items()),
             *report.placement_rows(placement),
             *report.memory_rows(memory),

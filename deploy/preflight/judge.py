@@ -13,6 +13,7 @@ from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import FinishReason, Prompt, Reward, RewardStatus
+from deploy.preflight.reward_models import StandIn
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -44,16 +45,17 @@ def judge_samples(
     sources: Mapping[str, PromptSource],
     formatter: "ChatFormatter | None",
     *,
+    models: Mapping[str, StandIn],
     trajectories_per_group: int = 1,
 ) -> list[Sample]:
     """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
 
-    Raises ConfigError if the judge does not load, or if it or one of its parts fails on every sample of a source. One that fails on some
-    may have its reasons.
+    Reward models are not run: 0 stands for their scores. Raises ConfigError if the judge does not load, or if it or one of its parts
+    fails on every sample of a source. One that fails on some may have its reasons.
     """
     failing = dict[tuple[str, str], bool]()
     try:
-        samples = asyncio.run(_judged(config, sources, formatter, trajectories_per_group, failing))
+        samples = asyncio.run(_judged(config, sources, formatter, models, trajectories_per_group, failing))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     for field in sources:
@@ -84,6 +86,7 @@ async def _judged(
     config: RewardConfig,
     sources: Mapping[str, PromptSource],
     formatter: "ChatFormatter | None",
+    models: Mapping[str, StandIn],
     group_size: int,
     failing: dict[tuple[str, str], bool],
 ) -> list[Sample]:
@@ -102,7 +105,7 @@ async def _judged(
                 said = [*islice(cycle(completions.values()), size)]
                 asked = Asked(
                     columns=prompt.info(),
-                    trajectories=[_trajectory(prompt, each, formatter) for each in said],
+                    trajectories=[_trajectory(prompt, each, formatter, models) for each in said],
                 )
                 rewards, stats = await service.judge(asked)
                 for part, of_part in stats.items():
@@ -118,7 +121,9 @@ async def _judged(
     return samples
 
 
-def _trajectory(prompt: Prompt, completion: str, formatter: "ChatFormatter | None") -> dict[str, Any]:
+def _trajectory(
+    prompt: Prompt, completion: str, formatter: "ChatFormatter | None", models: Mapping[str, StandIn]
+) -> dict[str, Any]:
     from actors.reward_service.service import conversation
 
     text = _text(prompt, formatter)
@@ -129,6 +134,9 @@ def _trajectory(prompt: Prompt, completion: str, formatter: "ChatFormatter | Non
         "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,
+        "scores": {
+            name: model.scores(prompt.info(), prompt=text, completion=completion) for name, model in models.items()
+        },
     }
 
 

@@ -29,6 +29,8 @@ class Memory:
     """Where a worker's key-value cache is, in words."""
     reference: int | None
     """None without a reference scorer."""
+    reward_models: dict[str, int]
+    """By name."""
     total: int
     free: int | None
     """None where it is not this machine's memory that counts."""
@@ -54,6 +56,7 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
     from learner import memory
+    from learner.model.sequence_classification import num_bytes
 
     rank = memory.of_run(config)
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
@@ -61,7 +64,10 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
     worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
-    total = rank.total_bytes * config.learner.num_ranks + worker * num_workers + (reference or 0)
+    models = {} if config.recorded is not None else config.reward.models
+    reward_models = {name: num_bytes(model, field=f"reward.models.{name}") for name, model in models.items()}
+    on_cpu = sum(size for name, size in reward_models.items() if not models[name].gpus)
+    total = on_cpu + rank.total_bytes * config.learner.num_ranks + worker * num_workers + (reference or 0)
     free = psutil.virtual_memory().available if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:
@@ -76,6 +82,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         if on_gpus
         else "with its cache",
         reference=reference,
+        reward_models=reward_models,
         total=total,
         free=free if is_here else None,
     )

@@ -1,6 +1,6 @@
 """What a run will be, as rows for people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -14,6 +14,7 @@ from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
 from deploy.preflight.prompts import Looks, unseen_sources
+from deploy.preflight.reward_models import StandIn
 
 Rows = Iterator[tuple[str, str, str]]
 _MOST_CHARACTERS = 240
@@ -96,6 +97,11 @@ def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
         yield "reward", completion, "; ".join(dict.fromkeys(said))
 
 
+def reward_model_rows(models: Mapping[str, StandIn]) -> Rows:
+    for name, model in models.items():
+        yield "reward", f"model {name}", f"{', '.join(model.labels)}; not run by this check, 0 stands for its scores"
+
+
 def placement_rows(placement: PlacementPlan | None) -> Rows:
     if placement is None:
         yield "placement", "", "decided on the cluster"
@@ -113,6 +119,8 @@ def memory_rows(memory: Memory) -> Rows:
     yield "memory", "rollout worker", f"{_gib(memory.worker)}, {memory.cache}"
     if memory.reference is not None:
         yield "memory", "reference scorer", _gib(memory.reference)
+    for name, size_bytes in memory.reward_models.items():
+        yield "memory", f"reward model {name}", _gib(size_bytes)
     if memory.free is not None:
         verdict = "" if memory.total <= memory.free else " (tight: this may swap or be killed)"
         yield "memory", "all together", f"{_gib(memory.total)} of {_gib(memory.free)} free{verdict}"

@@ -43,6 +43,10 @@ def write_passport(
         settings["reference"]["fingerprints"] = {
             source or "path": fingerprint(model) for source, model in found.items()
         }
+    for name, model in config.reward.models.items():
+        from learner.model.sequence_classification import as_model
+
+        settings["reward"]["models"][name]["fingerprint"] = fingerprint(as_model(model))
     value = config.algorithm.value
     if value is not None and value.path is not None:
         from learner.model.critic import critic_config

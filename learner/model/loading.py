@@ -135,7 +135,7 @@ def _load(
 
 def read_score(model: ModelConfig) -> Tensor | None:
     """The score of a reward model of one label, [1, H] (transformers' `...ForSequenceClassification`); None without one."""
-    found = next((tensor for tensor in _stored_tensors(model) if tensor.name == "score.weight"), None)
+    found = next((tensor for tensor in stored_tensors(model) if tensor.name == "score.weight"), None)
     return found.rows(slice(None)) if found is not None and found.is_plain and found.shape[0] == 1 else None
 
 
@@ -173,7 +173,7 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
         return None
     # A backbone may be stored as part of a causal model, or of a reward model.
     prefix = f"{source.base_model_prefix}." if _is_backbone(source) else ""
-    stored = {tensor.name.removeprefix(prefix): tensor for tensor in _stored_tensors(model)}
+    stored = {tensor.name.removeprefix(prefix): tensor for tensor in stored_tensors(model)}
     for names, parameter in _tied(source):
         if is_adapter(names[0]):
             continue
@@ -186,7 +186,7 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
     return stored
 
 
-def _stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
+def stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
     """Of all safetensors files, none when there are none. A hub name's files are downloaded once."""
     for path in weight_files(partial(_file, model)).values():
         if path is None:

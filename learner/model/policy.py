@@ -18,7 +18,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
@@ -32,8 +39,8 @@ PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
 ISOLATION_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Nats, by which a sequence may move when its neighbours in the row are exchanged for others of the same lengths."""
-ModelKind = type[AutoModelForCausalLM] | type[AutoModel]
-"""A whole causal model, or its backbone alone."""
+ModelKind = type[AutoModelForCausalLM] | type[AutoModel] | type[AutoModelForSequenceClassification]
+"""A whole causal model, its backbone alone, or a reward model."""
 CRITIC_PATH = "algorithm.value.path"
 """The field, for messages."""
 
@@ -206,9 +213,9 @@ def load_backbone(critic: ModelConfig, *, device: torch.device | str = "cpu") ->
     return load(critic, dtype=torch.float32, device=device, kind=AutoModel, field=CRITIC_PATH)
 
 
-def attention_of(model: ModelConfig) -> str:
-    """The implementation that the model is loaded with."""
-    return "sdpa" if model.attention == "auto" else model.attention
+def attention_of(model: ModelConfig) -> str | None:
+    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it."""
+    return None if model.attention == "auto" else model.attention
 
 
 def without_dropout(module: nn.Module) -> None:

@@ -197,6 +197,7 @@ async def _measure(size: int) -> dict[str, float]:
                 config,
                 start=start,
                 rewards=[_spec("reward", ActorKind.REWARD_SERVICE, "Scorer")],
+                models={},
                 reference=None,
                 fleet=fleet,
                 supervisor=supervisor,

@@ -47,6 +47,7 @@ OTHERS = {
     "openrlhf",
     "pairwise",
     "remote",
+    "reward_model",
     "trl",
     "verl",
 }

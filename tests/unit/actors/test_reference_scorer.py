@@ -38,13 +38,6 @@ def test_a_model_that_forgets_tokens_is_noticed():
         ReferenceScorer(model=TooShort()).score(batch_of(["a", "b"]))
 
 
-def test_progress_returns_to_idle_after_a_failure():
-    scorer = ReferenceScorer(model=TooShort())
-    with pytest.raises(DataError):
-        scorer.score(batch_of(["a", "b"]))
-    assert scorer.progress().phase == "idle"
-
-
 def test_a_group_is_scored_by_the_model_of_its_source_and_by_the_first_model_without_one():
     math, other = Halving(), Halving()
     scorer = ReferenceScorer(model=other, by_source={"math": math}, source_column="kind")

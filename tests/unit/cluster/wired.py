@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import ActorKind, GroupSummary
 from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
@@ -43,6 +44,8 @@ def wired(
         return SupervisedActor(actor_spec(name, kind), start=start, supervisor=supervisor)
 
     scorers = Scorers(
+        models={},
+        reward=RewardConfig(),
         rewards=[scorer(f"reward-{index}", ActorKind.REWARD_SERVICE) for index in range(num_services)],
         reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),

@@ -10,6 +10,7 @@ from actors.reward_service.service import RewardService
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.schema import added
+from cluster.contracts.types import JudgingInputs
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -201,3 +202,23 @@ async def test_a_reward_func_of_openrlhf_runs_unchanged():
     batch = await scored(["42", "41"], {"label": "42"}, judge=judge)
     assert batch["reward"].to_pylist() == [2.0, 0.0]
     assert components(batch) == [{"score": 1.0}, {"score": 0.0}]
+
+
+async def test_scores_of_a_reward_model_are_verdicts_by_label_and_one_without_a_score_is_a_failure():
+    """0.5 x 2 + 1; the second trajectory was too long for the model, which fails it and no other."""
+    model = {"name": "reward_model", "model": "kind"}
+    settings = {
+        "parts": {"warm": {"judge": {**model, "label": "warm"}, "weight": 0.5}, "polite": {"judge": {**model, "label": "polite"}}},
+        "models": {"kind": {"path": "a"}},
+    }  # fmt: skip
+    scores = [{"kind": {"warm": 2.0, "polite": 1.0}}, {"kind": "9 tokens, and the model takes 5"}]
+    async with service(**settings) as rewards:
+        batch = await rewards.score(batch_of(["a", "b"]), JudgingInputs(scores=scores))
+        unknown = await rewards.score(batch_of(["a"]), JudgingInputs(scores=[{"kind": {"cold": 1.0, "polite": 1.0}}]))
+    assert batch["reward"].to_pylist() == [2.0, None]
+    assert (
+        batch["reward_message"]
+        .to_pylist()[1]
+        .startswith("judge:warm DataError: reward.models.kind: 9 tokens, and the model takes 5")
+    )
+    assert "has no label 'warm'; it has: cold, polite" in unknown["reward_message"].to_pylist()[0]

@@ -23,6 +23,38 @@ def test_parts_that_cannot_act_are_refused(settings, message):
         RewardConfig.model_validate(settings)
 
 
+MODELS = {"helpful": {"path": "a"}, "harmless": {"path": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("judge", "models", "message"),
+    [
+        ({"name": "reward_model", "model": "kind"}, MODELS, r"judge.model='kind' is not among reward.models, which has: helpful, harm"),
+        ({"name": "reward_model"}, MODELS, "judge.model='None' is not among reward.models"),
+        ({"name": "reward_model", "model": "helpful"}, MODELS, "models.harmless judges nothing; give a part the judge"),
+        ("exact_match", {"a/b": {"path": "a"}}, "models.a/b: a model is named by letters"),
+    ],
+)  # fmt: skip
+def test_models_that_judge_nothing_and_judges_without_a_model_are_refused(judge, models, message):
+    with pytest.raises(ValidationError, match=message):
+        RewardConfig.model_validate({"judge": judge, "models": models})
+
+
+def test_a_group_asks_the_models_of_its_recipe_each_once():
+    parts = {
+        "good": {"judge": {"name": "reward_model", "model": "helpful", "label": "good"}},
+        "bad": {"judge": {"name": "reward_model", "model": "helpful", "label": "bad"}},
+        "safe": {"judge": {"name": "actors.rewards.reward_model:reward_model", "model": "harmless"}},
+        "right": {"judge": "exact_match"},
+    }
+    recipes = {"chat": ["good", "right", "bad", "safe"], "math": ["right"]}
+    config = RewardConfig.model_validate({"parts": parts, "models": MODELS, "by_source": recipes})
+    asked = [config.models_for(columns) for columns in ({"source": "chat"}, {"source": "math"}, {"source": "?"}, {})]
+    assert asked == [["helpful", "harmless"], [], [], []]
+    everywhere = RewardConfig.model_validate({"parts": parts, "models": MODELS})
+    assert everywhere.models_for({}) == ["helpful", "harmless"]
+
+
 def test_deadlines_of_parts_add_up():
     """One waits for the other: 30 s by default, and 5."""
     parts = {"a": {"judge": "none"}, "b": {"judge": "none", "timeout_s": 5}}
@@ -30,6 +62,10 @@ def test_deadlines_of_parts_add_up():
 
 
 def test_a_resumed_run_may_give_a_part_more_time_and_not_another_weight():
-    run = {"reward": {"parts": {"tidy": {"timeout_s": 5.0, "weight": 0.1}}}}
-    slower = {"reward": {"parts": {"tidy": {"timeout_s": 9.0, "weight": 0.2}}}}
-    assert differing(run, slower) == {"reward.parts.tidy.weight": (0.1, 0.2)}
+    run = {
+        "reward": {"parts": {"tidy": {"timeout_s": 5.0, "weight": 0.1}}, "models": {"kind": {"gpus": 0, "path": "a"}}}
+    }
+    other = {
+        "reward": {"parts": {"tidy": {"timeout_s": 9.0, "weight": 0.2}}, "models": {"kind": {"gpus": 1, "path": "b"}}}
+    }
+    assert differing(run, other) == {"reward.parts.tidy.weight": (0.1, 0.2), "reward.models.kind.path": ("a", "b")}

@@ -1,6 +1,8 @@
 """A hosted object is plain: what makes it an actor is around it."""
 
+import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -53,3 +55,24 @@ async def test_a_refusal_goes_between_the_batches_of_a_stream(host):
     await host.build(f"{__name__}:Choosy", {})
     items = [item async for item in host.stream_batches("generate")]
     assert items[:2] == [REFUSED, None] and items[3].group_id == "00000007"
+
+
+class Computing:
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def compute(self) -> None:
+        self.began.set()
+        self.may_end.wait()
+        raise ValueError("computed badly")
+
+
+async def test_the_method_that_computes_is_the_phase_until_it_returns_or_raises(host):
+    await host.build(f"{__name__}:Computing", {})
+    computing = asyncio.create_task(host.call("compute"))
+    await asyncio.to_thread(host._object.began.wait)
+    assert (await host.progress()).phase == "compute"
+    host._object.may_end.set()
+    with pytest.raises(ValueError, match="badly"):
+        await computing
+    assert (await host.progress()).phase == "serving"

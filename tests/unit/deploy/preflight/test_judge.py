@@ -23,7 +23,7 @@ class Says(NumberedPrompts):
 
 
 def samples(judge: str, source, **settings):
-    return judge_samples(RewardConfig(judge=judge, **settings), {"prompts": source}, None)
+    return judge_samples(RewardConfig(judge=judge, **settings), {"prompts": source}, None, models={})
 
 
 def test_what_the_judge_said_is_kept():
@@ -55,7 +55,7 @@ def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():
     with pytest.raises(
         ConfigError, match=r"prompts: reward.parts.style fails on each of its samples, .* KeyError: 'anser'"
     ):
-        judge_samples(RewardConfig.model_validate({"parts": parts}), {"prompts": ANSWERED}, None)
+        judge_samples(RewardConfig.model_validate({"parts": parts}), {"prompts": ANSWERED}, None, models={})
 
 
 def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
@@ -64,12 +64,12 @@ def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
     sources = ["maths"] * 5 + ["chat"]
     prompts = [Prompt(prompt_id=f"p{i}", text="?", columns={"answer": "2", "source": s}) for i, s in enumerate(sources)]
     with pytest.raises(ConfigError, match=r"reward.parts.style fails on each of its samples"):
-        judge_samples(config, {"prompts": prompts}, None)
+        judge_samples(config, {"prompts": prompts}, None, models={})
 
 
 def test_a_judge_that_compares_the_tokens_of_a_group_is_tried_on_a_group():
     config = RewardConfig(judge=f"{JUDGES}:compares")
-    tried = judge_samples(config, {"prompts": ANSWERED}, None, trajectories_per_group=8)
+    tried = judge_samples(config, {"prompts": ANSWERED}, None, models={}, trajectories_per_group=8)
     assert [sample.reward for sample in tried] == [Reward(value=1.0)] * 2
 
 

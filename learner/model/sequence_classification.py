@@ -1,0 +1,127 @@
+"""A frozen reward model of transformers, `...ForSequenceClassification` (`cluster.contracts.protocols.ClassifyingModel`).
+
+A causal model's score is read at the last token of each text, by its length: transformers looks for the last token that is no padding,
+and finds another where the padding token is also the one that ends a turn, and none where there is no padding token.
+Shapes: B texts of a pass, L labels, T tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.reward_config import RewardModelConfig
+from cluster.weights.model_files import refuse_unpinned
+from learner.model.loading import skeleton, stored_tensors
+from learner.model.packing import MicroBatch, tokens_per_pass
+from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, read_config, score, token_row
+
+
+def classifier_config(config: RewardModelConfig, *, field: str) -> PretrainedConfig:
+    """The model's transformers configuration. Raises ConfigError for a hub name without a commit, and for what is no classifier."""
+    model = as_model(config)
+    refuse_unpinned(model, section=field)
+    found = read_config(model, field=f"{field}.path")
+    if not any("ForSequenceClassification" in each for each in found.architectures or ()):
+        raise ConfigError(
+            f"{field}.path={config.path!r} is a {', '.join(found.architectures or ('model',))} without a classification head; give a "
+            "...ForSequenceClassification"
+        )
+    return found
+
+
+def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
+    """Of the outputs, in order. The one output of a model that names none is `LABEL_0` in transformers."""
+    return tuple(label for _, label in sorted((config.id2label or {}).items()))
+
+
+def longest_of(config: PretrainedConfig) -> int | None:
+    """Tokens that the model takes; None where its configuration does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def num_bytes(config: RewardModelConfig, *, field: str) -> int:
+    """Of its weights. Raises ConfigError as `skeleton` does."""
+    built = skeleton(as_model(config), kind=AutoModelForSequenceClassification, field=f"{field}.path")
+    return sum(each.numel() for each in built.parameters()) * (2 if config.dtype == "bfloat16" else 4)
+
+
+def as_model(config: RewardModelConfig) -> ModelConfig:
+    return ModelConfig(path=config.path, revision=config.revision, dtype=config.dtype)
+
+
+class SequenceClassifier:
+    """Loaded once, never trained."""
+
+    def __init__(self, config: RewardModelConfig, *, field: str, num_threads: int = 1) -> None:
+        """Raises ConfigError naming `field` for a model that does not load, or that does not score a text in a batch as it does alone."""
+        torch.set_num_threads(num_threads)
+        self.labels = labels_of(classifier_config(config, field=field))
+        self._device = torch.device("cuda" if config.gpus else "cpu")
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        model, kind = as_model(config), AutoModelForSequenceClassification
+        self._model = load(model, dtype=dtype, device=self._device, kind=kind, field=f"{field}.path").eval()
+        self._model.requires_grad_(False)
+        _compute_head_in_float32(self._model, stored=model)
+        self._is_causal = isinstance(getattr(self._model, "score", None), nn.Linear)
+        self._pad_id = self._model.config.get_text_config().pad_token_id
+        if self._pad_id is None and not self._is_causal:
+            raise ConfigError(
+                f"{field}.path={config.path!r} has no pad_token_id, which it needs to tell texts of a batch apart"
+            )
+        self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=self._device)
+        self._prove(PROOF_TOLERANCE[dtype], field=field)
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """[texts][L], in the order given: outputs before any softmax or sigmoid."""
+        # Predicting a token after the text reads the hidden state of the text's last one.
+        rows = [token_row(ids, [0]) for ids in token_ids]
+        scored = score(self._logits, rows, layout="padded", max_tokens=self._max_tokens, device=self._device)
+        return [scores[0].tolist() for scores in scored]
+
+    def _logits(self, batch: MicroBatch) -> Tensor:
+        """[B, L], float32."""
+        if self._is_causal:
+            return cast(nn.Linear, self._model.score)(hidden_states(self._model, batch))
+        ends_B = batch.head_index_C - torch.arange(len(batch.rows), device=self._device) * batch.input_ids.shape[1]
+        is_text_BT = batch.position_ids <= ends_B[:, None]
+        padded_BT = batch.input_ids.where(is_text_BT, self._pad_id)
+        return self._model(input_ids=padded_BT, attention_mask=is_text_BT.long()).logits
+
+    @torch.no_grad()
+    def _prove(self, tolerance: float, *, field: str) -> None:
+        """A few texts of different lengths, together and each alone through the model's own forward."""
+        ids = [
+            each
+            for each in range(3, 40)
+            if each not in (self._pad_id, self._model.config.get_text_config().pad_token_id)
+        ]
+        texts = [ids[:5], ids[5:17], ids[7:15]]
+        own = [self._model(input_ids=torch.tensor([each], device=self._device)).logits[0].cpu() for each in texts]
+        expected, found = torch.stack(own), torch.tensor(self.score(texts))
+        error = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
+        if not error <= tolerance:
+            raise ConfigError(
+                f"{field}: {type(self._model).__name__} scores a text in a batch otherwise than alone (off by {error:.3g})"
+            )
+
+
+def _compute_head_in_float32(model: PreTrainedModel, *, stored: ModelConfig) -> None:
+    """All that stands above the backbone, with weights as they are stored: rounded ones would shift every score."""
+    heads = {name: module for name, module in model.named_children() if module is not model.base_model}
+    for module in heads.values():
+        module.float()
+        module.register_forward_pre_hook(_in_float32)
+    for tensor in stored_tensors(stored):
+        if tensor.is_plain and tensor.name.partition(".")[0] in heads:
+            parameter = dict(model.named_parameters()).get(tensor.name)
+            if parameter is not None:
+                parameter.data.copy_(tensor.rows(slice(None)))
+
+
+def _in_float32(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.float() if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs)

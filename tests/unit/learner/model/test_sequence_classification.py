@@ -1,0 +1,119 @@
+"""Scores are those of transformers' own forward on each text alone, whatever is computed together."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+    RobertaConfig,
+)
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.reward_config import RewardModelConfig
+from learner.model.sequence_classification import SequenceClassifier, classifier_config, labels_of
+from tests.models import make_tiny_model, make_tiny_reward_model, make_tokenizer
+
+EOS, PAD = 1, 2
+TEXTS = [[0, 5, 6, 7, EOS], [0, 9, EOS, PAD, EOS], [0, *range(10, 40), PAD], [8]]
+"""One ends with the end token, one with padding tokens of its own, one is a single token."""
+TINY = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+ENCODERS = {
+    "bert": BertConfig(**TINY, pad_token_id=PAD),
+    "deberta": DebertaV2Config(**TINY, pad_token_id=PAD, pooler_hidden_size=32, relative_attention=True),
+    "modernbert": ModernBertConfig(**TINY, pad_token_id=PAD, classifier_pooling="mean", global_attn_every_n_layers=2),
+    "roberta": RobertaConfig(**TINY, pad_token_id=PAD),
+}
+
+
+def classifier(folder, **settings) -> SequenceClassifier:
+    config = RewardModelConfig.model_validate({"path": str(folder), "dtype": "float32", **settings})
+    return SequenceClassifier(config, field="reward.models.helpful")
+
+
+def make_encoder(folder, config):
+    torch.manual_seed(1)
+    config.num_labels = 2
+    config.initializer_range = 0.2
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def alone(folder, texts=TEXTS, **changed) -> torch.Tensor:
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, **changed).eval()
+    return torch.stack([model(input_ids=torch.tensor([text])).logits[0] for text in texts])
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_a_causal_models_score_is_that_of_the_last_token_even_where_that_one_is_padding(
+    tmp_path, architecture, pad_is_eos
+):
+    folder = make_tiny_reward_model(tmp_path / "m", architecture=architecture, pad_is_eos=pad_is_eos)
+    # Without a padding token transformers reads the last token of a single text; with one it reads another.
+    expected = alone(folder, pad_token_id=None)
+    for max_tokens in (1, 40, 16384):
+        found = torch.tensor(classifier(folder, max_tokens_per_micro_batch=max_tokens).score(TEXTS))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(alone(folder), expected, atol=0.01), "the numbers would not show the difference"
+
+
+def test_padding_on_the_left_gives_the_same_scores(tmp_path):
+    folder = make_tiny_reward_model(tmp_path / "m")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, pad_token_id=None, dtype=torch.float32).eval()
+    width = max(map(len, TEXTS))
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in TEXTS])
+    ids = torch.tensor([[PAD] * (width - len(text)) + text for text in TEXTS])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state
+        expected = model.score(hidden[:, -1])
+    torch.testing.assert_close(torch.tensor(classifier(folder).score(TEXTS)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_bidirectional_model_does_not_see_the_padding(tmp_path, name):
+    folder = make_encoder(tmp_path / "m", ENCODERS[name])
+    texts = [[token for token in text if token != PAD] for text in TEXTS]
+    found = torch.tensor(classifier(folder).score(texts))
+    torch.testing.assert_close(found, alone(folder, texts), rtol=1e-5, atol=1e-5)
+
+
+def test_labels_go_by_the_models_own_names_in_the_order_of_its_outputs(tmp_path):
+    folder = make_tiny_reward_model(tmp_path / "m", num_labels=12)
+    config = classifier_config(RewardModelConfig(path=str(folder)), field="f")
+    assert labels_of(config) == tuple(f"LABEL_{number}" for number in range(12))
+    assert [len(scores) for scores in classifier(folder).score(TEXTS)] == [12] * 4
+
+
+def test_in_bfloat16_the_head_computes_in_float32_with_its_weights_as_stored(tmp_path):
+    folder = make_tiny_reward_model(tmp_path / "m")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    # A small difference of large weights, which bfloat16 does not have: 256.25 is 256 there.
+    tensors["score.weight"] = torch.full_like(tensors["score.weight"], 256.25)
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=torch.tensor([TEXTS[0]])).last_hidden_state[0, -1].float()
+    assert classifier(folder, dtype="bfloat16").score(TEXTS[:1])[0] == pytest.approx(
+        [float(hidden.sum() * 256.25)], rel=1e-4, abs=1e-2
+    )
+
+
+def test_what_is_no_classifier_or_not_pinned_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"reward.models.helpful.path=.*Qwen3ForCausalLM without a classification head"
+    ):
+        classifier(make_tiny_model(tmp_path / "m"))
+    with pytest.raises(
+        ConfigError, match=r"reward.models.helpful.revision='main': 'org/model' is no local folder; set a commit"
+    ):
+        classifier("org/model", revision="main")
+    ENCODERS["bert"].pad_token_id = None
+    with pytest.raises(ConfigError, match="no pad_token_id, which it needs"):
+        classifier(make_encoder(tmp_path / "e", ENCODERS["bert"]))
