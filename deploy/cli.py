@@ -210,6 +210,30 @@ def replay(
             raise typer.Exit(1)
 
 
+@app.command(name="serve-reward")
+def serve_reward(
+    judge: Annotated[str, typer.Argument(metavar="JUDGE", help="As in a run file: math_verify, or my_rewards:judge.")],
+    params: Annotated[list[str] | None, typer.Argument(metavar="[a=b]...", help="The judge's parameters.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable of the bearer token to ask for.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="As reward.timeout_s.")] = 30.0,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="As reward.max_concurrency.")] = 64,
+    env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge sees.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a judge to runs on other machines, as `judge: {name: remote, endpoint: http://host:port}`."""
+    with _reporting(debug=debug):
+        from cluster.contracts.config import RewardConfig
+        from cluster.contracts.plugins import Plugin
+        from deploy import serving
+        from deploy.config import loading as configuration
+
+        plugin = Plugin(name=judge, params=dict(map(configuration.parsed, params or [])))
+        config = RewardConfig(judge=plugin, timeout_s=timeout_s, max_concurrency=max_concurrency, env=tuple(env or ()))
+        serving.serve(config, host=host, port=port, key_env=key_env, says=typer.echo)
+
+
 @app.command()
 def scale(
     run_dir: RunDir,

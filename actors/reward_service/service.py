@@ -72,11 +72,21 @@ class RewardService:
                         raise error
                 self._judges = dict(zip(parts, started, strict=True))
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """Names of what the judges are given, once they are up."""
+        return frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
+
+    @property
+    def wanted(self) -> list[str]:
+        """Of that, what is a trajectory's own, by the names of one."""
+        asks = self.asks
+        return [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asks]
+
     async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
         """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time."""
         await self.warm_up()
-        asked_for = frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
-        wanted = [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asked_for]
+        wanted = self.wanted
         schema.validate(batch, ["info", "prompt_text", *(_FIELDS.get(name, "completion_text") for name in wanted)])
         rewards, stats = await self.judge(_asked(batch, wanted, inputs or JudgingInputs()))
         columns = schema.columns_of(

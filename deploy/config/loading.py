@@ -54,7 +54,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     settings: list[tuple[str, Any]] = []
     for override in overrides:
         with _noting(problems):
-            settings.append(_parsed(override))
+            settings.append(parsed(override))
     if any(name == "algorithm.preset" and value is not None for name, value in settings):
         # The preset stands for the whole section, and not only for what the file leaves out.
         values = values | {"algorithm": {}}
@@ -96,7 +96,7 @@ def _noting(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def _parsed(override: str) -> tuple[str, Any]:
+def parsed(override: str) -> tuple[str, Any]:
     """Name and value."""
     name, equals, text = override.partition("=")
     if not equals or not all(name.split(".")):

@@ -139,3 +139,7 @@ def leaking(*, completion: str) -> float:
     else:
         bytearray(100 * 2**20)
     return 1.0
+
+
+def after_others(*, completion: str, rewards: Mapping[str, Any]) -> float:
+    return sum(rewards.values())

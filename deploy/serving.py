@@ -1,0 +1,122 @@
+"""A judge behind HTTP, in the native dialect of the judge `remote`: rewards get machines of their own.
+
+It runs in processes under deadlines, exactly as in a run. `POST /judge` takes `{groups: [{columns, trajectories: [{prompt, completion,
+token_ids, finish_reason, seed}]}]}`, of a trajectory at least what the judge asks for, and answers `{groups: [[...]]}` with `{reward,
+components}` or `{status, error}` of each. `GET /health` answers while the server is up.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from actors.dialects import native_answer
+from actors.reward_service.service import Asked, RewardService, conversation
+from cluster.contracts.config import RewardConfig
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
+
+_MAX_BODY_BYTES = 64 * 2**20
+_ELSEWHERE = ("rewards", "servers")
+"""What a judge may ask for and only a run has."""
+
+
+def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, says: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT; requests under way are answered. `port` 0 takes a free one; `says` is told the address.
+
+    Raises ConfigError for a judge that is refused, a key that is not set, an address that cannot be had, and one beyond this machine
+    without a key.
+    """
+    key = _key(key_env, host=host)
+    with _bound(host, port) as listening:
+        asyncio.run(_serve(config, listening, key, says))
+
+
+async def _serve(config: RewardConfig, listening: socket.socket, key: str | None, says: Callable[[str], None]) -> None:
+    service = RewardService(config)
+    await service.warm_up()
+    try:
+        if foreign := service.asks & {*_ELSEWHERE}:
+            raise ConfigError(f"the judge asks for {', '.join(foreign)}, which only a run has; name it in the run file")
+        server = uvicorn.Server(uvicorn.Config(app(service, key=key), log_level="warning", lifespan="off"))
+        # uvicorn raises the signal that ended it again: this end is a clean one.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        host, port = listening.getsockname()[:2]
+        says(f"serving {config.judge.name} on http://{f'[{host}]' if ':' in host else host}:{port}")
+        await server.serve(sockets=[listening])
+    finally:
+        await service.close()
+
+
+def app(service: RewardService, *, key: str | None) -> Starlette:
+    """The service as a web application."""
+
+    async def judge(request: Request) -> Response:
+        said = request.headers.get("authorization", "")
+        if key is not None and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+            return _refusal(401, "the bearer token is missing or wrong")
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                return _refusal(413, f"the body is longer than {_MAX_BODY_BYTES} bytes")
+        try:
+            groups = [_asked(group, service.wanted) for group in json.loads(body)["groups"]]
+        except (DataError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            return _refusal(422, f"not a request of the native dialect: {type(error).__name__}: {error}")
+        try:
+            judged = await asyncio.gather(*map(service.judge, groups))
+        except (UnavailableError, WorkerError) as error:
+            return _refusal(503, str(error))
+        return JSONResponse({"groups": [[native_answer(reward) for reward in rewards] for rewards, _ in judged]})
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(routes=[Route("/judge", judge, methods=["POST"]), Route("/health", health)])
+
+
+def _asked(group: Mapping[str, Any], wanted: Sequence[str]) -> Asked:
+    """Raises DataError for a trajectory without what the judge asks for, and as reading foreign JSON does."""
+    columns, trajectories = dict(group["columns"]), list[dict[str, Any]]()
+    for given in group["trajectories"]:
+        messages = conversation(columns, prompt=given["prompt"], completion=given["completion"])
+        trajectory = {**given, "messages": messages}
+        if missing := [name for name in wanted if name not in trajectory]:
+            raise DataError(f"a trajectory without {', '.join(missing)}, which the judge asks for")
+        trajectories.append(trajectory)
+    return Asked(columns=columns, trajectories=trajectories)
+
+
+def _refusal(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)
+
+
+def _key(key_env: str | None, *, host: str) -> str | None:
+    if key_env is not None and not os.environ.get(key_env):
+        raise ConfigError(f"--key-env {key_env} is not set in the environment; export it")
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    if key_env is None and not is_here:
+        raise ConfigError(f"--host {host} can be reached from other machines: set a token, and name it: --key-env NAME")
+    return key_env and os.environ[key_env]
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; take another --host or --port") from error

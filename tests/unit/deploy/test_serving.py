@@ -1,0 +1,123 @@
+"""`treadwheel serve-reward` on a real socket: the rewards of a judge in place, whatever the judge does."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from actors.reward_service.service import Asked, RewardService, conversation
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig
+from deploy import serving
+
+JUDGES = "tests.unit.actors.judges"
+
+
+@contextlib.contextmanager
+def served(judge, *arguments, **environment):
+    """Its URL and process; it must end well."""
+    command = [sys.executable, "-m", "deploy.cli", "serve-reward", judge, *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    )
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, process.communicate()
+        yield found[0], process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(*completions):
+    columns = {"answer": "4", "messages": [{"role": "user", "content": "2+2?"}]}
+    trajectories = [
+        {
+            "prompt": "2+2?",
+            "completion": said,
+            "messages": conversation(columns, prompt="2+2?", completion=said),
+            "token_ids": [1] * (place + 1),
+            "finish_reason": "stop",
+            "seed": place,
+        }
+        for place, said in enumerate(completions)
+    ]
+    return Asked(columns=columns, trajectories=trajectories)
+
+
+async def rewards(judge, group, **settings):
+    service = RewardService(RewardConfig(judge=judge, **settings))
+    try:
+        return (await service.judge(group))[0]
+    finally:
+        await service.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("judge", "completions"),
+    [
+        (f"{JUDGES}:obedient", ["4", "parts", "raise", "nan", "text", "exit", "hang"]),
+        (f"{JUDGES}:obedient_async", ["parts", "raise", "hang"]),
+        (f"{JUDGES}:compares", ["a", "b", "c", "d"]),
+    ],
+)
+async def test_a_served_judge_gives_the_rewards_components_and_statuses_of_the_judge_in_place(judge, completions):
+    group = asked(*completions)
+    in_place = await rewards(Plugin(name=judge), group, timeout_s=1)
+    with served(judge, "--timeout-s", "1") as (url, _):
+        remote = await rewards(Plugin(name="remote", params={"endpoint": url}), group, timeout_s=10)
+    facts = [[(each.value, each.status, each.components) for each in some] for some in (remote, in_place)]
+    assert facts[0] == facts[1]
+
+
+def post(url, body, token=None):
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{url}/judge", data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.slow
+def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
+    group = {"columns": {"target": "4"}, "trajectories": [{"prompt": "2+2?", "completion": "4"}]}
+    good = json.dumps({"groups": [group]}).encode()
+    with served("exact_match", "column=target", "--key-env", "KEY", KEY="s3cret") as (url, _):
+        assert urllib.request.urlopen(f"{url}/health").status == 200
+        assert [post(url, good, token)[0] for token in (None, "wrong")] == [401, 401]
+        answer = {"groups": [[{"reward": 1.0, "components": {}}]]}
+        assert post(url, good, "s3cret") == (200, answer)
+        for bad in (b"", b"[1]", b'{"groups": [{"columns": {}, "trajectories": [{"prompt": "?"}]}]}'):
+            status, said = post(url, bad, "s3cret")
+            assert status == 422 and "native dialect" in said["error"]
+        assert post(url, b" " * (serving._MAX_BODY_BYTES + 1), "s3cret")[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("judge", "settings", "message"),
+    [
+        ("exact_match", {"host": "0.0.0.0"}, "can be reached from other machines"),
+        ("exact_match", {"key_env": "NOT_SET"}, "--key-env NOT_SET is not set"),
+        ("exact_match", {"host": "203.0.113.1", "key_env": "HOME"}, "cannot listen on 203.0.113.1:0"),
+        ("exact_macht", {}, "did you mean 'exact_match'"),
+        (f"{JUDGES}:after_others", {}, "asks for rewards, which only a run has"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(judge, settings, message):
+    given = {"host": "127.0.0.1", "port": 0, "key_env": None} | settings
+    with pytest.raises(ConfigError, match=message):
+        serving.serve(RewardConfig(judge=Plugin(name=judge)), says=print, **given)
