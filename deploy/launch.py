@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import ModelConfig, PromptsConfig, RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
@@ -30,6 +31,9 @@ from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.preflight.report import biased_sampling
 from deploy.reports.summary import Summary, summarize
+
+if TYPE_CHECKING:
+    from actors.chat.limit import PromptLimit
 
 
 def train(config: RunConfig, *, address: str | None = None) -> Summary:
@@ -191,7 +195,18 @@ def ticket_office(config: RunConfig) -> TicketOffice:
         extra_trajectories=0 if config.algorithm.selection else config.rollout.extra_trajectories,
         sampling=config.sampling,
         num_ahead=config.buffer.groups_per_step,
+        fit=prompt_limit(config.prompts, config.model),
     )
+
+
+def prompt_limit(prompts: PromptsConfig, model: ModelConfig) -> "PromptLimit | None":
+    """None where there is no limit but the context. Raises ConfigError for a tokenizer that cannot be opened."""
+    if prompts.max_prompt_tokens is None:
+        return None
+    from actors.chat.formatter import ChatFormatter  # imports transformers
+    from actors.chat.limit import PromptLimit
+
+    return PromptLimit(prompts, ChatFormatter.load(model))
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
@@ -199,4 +214,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     if (held_out := config.evaluation.prompts) is None:
         return None
     source = open_prompts(held_out, field="evaluation.prompts", source_column=config.reward.source_column)
+    if limit := prompt_limit(held_out, config.model):
+        fitting = (fitted for prompt in source if (fitted := limit(prompt)))
+        source = list(islice(fitting, config.evaluation.num_prompts))
     return Evaluator(config=config, source=source)

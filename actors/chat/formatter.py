@@ -77,10 +77,7 @@ class ChatFormatter:
         the template writes it too. Raises DataError naming the prompt when it is empty, leaves no room for a completion, or does not
         go through the template.
         """
-        text = self._text(prompt)
-        token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
-        if self._adds_bos and token_ids[:1] != [self._bos]:
-            token_ids.insert(0, self._bos)
+        text, token_ids = self._encoded(prompt)
         if not token_ids:
             raise _refused(prompt, "is empty; give it a text or messages")
         if len(token_ids) >= self.max_context:
@@ -90,6 +87,17 @@ class ChatFormatter:
                 "prompt, or raise model.max_context",
             )
         return EncodedPrompt(text=text, token_ids=token_ids)
+
+    def num_tokens(self, prompt: Prompt) -> int:
+        """As `encode` makes them, however many. Raises DataError for a prompt that does not go through the template."""
+        return len(self._encoded(prompt)[1])
+
+    def cut(self, text: str, num_tokens: int, *, at_start: bool) -> str:
+        """`text` without so many tokens at one side; empty where it has no more."""
+        spans = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        if len(spans) <= num_tokens:
+            return ""
+        return text[spans[num_tokens][0] :] if at_start else text[: spans[-num_tokens][0]]
 
     def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
         """A given completion as the model would have sampled it: its tokens, then the one that ends the turn or the sequence.
@@ -127,6 +135,13 @@ class ChatFormatter:
             if ends := [token_id for token_id in tail if token_id in self.stop_token_ids]:
                 return ends[0]
         return self._tokenizer.eos_token_id
+
+    def _encoded(self, prompt: Prompt) -> tuple[str, list[int]]:
+        text = self._text(prompt)
+        token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        if self._adds_bos and token_ids[:1] != [self._bos]:
+            token_ids.insert(0, self._bos)
+        return text, token_ids
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None and (prompt.messages is None or not self.has_template):

@@ -1,9 +1,9 @@
 """Where prompts come from, and what is done with all of them before one is sampled."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
@@ -32,10 +32,24 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     """Of prompts with the same text or messages, system prompt included, the first one stays; the columns are not compared. Opening makes
     every prompt once."""
 
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt, in tokens after the chat template; None is what the context takes beside the completion."""
+    on_long_prompt: Literal["error", "drop", "truncate_start", "truncate_end"] = "error"
+    """What becomes of a longer prompt. `drop` puts another of its source, drawn by seed and place, in its place. `truncate_start` and
+    `truncate_end` cut the text, or the first user message, at that side."""
+
     @classmethod
     def _is_own(cls, key: str, value: Any) -> bool:
         # Some tasks of reasoning_gym have a `difficulty` of their own, a number.
         return super()._is_own(key, value) and (key != "difficulty" or isinstance(value, Mapping))
+
+    @model_validator(mode="after")
+    def _require_a_limit_to_act_on(self) -> "PromptsConfig":
+        if self.on_long_prompt != "error" and self.max_prompt_tokens is None:
+            raise ValueError(
+                f"on_long_prompt={self.on_long_prompt!r} acts beyond max_prompt_tokens alone; set that, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_one_source_or_several(self) -> "PromptsConfig":

@@ -67,8 +67,9 @@ class Production:
             raise DeadlineError(f"{error}; {self.describe()}") from None
 
     def drain_stats(self) -> dict[str, float]:
-        """Of dispatcher, fleet and scorers, since the last call."""
-        return self._dispatcher.drain_stats() | self.fleet.drain_stats() | self._scorers.drain_stats()
+        """Of tickets, dispatcher, fleet and scorers, since the last call."""
+        tickets = self._office.drain_stats() if self._office else {}
+        return tickets | self._dispatcher.drain_stats() | self.fleet.drain_stats() | self._scorers.drain_stats()
 
     def places(self) -> list[SupervisedActor]:
         """Where actors are, or will be again."""

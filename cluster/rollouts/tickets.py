@@ -2,20 +2,30 @@
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import lru_cache
 
+from cluster.contracts.errors import DataError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket, sample_seed
 from cluster.rollouts.mixture import Mixture, place
 
+Fit = Callable[[Prompt], Prompt | None]
+"""The prompt as it is sampled, perhaps shortened; None: another one takes its place."""
+
 _KEPT_EPOCHS = 2
 """Orders that are kept: around the end of an epoch, groups of both are asked for in turn."""
+_MAX_DRAWS = 1000
+"""Prompts that are looked at for the place of one that is dropped."""
 
 
 class TicketOffice:
     """Tickets by index. Sources share the indices by weight; every epoch of a source is a permutation, seeded by run seed and epoch.
+
+    The place of a prompt that does not fit goes to another one of its source, drawn by run seed and index: a place needs to know of no
+    other, a share stays what it is, and of the prompts that fit none is preferred.
 
     Prompts are made in a thread of the office's own, `num_ahead` of them before they are asked for: a slow source does not stop
     the driver's event loop.
@@ -30,15 +40,19 @@ class TicketOffice:
         extra_trajectories: int = 0,
         sampling: SamplingConfig,
         num_ahead: int = 0,
+        fit: Fit | None = None,
         thread: Executor | None = None,
     ) -> None:
-        """`thread` makes the prompts; None is a thread of the office's own."""
+        """Without `fit` every prompt fits. `thread` makes the prompts; None is a thread of the office's own."""
         self._source = source
         self._seed = seed
         self._trajectories_per_group = trajectories_per_group
         self._extra_trajectories = extra_trajectories
         self._sampling = sampling
         self._num_ahead = num_ahead
+        self._fit: Fit = fit or (lambda prompt: prompt)
+        self._unfit = set[tuple[int, int]]()
+        self._counts = Counter[str]()
         self._order = lru_cache(maxsize=_KEPT_EPOCHS * len(source.sources))(self._shuffled)
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._ahead: dict[int, Future[Prompt]] = {}
@@ -53,10 +67,30 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of group `index`."""
+        """The prompt of group `index`. Raises DataError where none of its source seems to fit."""
         number, turn = place(index, self._source.weights)
-        epoch, position = divmod(turn, len(self._source.sources[number].rows))
-        return self._source.prompt(number, self._order(number, epoch)[position])
+        size = len(self._source.sources[number].rows)
+        epoch, position = divmod(turn, size)
+        draws = random.Random(f"{self._seed}/instead/{index}")
+        candidate = self._order(number, epoch)[position]
+        for _ in range(_MAX_DRAWS):
+            if (number, candidate) not in self._unfit:
+                prompt = self._source.prompt(number, candidate)
+                if fitted := self._fit(prompt):
+                    if fitted is not prompt:
+                        self._counts["truncated"] += 1
+                    return fitted
+                self._unfit.add((number, candidate))
+            self._counts["dropped"] += 1
+            candidate = draws.randrange(size)
+        raise DataError(
+            f"none of {_MAX_DRAWS} prompts of {self._source.sources[number].name or 'the source'} fits prompts.max_prompt_tokens; raise it"
+        )
+
+    def drain_stats(self) -> dict[str, float]:
+        """Prompts that did not fit, since the last call."""
+        counts, self._counts = self._counts, Counter[str]()
+        return {f"prompts/num_{what}": float(number) for what, number in counts.items()}
 
     def close(self) -> None:
         """Ends the thread. What was not asked for is not made any more."""

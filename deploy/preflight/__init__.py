@@ -138,7 +138,7 @@ def _check_held_out(config: RunConfig, problems: Problems, formatter: "ChatForma
     if source is None:
         return None
     if formatter is not None:
-        problems.attempt(prompts.check_held_out, source, formatter, config)
+        problems.attempt(prompts.check_held_out, source, formatter, config, config.evaluation.prompts)
     # A held-out prompt without a value of its own is sampled as the run says.
     column = config.evaluation.source_column
     named = {} if column is None else {"evaluation.source_column": column}

@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from actors.rollout.sampling import own_sampling
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import PromptsConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
@@ -26,6 +28,11 @@ class Looks:
     """What a look at the prompts showed."""
 
     num_scanned: int
+    num_dropped: int
+    """Of those scanned, the ones beyond `max_prompt_tokens` that are not sampled."""
+    num_truncated: int
+    longest: int
+    """Tokens of the longest text that was scanned, before it is cut."""
     first_text: str
     """As the model sees it."""
     first_tokens: tuple[str, ...]
@@ -34,20 +41,13 @@ class Looks:
 
 
 def check_lengths(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> Looks:
-    """Raises ConfigError for a prompt that leaves no room for a completion."""
-    num_scanned = _scan(source, formatter, config, field="prompts", most=len(source))
-    encoded = formatter.encode(source[0])
-    return Looks(
-        num_scanned=num_scanned,
-        first_text=encoded.text,
-        first_tokens=formatter.shown(encoded.token_ids),
-        is_templated=formatter.has_template and source[0].messages is not None,
-    )
+    """Raises ConfigError for a prompt that leaves no room for a completion, or that `prompts.on_long_prompt` makes an error."""
+    return _scan(source, formatter, config, config.prompts, field="prompts", most=len(source))
 
 
-def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> None:
+def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, prompts: PromptsConfig) -> None:
     most = min(config.evaluation.num_prompts, len(source))
-    _scan(source, formatter, config, field="evaluation.prompts", most=most)
+    _scan(source, formatter, config, prompts, field="evaluation.prompts", most=most)
 
 
 def check_columns(
@@ -121,28 +121,63 @@ def _firsts(source: PromptSource) -> list[Prompt]:
     return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
 
 
-def _scan(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, *, field: str, most: int) -> int:
-    """Number of prompts looked at, of the first `most`."""
+def _scan(
+    source: PromptSource,
+    formatter: "ChatFormatter",
+    config: RunConfig,
+    prompts: PromptsConfig,
+    *,
+    field: str,
+    most: int,
+) -> Looks:
+    """Of the first `most` prompts, as many as there is time for."""
+    from actors.chat.limit import PromptLimit
+
     deadline = time.monotonic() + _SCAN_S
     room = formatter.max_context - config.sampling.max_tokens
-    for index in range(most):
-        if time.monotonic() > deadline:
-            return index
-        prompt = source[index]
-        # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
-        if index and _num_bytes(prompt) < room // 2:
-            continue
+    limit = PromptLimit(prompts, formatter) if prompts.max_prompt_tokens is not None else None
+    if limit and limit.max_tokens > room:
+        why = _room(config, formatter, room)
+        raise ConfigError(f"{field}.max_prompt_tokens={limit.max_tokens} is beyond {why}; lower one of them")
+    first, longest, counts = None, source[0], Counter[str]()
+    for prompt in islice(source, most):
+        longest = max(longest, prompt, key=_num_bytes)
         try:
-            num_tokens = len(formatter.encode(prompt).token_ids)
+            # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
+            is_short = limit is None and first is not None and _num_bytes(prompt) < room // 2
+            fitted = limit(prompt) if limit else prompt
+            num_tokens = 0 if is_short or fitted is None else len(formatter.encode(fitted).token_ids)
         except DataError as error:
             raise ConfigError(f"{field}: {error}") from error
         if num_tokens > room:
             raise ConfigError(
-                f"{field}: prompt {prompt.prompt_id!r} has {num_tokens} tokens; with sampling.max_tokens="
-                f"{config.sampling.max_tokens} the context of {formatter.max_context} has room for {room}; "
-                "shorten or drop it, lower sampling.max_tokens, or raise model.max_context"
+                f"{field}: prompt {prompt.prompt_id!r} has {num_tokens} tokens, more than {_room(config, formatter, room)}; shorten it, "
+                f"set {field}.max_prompt_tokens and on_long_prompt, lower sampling.max_tokens, or raise model.max_context"
             )
-    return most
+        first = first or fitted
+        counts["scanned"] += 1
+        counts["dropped"] += fitted is None
+        counts["truncated"] += fitted is not None and fitted is not prompt
+        if time.monotonic() > deadline:
+            break
+    if first is None:
+        raise ConfigError(
+            f"{field}.max_prompt_tokens={prompts.max_prompt_tokens}: each of the first {counts['scanned']:,} prompts is longer; raise it"
+        )
+    encoded = formatter.encode(first)
+    return Looks(
+        num_scanned=counts["scanned"],
+        num_dropped=counts["dropped"],
+        num_truncated=counts["truncated"],
+        longest=formatter.num_tokens(longest),
+        first_text=encoded.text,
+        first_tokens=formatter.shown(encoded.token_ids),
+        is_templated=formatter.has_template and first.messages is not None,
+    )
+
+
+def _room(config: RunConfig, formatter: "ChatFormatter", room: int) -> str:
+    return f"the {room} for which the context of {formatter.max_context} has room beside sampling.max_tokens={config.sampling.max_tokens}"
 
 
 def _num_bytes(prompt: Prompt) -> int:

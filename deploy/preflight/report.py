@@ -61,6 +61,10 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
         )
     if looks.num_scanned < len(mixture):
         yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
+    yield "prompts", "longest", f"{looks.longest:,} tokens"
+    if config.prompts.max_prompt_tokens is not None:
+        counts = f"{looks.num_dropped:,} dropped, {looks.num_truncated:,} truncated"
+        yield "prompts", f"beyond {config.prompts.max_prompt_tokens:,} tokens", counts
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
     if config.reference.by_source and (note := unseen_sources(mixture, config)):

@@ -2,7 +2,11 @@
 
 import random
 import threading
+from dataclasses import replace
 
+import pytest
+
+from cluster.contracts.errors import DataError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, sample_seed
 from cluster.rollouts.mixture import Mixture
@@ -74,3 +78,40 @@ async def test_seeds_differ_by_group_and_sample():
     tickets = await office().tickets(range(50), policy_version=0)
     seeds = {sample_seed(ticket.seed, sample) for ticket in tickets for sample in range(8)}
     assert len(seeds) == 400 and max(seeds) < 2**31
+
+
+def limited(fits, *, size=5, seed=0):
+    class Sized(Numbers):
+        def __len__(self):
+            return size
+
+    return TicketOffice(
+        source=Mixture.of(Sized()), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), fit=fits
+    )
+
+
+def even(prompt):
+    return prompt if int(prompt.prompt_id) % 2 == 0 else None
+
+
+def test_the_place_of_a_prompt_that_does_not_fit_goes_to_another_and_no_other_place_changes():
+    desk, whole = limited(even, size=10), limited(None, size=10)
+    dealt = [int(desk.prompt(index).prompt_id) for index in range(200)]
+    asked = [int(whole.prompt(index).prompt_id) for index in range(200)]
+    assert all(got == wanted for got, wanted in zip(dealt, asked, strict=True) if wanted % 2 == 0)
+    assert {got % 2 for got in dealt} == {0}
+    counts = [dealt.count(row) for row in range(0, 10, 2)]
+    assert min(counts) >= 28, "20 of their own, and about 20 of the 100 places that others left"
+    assert [int(limited(even, size=10).prompt(index).prompt_id) for index in (150, 3)] == [dealt[150], dealt[3]]
+    assert desk.drain_stats()["prompts/num_dropped"] >= 100 and desk.drain_stats() == {}
+
+
+def test_a_shortened_prompt_is_sampled_and_counted():
+    desk = limited(lambda prompt: replace(prompt, text="short") if prompt.prompt_id == "3" else prompt)
+    assert sorted(str(desk.prompt(index).text) for index in range(5)) == ["0", "1", "2", "4", "short"]
+    assert desk.drain_stats() == {"prompts/num_truncated": 1.0}
+
+
+def test_a_source_of_which_nothing_fits_is_an_error_and_no_loop():
+    with pytest.raises(DataError, match=r"none of 1000 prompts of the source fits prompts\.max_prompt_tokens"):
+        limited(lambda prompt: None).prompt(0)

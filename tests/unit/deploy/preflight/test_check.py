@@ -336,3 +336,37 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
     assert "prompts='file'" in str(refused.value), "the learner proves its weights on the first prompts"
     assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
     assert "learner.gpus_per_rank=9 x 1 ranks: 9 GPUs asked for" in str(refused.value)
+
+
+LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt": "2+2=", "answer": "4"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "counts"), [("drop", "1 dropped, 0 truncated"), ("truncate_end", "0 dropped, 1 trun")]
+)
+def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
+    limit = ("prompts.max_prompt_tokens=30", f"prompts.on_long_prompt={rule}", "prompts.deduplicate=true")
+    text = shown(run(tmp_path, model, *limit, rows=LONG))
+    assert "3 and 1 repeated ones; 100 steps see each 1.3e+02 times" in text
+    assert "58 tokens" in text and f"beyond 30 tokens {counts}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (
+            ("prompts.max_prompt_tokens=30",),
+            "prompts.jsonl/1' has 58 tokens, and prompts.max_prompt_tokens is 30; shorten",
+        ),
+        (
+            ("prompts.max_prompt_tokens=249",),
+            "prompts.max_prompt_tokens=249 is beyond the 248 for which the context of 256",
+        ),
+        (
+            ("prompts.max_prompt_tokens=1", "prompts.on_long_prompt=drop"),
+            "each of the first 4 prompts is longer; raise it",
+        ),
+    ],
+)
+def test_a_limit_that_prompts_do_not_keep_or_nothing_fits_is_refused(tmp_path, model, overrides, why):
+    assert why in refusal(run(tmp_path, model, *overrides, rows=LONG))
