@@ -24,6 +24,8 @@ METRICS: dict[str, str] = {
     "reward/<part>": "Of a reward of several parts, the mean of a part, before its weight; `reward/<part>/<name>` is a component that the "
     "part's judge returned.",
     "reward/<part>/num_failed": "Trajectories judged since the last step for which the part failed.",
+    "reward/<part>/held_s": "Seconds since the last step in which the part's groups waited, because what its judge calls was away; "
+    "`reward/held_s` without parts. Absent where none did.",
     "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt is of this source "
     "(`reward.by_source`, `prompts.sources`); `reward/<part>/<source>` too.",
     "prompts/num_dropped": "Times since the last step that another prompt took the place of one beyond `prompts.max_prompt_tokens`.",

@@ -5,7 +5,8 @@ A thread that hangs cannot be ended, a process can. It resolves the judge by nam
 In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
 what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
 Out: `{"asks": ..., "is_of_groups": ..., "is_async": ...}` or `{"refused": why}`; then one line a call, as soon as it is judged: [number,
-a list of [value, status, components, message] or null, whether the process ran out of memory].
+a list of [value, status, components, message] or null, whether the process ran out of memory]. Where what the judge calls is away, that is
+`{"away": why, "endpoint": ...}` in place of the list, and a judge that takes calls in turn is asked none of the request's others.
 """
 
 import asyncio
@@ -18,8 +19,17 @@ from typing import Any, TextIO
 
 from actors.reward_service.confinement import allow_cpu_s, limit_resources
 from actors.reward_service.deadline import verdict_within
-from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
-from cluster.contracts.errors import ConfigError
+from actors.reward_service.judgement import (
+    MAX_MESSAGE,
+    Judge,
+    Judged,
+    failed,
+    find_judge,
+    judge_async,
+    judge_now,
+    timed_out,
+)
+from cluster.contracts.errors import ConfigError, UnavailableError, headline
 from cluster.contracts.plugins import Plugin
 
 _CPU_SHARE = 4
@@ -49,23 +59,28 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
         request = json.loads(line)
         for number, size, given in request["calls"]:
             allow_cpu_s(_CPU_SHARE * timeout_s + 1)
-            is_spent = False
+            is_spent, away = False, None
             try:
                 # Parsed for each call: what a judge does to its columns stays its own.
                 with verdict_within(timeout_s):
                     judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
+            except UnavailableError as error:
+                judged, away = None, error
             # A fork of the judge came back from it: there is one answer to give, and the parent gives it.
             if os.getpid() != own_pid:
                 os._exit(0)
             # Call by call: the service sees which one hangs, and keeps what was judged before it.
-            _answer(answers, number, judged, is_spent=is_spent)
+            _answer(answers, number, judged, is_spent=is_spent, away=away)
+            if away is not None:
+                break
 
 
 async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief: dict[str, Any]) -> None:
     async def serve(shared: str, number: int, size: int, given: dict[str, Any]) -> None:
-        is_spent = False
+        judged: Judged = None
+        is_spent, away = False, None
         # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
         try:
             with verdict_within(brief["timeout_s"]):
@@ -75,12 +90,14 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
             judged = [timed_out(brief["timeout_s"], setting=f"{brief['setting']}.timeout_s")] * size
         except MemoryError as error:
             judged, is_spent = [failed(error)] * size, True
+        except UnavailableError as error:
+            away = error
         except asyncio.CancelledError as error:
             # Of a task of the judge's own that it awaited; where it is of ours, nobody wants an answer.
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             judged = [failed(error)] * size
-        _answer(answers, number, judged, is_spent=is_spent)
+        _answer(answers, number, judged, is_spent=is_spent, away=away)
 
     async with asyncio.TaskGroup() as tasks:
         while line := await asyncio.to_thread(requests.readline):
@@ -89,9 +106,11 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
                 tasks.create_task(serve(request["shared"], *call))
 
 
-def _answer(answers: TextIO, number: int, judged: Judged, *, is_spent: bool) -> None:
-    rewards = None if judged is None else [[each.value, each.status, each.components, each.message] for each in judged]
-    _say(answers, [number, rewards, is_spent])
+def _answer(answers: TextIO, number: int, judged: Judged, *, is_spent: bool, away: UnavailableError | None) -> None:
+    said: Any = judged and [[each.value, each.status, each.components, each.message] for each in judged]
+    if away is not None:
+        said = {"away": headline(away)[:MAX_MESSAGE], "endpoint": away.endpoint}
+    _say(answers, [number, said, is_spent])
 
 
 def _say(answers: TextIO, message: Any) -> None:

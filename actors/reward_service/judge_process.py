@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from actors.reward_service.breaker import Away
 from actors.reward_service.confinement import environment
 from actors.reward_service.judgement import Judged, failed, timed_out
 from actors.reward_service.recipe import Part
@@ -27,8 +28,7 @@ _MAX_LINE_BYTES = 2**20
 Call = tuple[int, dict[str, Any]]
 """Of how many trajectories, and what the judge is given for them."""
 
-
-_Answer = tuple[Judged, bool]
+_Answer = tuple[Judged | Away, bool]
 """To a call, and whether its process has run out of memory."""
 
 
@@ -80,9 +80,9 @@ class JudgeProcess:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
-        """Answers to the first calls: to all, or up to and with the one that overran its deadline or ended this process; to none if it had
-        ended before.
+    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | Away]:
+        """Answers to the first calls: to all, or up to and with the one that overran its deadline, ended this process or found
+        away what it calls. None if the process had ended before.
 
         `shared` is JSON of what all of them are given. A process whose judge takes calls in turn has one request at a time; it may have
         run out of memory after the last answer.
@@ -93,7 +93,7 @@ class JudgeProcess:
         self._waiting |= {number: asyncio.get_running_loop().create_future() for number in sizes}
         numbered = [[number, *call] for number, call in zip(sizes, calls, strict=True)]
         request: Any = {"shared": shared, "calls": numbered}
-        judged: list[Judged] = []
+        judged: list[Judged | Away] = []
         try:
             for number, size in sizes.items():
                 answer, request = await self._answer_to(number, after=request), None
@@ -102,7 +102,7 @@ class JudgeProcess:
                 verdict, is_spent = answer
                 judged.append(verdict)
                 self.is_spent |= is_spent
-                if is_spent:
+                if is_spent or isinstance(verdict, Away):
                     break
         except asyncio.CancelledError:
             await self.kill()  # it would go on with what nobody waits for
@@ -157,8 +157,12 @@ class JudgeProcess:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
         try:
             while (answer := await self._receive()) is not None:
-                number, rewards, is_spent = answer
-                verdict = None if rewards is None else [_reward(each) for each in rewards]
+                number, said, is_spent = answer
+                verdict = (
+                    Away(message=said["away"], endpoint=said["endpoint"])
+                    if isinstance(said, dict)
+                    else said and [_reward(each) for each in said]
+                )
                 # One that has overrun its deadline waits no longer, and is there until its process is gone.
                 if (waiting := self._waiting.get(number)) and not waiting.done():
                     waiting.set_result((verdict, is_spent))

@@ -10,11 +10,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, resolve
 from cluster.contracts.types import Reward, RewardStatus
 
-_MAX_MESSAGE = 500
+MAX_MESSAGE = 500
 """Characters of an error kept per trajectory: a message goes into every row that failed."""
 
 Judged = list[Reward] | None
@@ -45,13 +45,16 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
 
 
 def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
-    """Calls a synchronous judge on `size` trajectories. Raises MemoryError: then its process has nothing left to work with."""
+    """Calls a synchronous judge on `size` trajectories.
+
+    Raises MemoryError: then its process has nothing left to work with. UnavailableError: nothing is known of the trajectories yet.
+    """
     try:
         value = judge.call(**given)
         if inspect.isawaitable(value):  # an adapter of another library's asynchronous function
             value = asyncio.run(_awaited(value))
         return _judged(judge, value, size)
-    except MemoryError:
+    except (MemoryError, UnavailableError):
         raise
     except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
@@ -61,7 +64,7 @@ async def judge_async(judge: Judge, given: Mapping[str, Any], *, size: int = 1) 
     """Awaits an asynchronous judge. Raises as `judge_now`."""
     try:
         return _judged(judge, await judge.call(**given), size)
-    except MemoryError:
+    except (MemoryError, UnavailableError):
         raise
     except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
@@ -104,7 +107,7 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
     stage = stage or getattr(error, "stage", None) or ""
-    message = f"{stage} {type(error).__name__}: {error}".lstrip()[:_MAX_MESSAGE]
+    message = f"{stage} {type(error).__name__}: {error}".lstrip()[:MAX_MESSAGE]
     return Reward(value=None, status=RewardStatus.ERROR, message=message)
 
 

@@ -1,7 +1,7 @@
 """One part's judge, in as many processes as it needs.
 
 A synchronous judge takes one request at a time in each of several processes, which are killed at the deadline and replaced; an
-asynchronous one shares the event loop of one process.
+asynchronous one shares the event loop of one process. While what the judge calls is away, its calls wait outside of them.
 """
 
 import asyncio
@@ -9,14 +9,18 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+from actors.reward_service.breaker import Away, Breaker
 from actors.reward_service.judge_process import Call, JudgeProcess
-from actors.reward_service.judgement import Judged
+from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.recipe import Part
-from cluster.contracts.errors import ConfigError, WorkerError
+from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.types import Hold, RewardStatus
 
 _PATIENCE_S = 0.2
 """How long calls wait for a busy process before another one is started."""
+_MOST_TRIES = 5
+"""Of a call that finds away what answers others: it may be the cause, and its reward fails."""
 _CALLS_PER_REQUEST = 8
 """Enough to make the round trip cheap, few enough to share the rows of a slow judge between processes."""
 
@@ -30,6 +34,7 @@ class Judging:
         """
         self._part = part
         self._config = config
+        self._breaker = Breaker(part=part.name or "", setting=part.setting, hold_s=config.hold_s)
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
         num_cores = max(1, _num_cores() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
@@ -45,8 +50,13 @@ class Judging:
         """Raises as `JudgeProcess.start`."""
         return cls(part, config, await JudgeProcess.start(part, config))
 
+    @property
+    def hold(self) -> Hold | None:
+        """What its calls wait for; None while they go through."""
+        return self._breaker.hold
+
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
-        """One answer for each call, in order."""
+        """One answer for each call, in order. Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`."""
         each = self._calls_per_request
         requests = [calls[start : start + each] for start in range(0, len(calls), each)]
         judged = await asyncio.gather(*(self._judge(shared, request) for request in requests))
@@ -57,13 +67,40 @@ class Judging:
 
     async def _judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
         judged: list[Judged] = []
+        num_tries, num_verdicts = 0, self._breaker.num_verdicts
         while len(judged) < len(calls):
-            process = await self._take()
-            try:
-                judged += await process.judge(shared, calls[len(judged) :])
-            finally:
-                await self._give_back(process)
+            async with self._breaker.passage() as is_probe:
+                left = calls[len(judged) :][: 1 if is_probe else None]
+                for answer in await self._answers(shared, left):
+                    if not isinstance(answer, Away):
+                        judged.append(answer)
+                        num_tries = 0
+                        self._note(answer, is_probe=is_probe)
+                        continue
+                    num_tries += self._breaker.num_verdicts > num_verdicts
+                    num_verdicts = self._breaker.num_verdicts
+                    if num_tries == _MOST_TRIES:
+                        error = UnavailableError(f"{answer.message}; others were answered between {num_tries} tries")
+                        judged.append([failed(error)] * calls[len(judged)][0])
+                        num_tries = 0
+                        continue
+                    self._breaker.note_away(answer)
         return judged
+
+    def _note(self, judged: Judged, *, is_probe: bool) -> None:
+        """A failed reward says nothing of the endpoint: the judge may have failed before it asked."""
+        failures = [reward for reward in judged or () if reward.status is not RewardStatus.OK]
+        if judged is None or len(failures) < len(judged):
+            self._breaker.note_verdict()
+        elif is_probe and (hold := self._breaker.hold):
+            self._breaker.note_away(Away(message=failures[0].message or "", endpoint=hold.endpoint))
+
+    async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | Away]:
+        process = await self._take()
+        try:
+            return await process.judge(shared, calls)
+        finally:
+            await self._give_back(process)
 
     async def _take(self) -> JudgeProcess:
         """A process with a free place; a new one if none comes free soon, so that a fast judge never has more than one or two.

@@ -115,14 +115,17 @@ class RewardService:
     def progress(self) -> Progress:
         # Each row has its own deadline: a service that answers while rows wait is slow, not hung.
         last_progress = time.time() if self._num_waiting else self._last_progress
+        holds = tuple(judging.hold for judging in self._judges.values() if judging.hold)
+        awaited = "".join(f", {hold.part or 'the judge'} waits for {hold.endpoint}" for hold in holds)
         return Progress(
             actor=self._name,
-            phase="judging" if self._num_waiting else "idle",
+            phase="holding" if holds else "judging" if self._num_waiting else "idle",
             policy_version=0,
-            since=self._since,
+            since=min([hold.since for hold in holds], default=self._since),
             last_progress=last_progress,
             pid=os.getpid(),
-            detail=f"{self._num_waiting} trajectories waiting, {self._num_scored} judged",
+            detail=f"{self._num_waiting} trajectories waiting, {self._num_scored} judged{awaited}",
+            holds=holds,
         )
 
     async def close(self) -> None:

@@ -122,7 +122,8 @@ class RunConfig(Section):
     def stall_s(self) -> float:
         """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own: this one is for
         what they all missed."""
-        judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples) + 60.0
+        judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples)
+        judging_s += self.reward.hold_s + 60.0
         scoring_s = self.reference.timeout_s + max(
             (each.timeout_s for each in self.reward.models.values()), default=0.0
         )

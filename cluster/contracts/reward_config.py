@@ -9,7 +9,7 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 
 _DEFAULT = Plugin(name="exact_match")
-_TAKEN = ("mean", "num_errors", "num_timeouts")
+_TAKEN = ("mean", "num_errors", "num_timeouts", "held_s")
 """Metrics of the reward as a whole: `reward/mean`."""
 
 
@@ -74,6 +74,9 @@ class RewardConfig(Section):
     """For judges that compute on one."""
     timeout_s: Resources[PositiveFloat] = 30.0
     """Deadline of one trajectory's reward, or of a group's where the judge takes the whole group; beyond it the status is `timeout`."""
+    hold_s: Resources[NonNegativeFloat] = 600.0
+    """Longest outage of what a judge calls: its groups wait so long, then the run stops and names it. A server is up again within minutes
+    of a restart, its model loaded; what takes longer needs a person. 0 stops at the first failure."""
     max_concurrency: Resources[PositiveInt] = 64
     """Trajectories that a judge judges at the same time."""
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3

@@ -289,6 +289,18 @@ class BroadcastStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A part of the reward whose calls wait, because what they need is away."""
+
+    part: str
+    """Empty for the only judge of a reward without parts."""
+    endpoint: str
+    since: float
+    """Unix seconds of the first failure."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What an actor is doing now, for deadlines and `treadwheel info`."""
 
@@ -301,6 +313,7 @@ class Progress:
     """Unix seconds when the actor last moved forward (an engine step, a micro-batch)."""
     pid: int
     detail: str = ""
+    holds: tuple[Hold, ...] = ()
 
 
 def sample_seed(group_seed: int, sample_index: int) -> int:

@@ -75,6 +75,10 @@ class Production:
         """Where actors are, or will be again."""
         return [*self.fleet.places(), *self._scorers.places()]
 
+    def note_progress(self) -> None:
+        """All actors have said what they do."""
+        self._scorers.note_holds()
+
     def describe(self) -> str:
         """What every actor does, for the error of a wait that was too long."""
         return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())

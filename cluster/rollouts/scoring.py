@@ -13,6 +13,7 @@ from cluster.contracts.protocols import Events
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Ticket
 from cluster.remote.actor import RemoteActor
+from cluster.rollouts.holds import Holds
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.supervision.supervisor import SupervisedActor
@@ -53,13 +54,15 @@ class Scorers:
         self._reference_deadline_s = reference_deadline_s
         self._failed_rewards = FailedRewards(events)
         self._part_metrics = PartMetrics(source_column=source_column)
+        self._holds = Holds(events)
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
         return [*self._rewards, *self._models.values(), *([self._reference] if self._reference else [])]
 
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
-        """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node."""
+        """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
+        UnavailableError, which ends the run, when what a judge calls was away for too long."""
         inputs = await self._inputs(ticket, group)
         while True:
             alone = self._suspects.has(ticket)
@@ -98,7 +101,12 @@ class Scorers:
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""
-        return self._part_metrics.drain()
+        return self._part_metrics.drain() | self._holds.drain()
+
+    def note_holds(self) -> None:
+        """Events of the parts that hold, or go on, by what the services said last."""
+        told = [place.progress() for place in self._rewards]
+        self._holds.note(hold for progress in told if progress for hold in progress.holds)
 
     async def _least_busy(self) -> tuple[SupervisedActor, RemoteActor]:
         """A service that is up, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""

@@ -18,8 +18,8 @@ from cluster.metrics import step_metrics
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.remote.actor import RemoteActor
+from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
-from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
@@ -62,8 +62,10 @@ async def cluster(
         made.production.run(tasks)
         pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
         log.event("started", policy_version=made.learner.version, actors=pids)
-        fleet = made.production.fleet
-        tasks.create_task(_watch(run_dir, made.learner, made.places, made.supervisor, tasks=tasks, fleet=fleet))
+        production = made.production
+        tasks.create_task(
+            _watch(run_dir, made.learner, made.places, made.supervisor, tasks=tasks, production=production)
+        )
         yield made
 
 
@@ -134,13 +136,14 @@ async def _watch(
     supervisor: Supervisor,
     *,
     tasks: asyncio.TaskGroup,
-    fleet: WorkerPool | None = None,
+    production: Production | None = None,
 ) -> None:
-    """Replaces actors that died or hang, and says in status.json what all are doing. `fleet` has the rollout workers among `places`."""
+    """Replaces actors that died or hang, and says what all are doing: in status.json, and in events where the reward waits.
+    `production` has the rollout workers among `places`."""
 
     def heal(actor: RemoteActor, error: TreadwheelError) -> None:
-        if fleet is not None and actor.spec.kind is ActorKind.ROLLOUT_WORKER:
-            fleet.replace(actor, error)
+        if production is not None and actor.spec.kind is ActorKind.ROLLOUT_WORKER:
+            production.fleet.replace(actor, error)
         elif actor in learner.actors():
             tasks.create_task(learner.heal(actor, error))
         else:
@@ -148,6 +151,8 @@ async def _watch(
                 tasks.create_task(place.replace(actor, error))
 
     def report() -> None:
+        if production is not None:
+            production.note_progress()
         doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
         _write_status(run_dir, [asdict(each) for each in doing if each])
 

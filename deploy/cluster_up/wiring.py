@@ -168,14 +168,14 @@ def production(
 def judging_deadline_s(config: RunConfig) -> float:
     """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
 
-    That is the groups of all steps inside the bound, and an evaluation. Only a service that answers heartbeats and yet judges
-    nothing meets this deadline; a dead or silent one is found much sooner.
+    That is the groups of all steps inside the bound, an evaluation, and an outage that the service waits out. Only a service that answers
+    heartbeats and yet judges nothing meets this deadline; a dead or silent one is found much sooner.
     """
     buffer, evaluation = config.buffer, config.evaluation
     num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * config.judged_per_group
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
-    return config.reward.deadline_s * num_queued + 60.0
+    return config.reward.deadline_s * num_queued + config.reward.hold_s + 60.0
 
 
 def wanting_reference(config: RunConfig, objective: "Objective") -> Callable[[int], bool]:

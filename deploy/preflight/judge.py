@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RewardConfig
-from cluster.contracts.errors import ConfigError, DataError, WorkerError
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import FinishReason, Prompt, Reward, RewardStatus
 from deploy.preflight.reward_models import StandIn
@@ -50,14 +50,16 @@ def judge_samples(
 ) -> list[Sample]:
     """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
 
-    Reward models are not run: 0 stands for their scores. Raises ConfigError if the judge does not load, or if it or one of its parts
-    fails on every sample of a source. One that fails on some may have its reasons.
+    Reward models are not run: 0 stands for their scores. Raises ConfigError if the judge does not load, if what it calls is away, or if it
+    or one of its parts fails on every sample of a source. One that fails on some may have its reasons.
     """
     failing = dict[tuple[str, str], bool]()
     try:
         samples = asyncio.run(_judged(config, sources, formatter, models, trajectories_per_group, failing))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
+    except UnavailableError as error:
+        raise ConfigError(str(error)) from error
     for field in sources:
         _refuse_failure([sample for sample in samples if sample.field == field], config)
     for field, part in (each for each, fails_always in failing.items() if fails_always):
@@ -96,7 +98,7 @@ async def _judged(
     """
     from actors.reward_service.service import Asked, RewardService
 
-    service, samples = RewardService(config), list[Sample]()
+    service, samples = RewardService(config.model_copy(update={"hold_s": 0.0})), list[Sample]()
     try:
         for field, source in sources.items():
             for prompt in _firsts(source, config):

@@ -8,7 +8,10 @@ import stat
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from cluster.contracts.errors import UnavailableError
 
 
 def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
@@ -143,3 +146,20 @@ def leaking(*, completion: str) -> float:
 
 def after_others(*, completion: str, rewards: Mapping[str, Any]) -> float:
     return sum(rewards.values())
+
+
+def away_while(*, completion: str, file: str) -> float:
+    """Its server is away as long as there is `file`; adds a line to `file`.asked each time that it is not."""
+    if Path(file).exists():
+        raise UnavailableError("connection refused", endpoint="http://judge:8000")
+    with open(f"{file}.asked", "a") as asked:
+        asked.write(f"{completion}\n")
+    return float(len(completion))
+
+
+async def away_while_async(*, completion: str, file: str) -> float:
+    return away_while(completion=completion, file=file)
+
+
+def group_away_while(*, completions: list[str], file: str) -> list[float]:
+    return [away_while(completion=completion, file=file) for completion in completions]

@@ -14,6 +14,7 @@ from actors.reward_service.service import RewardService
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardPart
 from cluster.contracts.schema import added, joined, summarize, validate
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
@@ -276,3 +277,30 @@ async def test_the_services_of_a_run_share_the_cores(monkeypatch):
         async with service(SYNC, num_services=num_services) as rewards:
             await rewards.warm_up()
             assert [each._max_processes for each in rewards._judges.values()] == [num_processes]
+
+
+@pytest.mark.parametrize("judge", ["away_while", "away_while_async", "group_away_while"])
+async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadline_runs(judge, tmp_path, monkeypatch):
+    """An outage of two deadlines. A sync judge's process is free meanwhile: it is the one that judges afterwards."""
+    monkeypatch.setattr("actors.reward_service.breaker._FIRST_PAUSE_S", 0.1)
+    server = tmp_path / "away"
+    server.touch()
+    parts = {"style": RewardPart(judge=Plugin(name=f"tests.unit.actors.judges:{judge}", params={"file": str(server)}))}
+    rewards = RewardService(RewardConfig(parts=parts, timeout_s=0.5))
+    try:
+        await rewards.warm_up()
+        scoring = asyncio.create_task(rewards.score(batch_of(["a", "bb", "ccc"])))
+        async with asyncio.timeout(10):
+            while rewards.progress().phase != "holding":
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        told = rewards.progress()
+        assert told.detail == "3 trajectories waiting, 0 judged, style waits for http://judge:8000"
+        assert [(hold.part, hold.reason) for hold in told.holds] == [("style", "connection refused")]
+        assert not scoring.done()
+        server.unlink()
+        assert (await scoring)["reward"].to_pylist() == [1.0, 2.0, 3.0]
+        assert rewards.progress().phase == "idle"
+    finally:
+        await rewards.close()
+    assert sorted((tmp_path / "away.asked").read_text().split()) == ["a", "bb", "ccc"], "each is asked once"

@@ -1,11 +1,15 @@
 """What is judged is judged once, whatever becomes of the judge."""
 
 import asyncio
+import time
 
-from cluster.contracts.errors import LostError, WorkerError
-from cluster.contracts.types import RewardFailure
+import pytest
+
+from cluster.contracts.errors import LostError, UnavailableError, WorkerError
+from cluster.contracts.types import Hold, RewardFailure
 from cluster.rollouts.buffer import Buffer
-from tests.fakes import ScriptedScorer, death, group_summary
+from cluster.rollouts.holds import Holds
+from tests.fakes import ListedEvents, ScriptedScorer, death, group_summary
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene
 from tests.unit.cluster.simulated_time import simulated
 
@@ -154,3 +158,50 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
     assert await scene.take() == [0, 1, 2, 3]
     assert killed == {"reward-0", "reward-1"}
     assert calls[-2:] in (["reward-0", "reward-1"], ["reward-1", "reward-0"]), "two groups, one each"
+
+
+@simulated
+async def test_an_outage_that_lasts_too_long_ends_the_run_and_is_no_services_or_prompts_failure():
+    away = UnavailableError("reward.parts.style: http://judge:8000 is away", endpoint="http://judge:8000")
+
+    def score(index):
+        raise away
+
+    scene = Scene(score=score)
+    with pytest.raises(UnavailableError) as raised:
+        await scene.take()
+    assert raised.value is away
+    assert not {"failure", "recovery", "quarantine", "drop"} & {*scene.events.kinds()}
+
+
+@simulated
+async def test_groups_that_wait_in_an_outage_hold_their_bytes_and_no_more_start_than_fit():
+    """Room for 8 groups of 100 bytes; the bound alone would start 40. The outage ends, and all go on."""
+    scene = Scene(max_concurrent_sequences=4)  # two groups at a time: the first tell how large a group is
+    scene.judging.clear()
+    buffer = Buffer(groups_per_step=4, max_off_policy_steps=9, max_size_bytes=800)
+    async with scene.generating(buffer):
+        await asyncio.sleep(50)
+        assert buffer.size_bytes == 800 and buffer.next_index == 8
+        scene.judging.set()
+        assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+
+
+@simulated
+async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted():
+    events = ListedEvents()
+    holds = Holds(events)
+    away = Hold(part="style", endpoint="http://judge:8000", since=time.time() - 12, reason="connection refused")
+    for now in ([], [away], [away, away], [away]):
+        holds.note(now)
+        await asyncio.sleep(5)
+    assert holds.drain() == {"reward/style/held_s": 15.0}
+    await asyncio.sleep(5)
+    holds.note([])
+    assert holds.drain() == {"reward/style/held_s": 5.0} and holds.drain() == {}
+    held, resumed = events.events
+    assert (held["kind"], held["endpoint"]) == ("reward_held", "http://judge:8000")
+    assert held["message"] == (
+        "the part 'style' of the reward waits for http://judge:8000, which is away: connection refused"
+    )
+    assert resumed["message"] == "the part 'style' of the reward goes on: http://judge:8000 is back after 12 s"

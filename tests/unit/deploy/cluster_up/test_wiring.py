@@ -7,17 +7,17 @@ from deploy.config.loading import validated
 from learner.algorithms.objective import Objective
 
 
-def test_judging_may_take_as_long_as_all_that_may_be_queued_before_it_an_evaluation_included():
-    """16 trajectories of a step at 30 s and a minute; 512 held-out completions at 30 s beside them."""
+def test_judging_may_take_as_long_as_all_that_may_be_queued_before_it_an_evaluation_and_an_outage_included():
+    """16 trajectories of a step at 30 s, an outage of 100 s and a minute; 512 held-out completions at 30 s beside them."""
     settings = {
         "model": {"path": "m"},
         "prompts": "file",
         "buffer": {"groups_per_step": 4, "trajectories_per_group": 4},
-        "reward": {"timeout_s": 30.0},
+        "reward": {"timeout_s": 30.0, "hold_s": 100.0},
     }
-    assert judging_deadline_s(validated(settings)) == 540.0
+    assert judging_deadline_s(validated(settings)) == 640.0
     held_out = {"prompts": "file", "num_prompts": 256, "num_samples": 2, "temperature": 1.0}
-    assert judging_deadline_s(validated({**settings, "evaluation": held_out})) == 15_900.0
+    assert judging_deadline_s(validated({**settings, "evaluation": held_out})) == 16_000.0
 
 
 @pytest.mark.parametrize(

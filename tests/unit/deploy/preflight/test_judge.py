@@ -50,6 +50,13 @@ def test_a_judge_that_fails_on_all_samples_is_refused_with_its_reason(judge, mes
         samples(f"{JUDGES}:{judge}", Says("2"))
 
 
+def test_a_part_whose_server_is_away_is_refused_at_once(tmp_path):
+    judge = {"name": f"{JUDGES}:away_while", "file": str(tmp_path)}
+    config = RewardConfig.model_validate({"parts": {"style": {"judge": judge}}, "hold_s": 600.0})
+    with pytest.raises(ConfigError, match=r"reward\.parts\.style: http://judge:8000 is away now: connection refused"):
+        judge_samples(config, {"prompts": ANSWERED}, None)
+
+
 def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():
     parts = {"right": {"judge": "exact_match"}, "style": {"judge": f"{JUDGES}:mistyped", "on_failure": "part"}}
     with pytest.raises(

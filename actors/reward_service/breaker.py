@@ -1,0 +1,94 @@
+"""Holds the calls of one part while what they need is away: a wait instead of a failed reward, and nothing in place of a verdict.
+
+After `_MOST_FAILURES` in a row the part is open: its calls wait, and no deadline runs. One of them at a time is the probe, after a pause.
+The first verdict lets all go. Source: the circuit breaker of M. Nygard, "Release It!", which fails calls where this one holds them.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import AsyncIterator
+
+from cluster.contracts.errors import UnavailableError
+from cluster.contracts.types import Hold
+
+_MOST_FAILURES = 3
+"""In a row. One may be the call's own, such as a request that ends a server's worker; a client has retried before each of them."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Calls wait at most so long after the end of an outage."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """A judge's answer to a call: what it needs is away."""
+
+    message: str
+    endpoint: str | None
+
+
+class Breaker:
+    """One part's. Outages are counted on the event loop's clock."""
+
+    def __init__(self, *, part: str, setting: str, hold_s: float) -> None:
+        """`setting` is where the part stands in a run file. With `hold_s=0` the first failure is an error, without another try."""
+        self._part = part
+        self._setting = setting
+        self._hold_s = hold_s
+        self._most_failures = _MOST_FAILURES if hold_s else 1
+        self._num_failures = 0
+        self._num_probes = 0
+        self._failed_at = 0.0
+        self.hold: Hold | None = None
+        """What the part waits for; None while its calls go through."""
+        self.num_verdicts = 0
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def passage(self) -> AsyncIterator[bool]:
+        """Around one try of a call: waits while the part holds. True: this try is the probe, which is made alone."""
+        async with contextlib.AsyncExitStack() as probing:
+            if self.hold is not None:
+                await probing.enter_async_context(
+                    self._turn
+                )  # first come, first served: each call is the probe in its turn
+            if self.hold is None:
+                await probing.aclose()
+                yield False
+                return
+            await asyncio.sleep(self._pause_s())
+            self._num_probes += 1
+            yield True
+
+    def note_verdict(self) -> None:
+        """The endpoint is there. All calls go on."""
+        self.num_verdicts += 1
+        self._num_failures, self._num_probes, self.hold = 0, 0, None
+
+    def note_away(self, away: Away) -> None:
+        """One more failure. Raises UnavailableError, which is for the run, when the outage is longer than `hold_s`."""
+        now = asyncio.get_running_loop().time()
+        if self._num_failures == 0:
+            self._failed_at = now
+        self._num_failures += 1
+        if self._num_failures < self._most_failures:
+            return
+        seconds = now - self._failed_at
+        where = away.endpoint or "what its judge calls"
+        if seconds >= self._hold_s:
+            lasted = f"for {seconds:.0f} s, longer than reward.hold_s={self._hold_s:g}" if self._hold_s else "now"
+            raise UnavailableError(
+                f"{self._setting}: {where} is away {lasted}: {away.message}; bring it back and start the same command again: a run goes on "
+                "where it stood, and nothing is lost",
+                endpoint=away.endpoint,
+            )
+        since = self.hold.since if self.hold else time.time() - seconds
+        self.hold = Hold(part=self._part, endpoint=where, since=since, reason=away.message)
+
+    def _pause_s(self) -> float:
+        """Doubles from probe to probe, with jitter: many services do not ask in step. The last one is at the end of `hold_s`."""
+        longest_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_probes, 10), _LONGEST_PAUSE_S)
+        left_s = self._failed_at + self._hold_s - asyncio.get_running_loop().time()
+        return max(min(random.uniform(longest_s / 2, longest_s), left_s), 0.0)

@@ -1,0 +1,159 @@
+"""An outage of what a judge calls is a wait: hours of them, on simulated time."""
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from actors.reward_service.breaker import Away
+from actors.reward_service.judging import Judging
+from actors.reward_service.recipe import parts_of
+from cluster.contracts.errors import UnavailableError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig, RewardPart
+from cluster.contracts.types import Reward, RewardStatus
+from tests.unit.cluster.simulated_time import simulated
+
+ENDPOINT = "http://judge:8000"
+
+
+class Endpoint:
+    """A judge's process whose server is away between these seconds: each call takes one, and its verdict is its own number."""
+
+    asks, is_of_groups, is_spent, is_alive = frozenset({"completion"}), False, False, True
+
+    def __init__(self, *outages: tuple[float, float], is_async: bool = True) -> None:
+        self.is_async = is_async
+        self._outages = outages
+        self.asked: list[tuple[float, int]] = []
+        self.answered: list[int] = []
+        self.never: set[int] = set()
+        """Calls that find it away whenever they ask."""
+        self.nonsense: set[int] = set()
+        """Calls whose judge raises before it asks."""
+        self.now = asyncio.get_running_loop().time
+
+    def judging(self, *, hold_s: float = 600.0, max_concurrency: int = 64) -> Judging:
+        part = RewardPart(judge=Plugin(name="remote"), max_concurrency=max_concurrency)
+        config = RewardConfig(parts={"style": part}, hold_s=hold_s)
+        fake: Any = self
+        return Judging(parts_of(config)[0], config, fake)
+
+    async def judge(self, shared: str, calls: Any) -> list[Any]:
+        answers: list[Any] = []
+        for _, given in calls:
+            number = given["completion"]
+            self.asked.append((self.now(), number))
+            await asyncio.sleep(1)
+            if number in self.nonsense:
+                answers.append([Reward(value=None, status=RewardStatus.ERROR, message="KeyError: 'anser'")])
+            elif number in self.never or any(begin <= self.now() < end for begin, end in self._outages):
+                answers.append(Away(message="connection refused", endpoint=ENDPOINT))
+                return answers
+            else:
+                self.answered.append(number)
+                answers.append([Reward(value=float(number))])
+        return answers
+
+    async def kill(self) -> None: ...
+
+
+def calls(*numbers: int) -> Any:
+    return [(1, {"completion": number}) for number in numbers]
+
+
+def values(judged: Any) -> list[float | None]:
+    return [reward.value for (reward,) in judged]
+
+
+@simulated
+async def test_in_an_outage_calls_wait_one_probes_at_a_time_and_the_first_verdict_lets_all_go():
+    endpoint = Endpoint((0.0, 100.0))
+    judging = endpoint.judging()
+    assert values(await judging.judge("{}", calls(*range(8)))) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [at for at, _ in endpoint.asked[:8]] == [0.0] * 8, "all were under way when it went"
+    assert [at for at, _ in endpoint.asked[8:10]] == [1.0, 1.0], "two failures may be chance, and are tried again"
+    probes = [(at, number) for at, number in endpoint.asked[10:] if at < 100]
+    assert {number for _, number in probes} > {0, 1, 2}, "each in its turn"
+    pauses = [later - earlier - 1 for (earlier, _), (later, _) in itertools.pairwise(probes)]
+    assert all(low <= pause <= 2 * low for low, pause in zip((1, 2, 4, 8), pauses, strict=False)), pauses
+    back = [at for at, _ in endpoint.asked if at >= 100 - 1]
+    assert len(back) == 8 and back[0] < 100 + 30 and back[1:] == [back[0] + 1] * 7
+    assert judging.hold is None and sorted(endpoint.answered) == [*range(8)]
+
+
+@simulated
+async def test_two_failures_are_tried_again_at_once_and_hold_nobody():
+    endpoint = Endpoint((0.0, 2.5), is_async=True)
+    judging = endpoint.judging()
+    assert values(await judging.judge("{}", calls(7))) == [7]
+    assert endpoint.asked == [(0, 7), (1, 7), (2, 7)]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@simulated
+async def test_the_run_stops_when_the_endpoint_is_away_for_longer_than_hold_s(is_async):
+    endpoint = Endpoint((0.0, 1e9), is_async=is_async)
+    judging = endpoint.judging(hold_s=300.0)
+    waiting = asyncio.create_task(judging.judge("{}", calls(*range(8))))
+    await asyncio.sleep(200)
+    assert judging.hold is not None and (judging.hold.part, judging.hold.endpoint) == ("style", ENDPOINT)
+    with pytest.raises(UnavailableError, match=r"reward\.parts\.style: http://judge:8000 is away for 30\d s") as raised:
+        await waiting
+    assert "reward.hold_s=300: connection refused; bring it back" in str(raised.value)
+    assert endpoint.now() == pytest.approx(302, abs=2), "the last probe is at the end of hold_s"
+
+
+@simulated
+async def test_with_hold_s_0_the_first_failure_is_the_error():
+    endpoint = Endpoint((0.0, 1e9))
+    with pytest.raises(UnavailableError, match="http://judge:8000 is away now: connection refused"):
+        await endpoint.judging(hold_s=0.0).judge("{}", calls(1))
+    assert len(endpoint.asked) == 1
+
+
+@simulated
+async def test_a_call_that_finds_away_what_answers_all_others_fails_alone():
+    endpoint = Endpoint()
+    endpoint.never.add(3)
+    judging = endpoint.judging(max_concurrency=2)
+    first = asyncio.create_task(judging.judge("{}", calls(*range(40))))
+    judged = await first
+    assert values(judged) == [None if number == 3 else number for number in range(40)]
+    (failure,) = judged[3] or ()
+    assert failure.status is RewardStatus.ERROR
+    assert failure.message == "UnavailableError: connection refused; others were answered between 5 tries"
+
+
+@simulated
+async def test_a_judge_that_fails_before_it_asks_ends_no_outage():
+    """Number 9 is judged at second 10, while the others hold, and again as the probe: neither lets the others go."""
+    endpoint = Endpoint((0.0, 60.0))
+    endpoint.nonsense.add(9)
+    judging = endpoint.judging()
+    others = asyncio.create_task(judging.judge("{}", calls(0, 1, 2)))
+    await asyncio.sleep(10)
+    assert values(await judging.judge("{}", calls(9))) == [None]
+    assert judging.hold is not None and not others.done()
+    assert values(await others) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@simulated
+async def test_whatever_the_outages_every_call_gets_its_own_verdict_once(seed):
+    chance = random.Random(seed)
+    begins = sorted(chance.uniform(0, 3000) for _ in range(6))
+    endpoint = Endpoint(*((at, at + chance.uniform(0, 400)) for at in begins), is_async=chance.random() < 0.5)
+    judging = endpoint.judging(hold_s=1e6, max_concurrency=chance.choice([1, 3, 64]))
+
+    async def group(first: int) -> None:
+        await asyncio.sleep(chance.uniform(0, 3000))
+        assert values(await judging.judge("{}", calls(*range(first, first + 12)))) == [*range(first, first + 12)]
+
+    async with asyncio.TaskGroup() as tasks:
+        for first in range(0, 240, 12):
+            tasks.create_task(group(first))
+    assert sorted(endpoint.answered) == [*range(240)]
+    assert judging.hold is None
