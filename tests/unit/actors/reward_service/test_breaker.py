@@ -130,7 +130,7 @@ async def test_a_call_that_finds_away_what_answers_all_others_fails_alone():
 @simulated
 async def test_a_judge_that_fails_before_it_asks_ends_no_outage():
     """Number 9 is judged at second 10, while the others hold, and again as the probe: neither lets the others go."""
-    endpoint = Endpoint((0.0, 60.0))
+    endpoint = Endpoint((0.0, 300.0))
     endpoint.nonsense.add(9)
     judging = endpoint.judging()
     others = asyncio.create_task(judging.judge("{}", calls(0, 1, 2)))
