@@ -24,6 +24,7 @@ from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
 from deploy.preflight.reward_models import stand_ins
 from deploy.preflight.sandbox import check_sandboxes
+from deploy.preflight.servers import server_rows
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -66,6 +67,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.prompt_rows(config, source, looks),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
+            *server_rows(config.reward),
             *report.reward_model_rows(models or {}),
             *(("reward", f"{field}: programs", text) for field, text in (confined or {}).items()),
             *report.placement_rows(placement),
