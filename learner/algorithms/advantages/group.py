@@ -68,13 +68,10 @@ def rloo(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "err
     Degenerate: equal rewards give exactly 0; a group of one has no baseline and is an error, or gives 0 or its reward by `singleton`
     Peers: LightRFT and OpenRLHF `rloo`, verl `rloo` (singleton raw), verl `rloo_vectorized` (zero), TRL RLOO
     """
-    rewards_G = at_least_float32(rewards_G)
     num_trajectories = rewards_G.numel()
     if num_trajectories < 2:
-        return _singleton(rewards_G, singleton=singleton, name="rloo")
-    if all_equal(rewards_G):
-        return torch.zeros_like(rewards_G)
-    return (rewards_G - rewards_G.mean()) * num_trajectories / (num_trajectories - 1)
+        return _singleton(at_least_float32(rewards_G), singleton=singleton, name="rloo")
+    return mean_centered(rewards_G) * num_trajectories / (num_trajectories - 1)
 
 
 def pass_at_k(

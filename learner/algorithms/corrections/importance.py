@@ -13,24 +13,19 @@ Level = Literal["token", "sequence", "geometric"]
 
 @torch.no_grad()
 def importance_ratio(
-    numerator_BT: Tensor,
-    *,
-    over_BT: Tensor,
-    loss_mask_BT: Tensor,
-    level: Level = "token",
-    log_ratio_clamp: float | None = None,
+    numerator_BT: Tensor, *, over_BT: Tensor, mask_BT: Tensor, level: Level = "token", clamp: float | None = None
 ) -> Tensor:
     """The ratio of two policies at a level, from their log-probs, [B, T]; 0 where masked.
 
     The clamp acts on the log-ratio after it was summed (verl 20).
     """
-    ratio_BT = log_ratio(numerator_BT, over_BT=over_BT, mask_BT=loss_mask_BT)
+    ratio_BT = log_ratio(numerator_BT, over_BT=over_BT, mask_BT=mask_BT)
     if level == "sequence":
-        ratio_BT = masked_sum(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+        ratio_BT = masked_sum(ratio_BT, mask_BT=mask_BT, dim=1)[:, None].expand_as(ratio_BT)
     elif level == "geometric":
-        ratio_BT = masked_mean(ratio_BT, mask_BT=loss_mask_BT, dim=1)[:, None].expand_as(ratio_BT)
-    ratio_BT = ratio_BT if log_ratio_clamp is None else ratio_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
-    return masked(ratio_BT.exp(), mask_BT=loss_mask_BT)
+        ratio_BT = masked_mean(ratio_BT, mask_BT=mask_BT, dim=1)[:, None].expand_as(ratio_BT)
+    ratio_BT = ratio_BT if clamp is None else ratio_BT.clamp(-clamp, clamp)
+    return masked(ratio_BT.exp(), mask_BT=mask_BT)
 
 
 def tis(
@@ -51,11 +46,7 @@ def tis(
     Peers: verl `rollout_is` (log_ratio_clamp 20), TRL `token_truncate`, `sequence_truncate` (sum), OpenRLHF `clip`
     """
     ratio_BT = importance_ratio(
-        proximal_logprobs_BT,
-        over_BT=rollout_logprobs_BT,
-        loss_mask_BT=loss_mask_BT,
-        level=level,
-        log_ratio_clamp=log_ratio_clamp,
+        proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, level=level, clamp=log_ratio_clamp
     )
     return masked(ratio_BT.clamp(floor, cap), mask_BT=loss_mask_BT)
 
@@ -109,7 +100,7 @@ def decoupled(
     Degenerate: 1 where π_prox = μ
     Peers: AReaL `use_decoupled_loss`; after `sequence_mask`, OpenRLHF and NeMo-RL `seq-mask-tis`
     """
-    ratio_BT = importance_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT)
+    ratio_BT = importance_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
     return ratio_BT if cap is None else ratio_BT.clamp(max=cap)
 
 
@@ -132,10 +123,6 @@ def icepop(
         update a step, SkyRL `rollout_is`
     """
     ratio_BT = importance_ratio(
-        proximal_logprobs_BT,
-        over_BT=rollout_logprobs_BT,
-        loss_mask_BT=loss_mask_BT,
-        level=level,
-        log_ratio_clamp=log_ratio_clamp,
+        proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, level=level, clamp=log_ratio_clamp
     )
     return torch.where((ratio_BT >= low) & (ratio_BT <= high), ratio_BT, torch.zeros_like(ratio_BT))

@@ -26,9 +26,7 @@ def sequence_mask(
     Degenerate: 1 where μ = π_old
     Peers: verl `rollout_rs` with geometric statistics, OpenRLHF `mask` at `geo` level
     """
-    ratio_BT = importance_ratio(
-        proximal_logprobs_BT, over_BT=rollout_logprobs_BT, loss_mask_BT=loss_mask_BT, level=level
-    )
+    ratio_BT = importance_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, level=level)
     return ((ratio_BT >= low) & (ratio_BT <= high) & loss_mask_BT).to(ratio_BT.dtype)
 
 
@@ -94,8 +92,6 @@ def _distance(ratio_BT: Tensor, rollout_BT: Tensor, *, estimator: str) -> Tensor
         return expm1_minus(ratio_BT)
     # A log-prob rounded to above 0 is a certain token.
     rollout_BT, learner_BT = rollout_BT.clamp(max=0.0), (rollout_BT + ratio_BT).clamp(max=0.0)
-    return (
-        (learner_BT.exp() - rollout_BT.exp()).abs()
-        if estimator == "tv"
-        else binary_kl(rollout_BT, to_logprobs_BT=learner_BT)
-    )
+    if estimator == "tv":
+        return (learner_BT.exp() - rollout_BT.exp()).abs()
+    return binary_kl(rollout_BT, to_logprobs_BT=learner_BT)
