@@ -182,7 +182,7 @@ def read_manifest(directory: Path) -> Manifest:
             f"checkpoint {directory}: {MANIFEST} cannot be read or was altered{_offer(directory)}"
         ) from error
     if manifest.digest != manifest.own_digest():
-        raise CheckpointError(f"checkpoint {directory} was altered: {MANIFEST} has another digest{_offer(directory)}")
+        raise _unfit(directory, f"was altered: {MANIFEST} has another digest")
     return manifest
 
 
@@ -200,14 +200,12 @@ def verify(directory: Path, *, expected_parameters: str | None = None, below: st
             continue
         path = directory / name
         if not path.is_file():
-            raise CheckpointError(f"checkpoint {directory} is torn: {name} is missing{_offer(directory)}")
+            raise _unfit(directory, f"is torn: {name} is missing")
         size = path.stat().st_size
         if size != entry.size_bytes:
-            raise CheckpointError(
-                f"checkpoint {directory} is torn: {name} has {size} bytes instead of {entry.size_bytes}{_offer(directory)}"
-            )
+            raise _unfit(directory, f"is torn: {name} has {size} bytes instead of {entry.size_bytes}")
         if _sha256(path) != entry.sha256:
-            raise CheckpointError(f"checkpoint {directory} was altered: {name} has another digest{_offer(directory)}")
+            raise _unfit(directory, f"was altered: {name} has another digest")
     return manifest
 
 
@@ -218,9 +216,7 @@ def _refuse_foreign(directory: Path, manifest: Manifest, expected_parameters: st
             f"go on with that version, or begin another run_dir with its weights: model.path={directory / MODEL}"
         )
     if manifest.parameters_digest != expected_parameters:
-        raise CheckpointError(
-            f"checkpoint {directory} is foreign: its parameters are not those of this run's model{_offer(directory)}"
-        )
+        raise _unfit(directory, "is foreign: its parameters are not those of this run's model")
 
 
 def verify_model(folder: Path) -> None:
@@ -251,6 +247,10 @@ class States:
     def of_rank(self, name: str, rank: int) -> Tensor | None:
         """One rank's own, or None where that rank did not save."""
         return self._files[rank].get_tensor(name) if rank < len(self._files) else None
+
+
+def _unfit(directory: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {directory} {problem}{_offer(directory)}")
 
 
 def _offer(directory: Path) -> str:

@@ -7,7 +7,7 @@ collective operation, for which several ranks interrupt their training.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -77,30 +77,31 @@ class Saver:
 
         One that is on the disk stays as it is: a run that is stopped in a save asks for it again.
         """
+        self._save(directory, policy_version=policy_version, extra=extra, by=self._write)
+
+    def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
+        by = self._write_a_copy if self._ranks.size == 1 and self._has_room_for_a_copy() else self._write
+        self._save(directory, policy_version=policy_version, extra=extra, by=by)
+
+    def _save(
+        self, directory: Path, *, policy_version: int, extra: Mapping[str, Any], by: Callable[[_Snapshot], None]
+    ) -> None:
         try:
             self.finish()
         finally:  # this version is saved also where the one before could not be
             if self._written != (directory, policy_version):
-                self._write(self._snapshot(directory, policy_version=policy_version, extra=extra))
+                by(self._snapshot(directory, policy_version=policy_version, extra=extra))
 
-    def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
-        if self._ranks.size > 1 or not self._has_room_for_a_copy():
-            return self.save(directory, policy_version=policy_version, extra=extra)
-        try:
-            self.finish()
-        finally:  # as in `save`
-            if self._written != (directory, policy_version):
-                snapshot = self._snapshot(directory, policy_version=policy_version, extra=extra)
-                copy = _Snapshot(
-                    directory=directory,
-                    manifest=snapshot.manifest,
-                    # To the CPU at once: a second copy on the device may not fit.
-                    state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
-                    weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
-                    adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
-                )
-                self._writing = self._thread.submit(self._write, copy)
+    def _write_a_copy(self, snapshot: _Snapshot) -> None:
+        copy = replace(
+            snapshot,
+            # To the CPU at once: a second copy on the device may not fit.
+            state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
+            weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
+            adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
+        )
+        self._writing = self._thread.submit(self._write, copy)
 
     def finish(self) -> None:
         """Waits for a checkpoint that is being written. Raises what went wrong with it, once."""
