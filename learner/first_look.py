@@ -41,37 +41,33 @@ class FirstLook:
         """The batch with what the objective must know of the networks at the start of the step."""
         needs = self._objective.needs | (frozenset() if tensors.is_sampler_known else {"proximal_logprobs"})
         needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
+        found: dict[str, Tensor] = {}
         if self._scores_reference and self._objective.wants_reference(tensors.current_version):
             self._phases.enter("scoring the reference")
             # The policy without its adapters is the reference: no second copy of the model.
             with without_adapters(self._networks.policy.causal_lm):
-                found = self._seen(tensors, mini_batches, ("logprobs",))
-            tensors = replace(tensors, reference_logprobs_NT=found["logprobs"])
-        tensors = self._with_start(tensors, mini_batches, needs)
+                found["reference_logprobs"] = self._seen(tensors, mini_batches, ["logprobs"])["logprobs"]
+        found |= self._of_the_start(tensors, mini_batches, needs)
         if "averaged_logprobs" in needs:
             self._phases.enter("first look")
             reshard(self._networks)
             try:
                 with self._averaged():
-                    found = self._seen(tensors, mini_batches, ("logprobs",))
+                    found["proximal_logprobs"] = self._seen(tensors, mini_batches, ["logprobs"])["logprobs"]
             finally:
                 reshard(self._networks)
-            tensors = replace(tensors, proximal_logprobs_NT=found["logprobs"])
-        return tensors
+        return replace(tensors, **{f"{name}_NT": x_NT for name, x_NT in found.items()})
 
-    def _with_start(
+    def _of_the_start(
         self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch], needs: frozenset[str]
-    ) -> BatchTensors:
-        """With what the networks give that begin the step."""
+    ) -> dict[str, Tensor]:
+        """What the networks that begin the step give, by its name in the batch."""
         policies = needs & {"proximal_logprobs", "starting_logprobs"}
-        wanted = {
-            "logprobs": bool(policies),
-            "entropies": {"entropies", "proximal_logprobs"} <= needs,
-            "values": "values" in needs,
-        }
-        names = [name for name, is_wanted in wanted.items() if is_wanted]
+        names = ["logprobs"] if policies else []
+        names += ["entropies"] if {"entropies", "proximal_logprobs"} <= needs else []
+        names += ["values"] if "values" in needs else []
         if not names:
-            return tensors
+            return {}
         self._phases.enter("first look")
         # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
         entropies = bool(policies) and self._objective.wants_entropies(tensors.current_version)
@@ -80,7 +76,7 @@ class FirstLook:
             found |= dict.fromkeys(policies, found.pop("logprobs"))
         if not tensors.is_sampler_known:
             found["rollout_logprobs"] = found["proximal_logprobs"]
-        return replace(tensors, **{f"{name}_NT": x_NT for name, x_NT in found.items()})
+        return found
 
     def _seen(
         self, tensors: BatchTensors, mini_batches: Sequence[MiniBatch], names: Sequence[str], *, entropies: bool = False
