@@ -83,10 +83,8 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
     group_ids: list[str] = batch["group_id"].to_pylist()
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
     names, components_NK = _components(batch)
-    loss_mask_NT, rollout_logprobs_NT = (
-        _Lists.of(batch, "loss_mask").padded(np.bool_),
-        _optional(batch, "rollout_logprobs"),
-    )
+    loss_mask_NT = _Lists.of(batch, "loss_mask").padded(np.bool_)
+    rollout_logprobs_NT = _optional(batch, "rollout_logprobs")
     is_sampler_known = rollout_logprobs_NT is not None
     tensors = BatchTensors(
         loss_mask_NT=loss_mask_NT,

@@ -23,10 +23,12 @@ def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Te
     lengths_N = loss_mask_NT.sum(1).to(rewards_N.dtype)
     for rows in group_rows(group_index_N):
         rewards_G, lengths_G = rewards_N[rows], lengths_N[rows]
-        num_tokens = lengths_G.sum().clamp(min=1)
-        baseline = (rewards_G * lengths_G).sum() / num_tokens if len(rows) > 1 else rewards_G.new_zeros(())
-        is_constant = len(rows) > 1 and all_equal(rewards_G)
-        result_N[rows] = torch.zeros_like(rewards_G) if is_constant else rewards_G - baseline
+        if len(rows) == 1:
+            result_N[rows] = rewards_G
+        elif all_equal(rewards_G):
+            result_N[rows] = 0
+        else:
+            result_N[rows] = rewards_G - (rewards_G * lengths_G).sum() / lengths_G.sum().clamp(min=1)
     return result_N
 
 
@@ -62,8 +64,7 @@ def reinforce_pp(rewards_N: Tensor, *, epsilon: float = 1e-8, ddof: int = 1) -> 
     Degenerate: a batch of equal rewards gives exactly 0
     Peers: OpenRLHF and LightRFT whiten over tokens, where long trajectories weigh more: advantage `cumulative_returns` and shaping `whiten`
     """
-    rewards_N = at_least_float32(rewards_N)
-    return _whiten_vector(rewards_N, epsilon=epsilon, ddof=ddof)
+    return _whiten_vector(at_least_float32(rewards_N), epsilon=epsilon, ddof=ddof)
 
 
 def reinforce_pp_baseline(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:

@@ -183,10 +183,6 @@ class Prepared:
     batch_covariances_M: Tensor | None
     """Of all that the update trains on: `rows` leaves it whole."""
     is_kept_N: Tensor
-    zero_variance_N: Tensor
-    """bool; its group's shaped rewards are all equal."""
-    leads_group_N: Tensor
-    """bool; true for one trajectory of each group, so that groups can be counted over any split."""
     returns_by_prompt: Mapping[str, list[float]]
     """What the advantage saw, for `streaming`; empty without."""
     moments: Mapping[str, RunningMoments]

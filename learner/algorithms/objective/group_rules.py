@@ -40,14 +40,11 @@ def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
     """The row numbers of each group, and the group."""
     components_NK = batch.reward_components_NK
     columns = {
-        "rewards_G": at_least_float32(batch.rewards_N),
-        "completion_lengths_G": batch.completion_lengths_N,
-        "truncated_G": batch.truncated_N,
-        "reward_components_GK": batch.rewards_N.new_zeros(len(batch.rewards_N), 0)
-        if components_NK is None
-        else components_NK,
+        "rewards_G": at_least_float32(batch.rewards_N).cpu(),
+        "completion_lengths_G": batch.completion_lengths_N.cpu(),
+        "truncated_G": batch.truncated_N.cpu(),
+        "reward_components_GK": torch.zeros(len(batch.rewards_N), 0) if components_NK is None else components_NK.cpu(),
     }
-    columns = {name: column.cpu() for name, column in columns.items()}
     for rows in group_rows(batch.group_index_N.cpu()):
         yield rows, {name: column[rows] for name, column in columns.items()}
 

@@ -8,8 +8,6 @@ from learner.algorithms.registry.variants import Variant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The functions that config named, parameters bound."""
-
     config: AlgorithmConfig
     advantage: Variant
     policy_loss: Variant

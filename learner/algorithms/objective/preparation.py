@@ -15,7 +15,6 @@ from torch import Tensor
 from cluster.contracts.errors import DataError
 from learner.algorithms.advantages.returns import cumulative_returns
 from learner.algorithms.batch_rules.filters import Selection
-from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.losses.covariance import covariances
 from learner.algorithms.masks import masked
 from learner.algorithms.moments import RunningMoments
@@ -59,7 +58,6 @@ def prepare(
         returns_NT = cumulative_returns(credit.token_rewards_NT, loss_mask_NT=batch.loss_mask_NT)
     if returns_NT is not None and "returns" in moments and bool(is_kept_N.any()):
         moments["returns"] = moments["returns"].update(returns_NT[mask_NT])
-    zero_variance_N, leads_group_N = _groups(shaped_N, batch.group_index_N)
     return Prepared(
         batch=batch,
         shaped_rewards_N=shaped_N,
@@ -72,8 +70,6 @@ def prepare(
             parts, offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT}, advantages_NT.dtype
         ),
         is_kept_N=is_kept_N,
-        zero_variance_N=zero_variance_N,
-        leads_group_N=leads_group_N,
         returns_by_prompt=credit.returns_by_prompt,
         moments=moments,
         wants_entropies=wants_entropies,
@@ -160,15 +156,6 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
         else:
             is_kept_N = is_kept_N & result
     return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
-
-
-def _groups(rewards_N: Tensor, group_index_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Trajectories whose group's rewards are all equal; one trajectory of each group."""
-    zero_variance_N, leads_N = torch.zeros((2, len(rewards_N)), dtype=torch.bool, device=rewards_N.device)
-    for rows in group_rows(group_index_N):
-        zero_variance_N[rows] = all_equal(rewards_N[rows])
-        leads_N[rows[0]] = True
-    return zero_variance_N, leads_N
 
 
 def _corrections(parts: Parts, offered: dict[str, Any], dtype: torch.dtype) -> Tensor:

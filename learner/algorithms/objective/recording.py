@@ -6,6 +6,7 @@ Shapes: N trajectories of the step, B rows of a micro-batch, T tokens.
 import torch
 from torch import Tensor
 
+from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.losses.surrogates import TokenLosses, unclipped_surrogate
 from learner.algorithms.masks import masked
 from learner.algorithms.objective.batch import Prepared
@@ -103,8 +104,10 @@ def of_the_batch(prepared: Prepared) -> Statistics:
         recorder.record("length", batch.prompt_lengths_N + batch.completion_lengths_N)
     recorder.record("truncated", batch.truncated_N)
     recorder.record("off_policy_steps", batch.lags_NT, batch.loss_mask_NT)
-    recorder.record("groups", prepared.leads_group_N)
-    recorder.record("groups_without_variance", prepared.leads_group_N & prepared.zero_variance_N)
+    rewards_N, groups = prepared.shaped_rewards_N, group_rows(batch.group_index_N)
+    recorder.total("groups", rewards_N.new_tensor(len(groups)))
+    num_equal = sum(all_equal(rewards_N[rows]) for rows in groups)
+    recorder.total("groups_without_variance", rewards_N.new_tensor(num_equal))
     recorder.record("trajectories", torch.ones_like(prepared.is_kept_N))
     recorder.record("trajectories_filtered", ~prepared.is_kept_N)
     recorder.record("tokens", batch.loss_mask_NT)

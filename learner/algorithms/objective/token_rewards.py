@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.masks import masked
+from learner.algorithms.masks import at_least_float32, masked
 
 
 def place_rewards(
@@ -16,15 +16,11 @@ def place_rewards(
     A trajectory with nothing unmasked gets none; LightRFT and OpenRLHF put it in the last column, outside the mask. On every token
     (torchrl KLRewardTransform, TapeAgents) a row sums to length · r.
     """
-    rewards_N = rewards_N if rewards_N.is_floating_point() else rewards_N.float()
+    rewards_N = at_least_float32(rewards_N)
     if placement == "every_token":
         return masked(rewards_N[:, None].expand(loss_mask_NT.shape), mask_BT=loss_mask_NT)
     position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
-    last_N = (
-        torch.where(loss_mask_NT, position_T, -1).amax(1)
-        if loss_mask_NT.shape[1]
-        else position_T.new_full((len(rewards_N),), -1)
-    )
+    last_N = torch.where(loss_mask_NT, position_T, -1).amax(1)
     return torch.where(position_T == last_N[:, None], rewards_N[:, None], torch.zeros_like(rewards_N[:, None]))
 
 
@@ -35,8 +31,7 @@ def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
     `BatchTensors.validate` refuses it.
     """
     position_T = torch.arange(loss_mask_NT.shape[1], device=loss_mask_NT.device)
-    earner_NT = torch.where(loss_mask_NT, position_T, -1)
-    earner_NT = earner_NT.cummax(1).values if earner_NT.numel() else earner_NT
+    earner_NT = torch.where(loss_mask_NT, position_T, -1).cummax(1).values
     earned_NT = masked(token_rewards_NT, mask_BT=earner_NT >= 0)
     return torch.zeros_like(earned_NT).scatter_add(1, earner_NT.clamp(min=0), earned_NT)
 
