@@ -17,7 +17,6 @@ from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.parts import Parts
-from learner.algorithms.registry.variants import Variant
 
 Group = Mapping[str, Tensor]
 """By the names of `homes.OF_A_GROUP`."""
@@ -25,7 +24,7 @@ Group = Mapping[str, Tensor]
 
 def of_summary(summary: GroupSummary) -> Group:
     """A judged group, as the cluster knows it. A component that a trajectory lacks is NaN."""
-    known = [place for place, reward in enumerate(summary.rewards) if reward is not None]
+    known = _known(summary)
     components = [summary.reward_components[name] for name in sorted(summary.reward_components) if "/" not in name]
     by_row = [[nan if values[place] is None else values[place] for values in components] for place in known]
     return {
@@ -59,12 +58,14 @@ def dropped_by(group: Group, *, parts: Parts) -> str | None:
     return next((each.plugin.name for each in filters if not bool(each.with_given(group))), None)
 
 
-def chosen(group: Group, *, selection: Variant, group_size: int, parts: Parts) -> list[int]:
-    """The places of the candidates that make the group, ascending; all of them where there are no more than its size."""
-    if len(group["rewards_G"]) <= group_size:
-        return list(range(len(group["rewards_G"])))
-    places = selection.call(shaped(group, parts=parts)["rewards_G"], group_size=group_size)
-    return sorted(int(place) for place in places)
+def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]:
+    """The places of the candidates that make the group, ascending; all whose reward is known where these are no more than its size."""
+    assert parts.selection is not None, "only a selection chooses"
+    known = _known(summary)
+    if len(known) <= group_size:
+        return known
+    rewards_G = shaped(of_summary(summary), parts=parts)["rewards_G"]
+    return sorted(known[place] for place in parts.selection.call(rewards_G, group_size=group_size))
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:
@@ -72,3 +73,8 @@ def shaped(group: Group, *, parts: Parts) -> Group:
     for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping):
         group = {**group, "rewards_G": step.with_given(group)}
     return group
+
+
+def _known(summary: GroupSummary) -> list[int]:
+    """The places of the trajectories whose reward is known."""
+    return [place for place, reward in enumerate(summary.rewards) if reward is not None]

@@ -124,12 +124,7 @@ class Objective:
 
     def chosen(self, summary: GroupSummary, *, group_size: int) -> list[int]:
         """The trajectories of a judged, over-sampled group that make it, by their places; those whose reward failed are not among them."""
-        selection = self._parts.selection
-        assert selection is not None, "only a selection chooses"
-        known = [place for place, reward in enumerate(summary.rewards) if reward is not None]
-        group = group_rules.of_summary(summary)
-        places = group_rules.chosen(group, selection=selection, group_size=group_size, parts=self._parts)
-        return [known[place] for place in places]
+        return group_rules.chosen(summary, group_size=group_size, parts=self._parts)
 
     def dropped_by(self, summary: GroupSummary) -> str | None:
         """The filter that drops a judged group, by name; None: it trains, unless a filter of the whole batch drops it.
