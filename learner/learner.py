@@ -130,12 +130,7 @@ class Learner:
             vocabulary_size=self.vocabulary_size,
             columns=self.objective.columns,
         )
-        first, *later = split(
-            batch.tensors.group_index_N.tolist(),
-            config=self._config.learner,
-            seed=self._config.seed,
-            policy_version=self.version,
-        )
+        first, *later = split(batch.tensors.group_index_N.tolist(), self._config, policy_version=self.version)
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
         demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.contracts.config import LearnerConfig, RunConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.protocols import Demonstrations
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
@@ -46,9 +46,7 @@ class Update:
         return self.learning_rate is not None
 
 
-def split(
-    group_index_N: Sequence[int], *, config: LearnerConfig, seed: int, policy_version: int
-) -> list[list[list[int]]]:
+def split(group_index_N: Sequence[int], config: RunConfig, *, policy_version: int) -> list[list[list[int]]]:
     """For every epoch its mini-batches, each the rows it trains on, in the batch's order.
 
     Groups, or trajectories, are dealt anew in every epoch, by seed, policy version and epoch alone: all ranks, a resumed run and a
@@ -57,12 +55,12 @@ def split(
     """
     units: dict[int, list[int]] = defaultdict(list)
     for row, group in enumerate(group_index_N):
-        units[group if config.split_by == "groups" else row].append(row)
-    count = min(config.mini_batches, len(units))
+        units[group if config.learner.split_by == "groups" else row].append(row)
+    count = min(config.learner.mini_batches, len(units))
     epochs: list[list[list[int]]] = []
-    for epoch in range(config.epochs):
+    for epoch in range(config.learner.epochs):
         dealt = list(units.values())
-        random.Random(f"{seed}/{policy_version}/{epoch}").shuffle(dealt)
+        random.Random(f"{config.seed}/{policy_version}/{epoch}").shuffle(dealt)
         epochs.append([sorted(row for unit in dealt[i::count] for row in unit) for i in range(count)])
     return epochs
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import NumericsError
 from learner.distributed import Ranks
 from learner.forward_backward import MiniBatch
@@ -39,38 +38,39 @@ def _learner(
 # How trajectories are dealt
 
 
+def _split(groups: list[int], *, seed: int = 0, version: int = 0, **learner: Any) -> list[list[list[int]]]:
+    config = make_config(Path("none"), learner=learner, seed=seed)
+    return split(groups, config, policy_version=version)
+
+
 def test_every_epoch_trains_on_every_trajectory_once():
-    config = LearnerConfig(epochs=3, mini_batches=4)
-    epochs = split(SIX_GROUPS_OF_TWO, config=config, seed=0, policy_version=0)
+    epochs = _split(SIX_GROUPS_OF_TWO, epochs=3, mini_batches=4)
     assert [sorted(row for rows in epoch for row in rows) for epoch in epochs] == [list(range(12))] * 3
     assert [sorted(len(rows) for rows in epoch) for epoch in epochs] == [[2, 2, 4, 4]] * 3
 
 
 def test_groups_stay_whole_and_trajectories_do_not():
-    groups = split(SIX_GROUPS_OF_TWO, config=LearnerConfig(mini_batches=3), seed=0, policy_version=0)
+    groups = _split(SIX_GROUPS_OF_TWO, mini_batches=3)
     assert all(row ^ 1 in rows for rows in groups[0] for row in rows)
-    by_row = LearnerConfig(mini_batches=3, split_by="trajectories")
-    (trajectories,) = split(SIX_GROUPS_OF_TWO, config=by_row, seed=0, policy_version=0)
+    (trajectories,) = _split(SIX_GROUPS_OF_TWO, mini_batches=3, split_by="trajectories")
     assert [len(rows) for rows in trajectories] == [4, 4, 4]
     assert any(row ^ 1 not in rows for rows in trajectories for row in rows)
 
 
 def test_the_split_follows_from_seed_version_and_epoch():
-    config = LearnerConfig(epochs=2, mini_batches=6)
-
     def dealt(seed: int, version: int) -> list[list[list[int]]]:
-        return split(SIX_GROUPS_OF_TWO, config=config, seed=seed, policy_version=version)
+        return _split(SIX_GROUPS_OF_TWO, seed=seed, version=version, epochs=2, mini_batches=6)
 
     assert dealt(0, 5) == dealt(0, 5)
     assert len({str(epoch) for epoch in (*dealt(0, 5), *dealt(0, 6), *dealt(1, 5))}) == 6
 
 
 def test_a_single_mini_batch_is_the_batch_in_its_order():
-    assert split([0, 0, 1], config=LearnerConfig(epochs=2), seed=3, policy_version=1) == [[[0, 1, 2]]] * 2
+    assert _split([0, 0, 1], seed=3, version=1, epochs=2) == [[[0, 1, 2]]] * 2
 
 
 def test_fewer_groups_than_mini_batches_make_fewer_updates():
-    (epoch,) = split([0, 0, 7], config=LearnerConfig(mini_batches=4), seed=0, policy_version=0)
+    (epoch,) = _split([0, 0, 7], mini_batches=4)
     assert sorted(epoch) == [[0, 1], [2]]
 
 
