@@ -4,9 +4,10 @@ A thread that hangs cannot be ended, a process can. It resolves the judge by nam
 
 In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
 what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
-Out: `{"asks": ..., "is_of_groups": ..., "is_async": ...}` or `{"refused": why}`; then one line a call, as soon as it is judged: [number,
-a list of [value, status, components, message] or null, whether the process ran out of memory]. Where what the judge calls is away, that is
-`{"away": why, "endpoint": ...}` in place of the list, and a judge that takes calls in turn is asked none of the request's others.
+Out: what the service must know of the judge (`{"asks": ..., "is_of_groups": ..., ...}`), or `{"refused": why}`; then one line a call, as
+soon as it is judged: [number, a list of [value, status, components, message] or null, whether the process ran out of memory]. Where what
+the judge calls is away, that is `{"away": why, "endpoint": ...}` in place of the list, and a judge that takes calls in turn is asked none
+of the request's others.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ def main() -> None:
     except ConfigError as error:
         _say(answers, {"refused": str(error)})
         return
-    _say(answers, {"asks": sorted(judge.asks), "is_of_groups": judge.is_of_groups, "is_async": judge.is_async})
+    names = ("is_of_groups", "is_async", "keeps_verdicts", "digest")
+    _say(answers, {"asks": sorted(judge.asks), **{name: getattr(judge, name) for name in names}})
     if judge.is_async:
         asyncio.run(_serve_in_loop(judge, requests, answers, brief))
     else:

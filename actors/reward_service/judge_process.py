@@ -44,6 +44,9 @@ class JudgeProcess:
         """Whether a call is of a whole group; else it is of one trajectory."""
         self.is_async = False
         """Whether its judge takes calls side by side; else in turn."""
+        self.keeps_verdicts = False
+        self.digest = ""
+        """Of the judge, as `Judge.digest`."""
         self.is_spent = False
         """Out of memory: it gets nothing more."""
         self._numbers = itertools.count()
@@ -152,6 +155,7 @@ class JudgeProcess:
             raise ConfigError(answer["refused"])
         self.asks = frozenset(answer["asks"])
         self.is_of_groups, self.is_async = answer["is_of_groups"], answer["is_async"]
+        self.keeps_verdicts, self.digest = answer["keeps_verdicts"], answer["digest"]
 
     async def _read(self) -> None:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""

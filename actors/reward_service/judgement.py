@@ -5,9 +5,11 @@ The names of a judge's parameters choose its kind: `completion` is one trajector
 
 import asyncio
 import dataclasses
+import hashlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
@@ -30,6 +32,10 @@ class Judge:
     """Of the given names, those that it takes."""
     is_of_groups: bool
     is_async: bool
+    keeps_verdicts: bool
+    """Declared by an attribute of this name: each verdict costs something, and the same question has the same answer."""
+    digest: str
+    """Of its source file, and of what it declares as `identity`: that which decides its verdicts and is in neither code nor parameters."""
 
 
 def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
@@ -41,7 +47,14 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
         except Exception as error:
             raise ConfigError(f"{field}={judge.name!r} cannot be built: {type(error).__name__}: {error}") from error
     asks = _asked(call, f"{field}={judge.name!r}")
-    return Judge(call=call, asks=asks, is_of_groups=bool(asks & {*OF_ONE_OR_ALL.values()}), is_async=_is_async(call))
+    return Judge(
+        call=call,
+        asks=asks,
+        is_of_groups=bool(asks & {*OF_ONE_OR_ALL.values()}),
+        is_async=_is_async(call),
+        keeps_verdicts=getattr(getattr(call, "func", call), "keeps_verdicts", False),
+        digest=_digest(getattr(call, "func", call)),
+    )
 
 
 def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
@@ -140,6 +153,13 @@ def _asked(call: Callable[..., Any], what: str) -> frozenset[str]:
     if takes_any:
         one, every = (set[str](), {*OF_ONE_OR_ALL.values()}) if every else ({*OF_ONE_OR_ALL}, set[str]())
     return frozenset(one | every | (names & {*OF_EITHER}) | ({"columns"} if takes_any else set()))
+
+
+def _digest(judge: Any) -> str:
+    file = inspect.getsourcefile(judge if inspect.isfunction(judge) else type(judge))
+    digest = hashlib.sha256(Path(file).read_bytes() if file else b"")
+    digest.update(str(getattr(judge, "identity", "")).encode())
+    return digest.hexdigest()
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

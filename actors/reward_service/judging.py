@@ -6,8 +6,11 @@ asynchronous one shares the event loop of one process. While what the judge call
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from actors.reward_service.breaker import Away, Breaker
 from actors.reward_service.judge_process import Call, JudgeProcess
@@ -15,7 +18,8 @@ from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import Hold, RewardStatus
+from cluster.contracts.types import Hold, Reward, RewardStatus
+from cluster.record.verdicts import remember
 
 _PATIENCE_S = 0.2
 """How long calls wait for a busy process before another one is started."""
@@ -28,13 +32,19 @@ _CALLS_PER_REQUEST = 8
 class Judging:
     """Processes of one judge, which start as they are needed."""
 
-    def __init__(self, part: Part, config: RewardConfig, first: JudgeProcess) -> None:
-        """A synchronous judge runs on at most this service's share of the available cores (and `max_concurrency`) in processes: what
+    def __init__(
+        self, part: Part, config: RewardConfig, first: JudgeProcess, known: dict[str, str] | None = None
+    ) -> None:
+        """`known` verdicts are not asked for again, where the part keeps them; new ones are added to it.
+
+        A synchronous judge runs on at most this service's share of the available cores (and `max_concurrency`) in processes: what
         waits for a network should be asynchronous.
         """
         self._part = part
         self._config = config
         self._breaker = Breaker(part=part.name or "", setting=part.setting, hold_s=config.hold_s)
+        self._known = known if (first.keeps_verdicts if part.cache is None else part.cache) else None
+        self._asked = json.dumps([part.name, part.judge.model_dump(mode="json"), first.digest], sort_keys=True)
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
         num_cores = max(1, _num_cores() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
@@ -46,17 +56,43 @@ class Judging:
         self._changed = asyncio.Condition()
 
     @classmethod
-    async def start(cls, part: Part, config: RewardConfig) -> "Judging":
+    async def start(cls, part: Part, config: RewardConfig, known: dict[str, str] | None = None) -> "Judging":
         """Raises as `JudgeProcess.start`."""
-        return cls(part, config, await JudgeProcess.start(part, config))
+        return cls(part, config, await JudgeProcess.start(part, config), known)
 
     @property
     def hold(self) -> Hold | None:
         """What its calls wait for; None while they go through."""
         return self._breaker.hold
 
-    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
-        """One answer for each call, in order. Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`."""
+    async def judge(self, shared: str, calls: Sequence[Call]) -> tuple[list[Judged], dict[str, str]]:
+        """One answer for each call, in order, and those that are new and to be kept, by their keys.
+
+        Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`.
+        """
+        if self._known is None:
+            return await self._ask(shared, calls), {}
+        # Where the run's servers are is no part of the question.
+        columns = json.dumps(json.loads(shared).get("columns"), sort_keys=True)
+        keys = [self._key(columns, given) for _, given in calls]
+        found = {key: _rewards(self._known[key]) for key in keys if key in self._known}
+        answers = iter(
+            await self._ask(shared, [call for key, call in zip(keys, calls, strict=True) if key not in found])
+        )
+        judged = [found[key] if key in found else next(answers) for key in keys]
+        new = {
+            key: json.dumps([[reward.value, reward.components] for reward in each])
+            for key, each in zip(keys, judged, strict=True)
+            if each and key not in found and all(reward.status is RewardStatus.OK for reward in each)
+        }
+        remember(self._known, new)
+        return judged, new
+
+    def _key(self, columns: str, given: Mapping[str, Any]) -> str:
+        asked = json.dumps([self._asked, columns, given], sort_keys=True)
+        return hashlib.sha256(asked.encode()).hexdigest()
+
+    async def _ask(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
         each = self._calls_per_request
         requests = [calls[start : start + each] for start in range(0, len(calls), each)]
         judged = await asyncio.gather(*(self._judge(shared, request) for request in requests))
@@ -156,6 +192,10 @@ class Judging:
             if process.is_spent and not self._under_way[process]:
                 await process.kill()
             self._changed.notify_all()
+
+
+def _rewards(text: str) -> list[Reward]:
+    return [Reward(value=value, components=components) for value, components in json.loads(text)]
 
 
 def _num_cores() -> int:

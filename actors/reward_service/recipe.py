@@ -27,6 +27,8 @@ class Part:
     timeout_s: float
     max_concurrency: int
     leaves_on_failure: bool
+    cache: bool | None = None
+    """None: as the judge declares."""
 
     @property
     def setting(self) -> str:
@@ -60,6 +62,7 @@ def parts_of(config: RewardConfig) -> list[Part]:
             timeout_s=part.timeout_s or config.timeout_s,
             max_concurrency=part.max_concurrency or config.max_concurrency,
             leaves_on_failure=part.on_failure == "part",
+            cache=part.cache,
         )
         for name, part in config.parts.items()
     ]

@@ -22,6 +22,7 @@ from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import JudgingInputs, PartStats, Progress, Reward, RewardStatus
+from cluster.record.verdicts import remember
 
 _FIELDS = {
     "prompt": "prompt_text",
@@ -54,6 +55,7 @@ class RewardService:
         self._since = self._last_progress = time.time()
         self._judges: dict[Part, Judging] = {}
         self._starting = asyncio.Lock()
+        self._known: dict[str, str] = {}
 
     async def warm_up(self) -> None:
         """Starts a process of each judge now and not while the first batch waits.
@@ -63,7 +65,7 @@ class RewardService:
         async with self._starting:
             if not self._judges:
                 parts = parts_of(self._config)
-                starting = (Judging.start(part, self._config) for part in parts)
+                starting = (Judging.start(part, self._config, self._known) for part in parts)
                 outcomes = await asyncio.gather(*starting, return_exceptions=True)
                 started = [each for each in outcomes if isinstance(each, Judging)]
                 for error in outcomes:
@@ -97,6 +99,10 @@ class RewardService:
             reward_message=[reward.message for reward in rewards],
         )
         return schema.with_part_stats(columns, stats)
+
+    def remember(self, verdicts: Mapping[str, str]) -> None:
+        """Verdicts of the run, by their keys, that are not asked for again."""
+        remember(self._known, verdicts)
 
     async def judge(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
         """The group's rewards, and what became of each part by its name."""
@@ -146,12 +152,11 @@ class RewardService:
             parts = [part for part in recipe if ("rewards" in self._judges[part].asks) is is_after]
             others = {str(part.name): verdicts[part] for part in verdicts}
             judged = await asyncio.gather(*(self._part(part, asked, others) for part in parts))
-            for part, (verdict, seconds) in zip(parts, judged, strict=True):
-                verdicts[part] = verdict
-                stats[part.name or ""] = _stats(verdict, seconds)
+            for part, (verdict, of_part) in zip(parts, judged, strict=True):
+                verdicts[part], stats[part.name or ""] = verdict, of_part
         return reward_of({part: verdicts[part] for part in recipe}, size=size), stats
 
-    async def _part(self, part: Part, asked: Asked, others: Mapping[str, Judged]) -> tuple[Judged, float]:
+    async def _part(self, part: Part, asked: Asked, others: Mapping[str, Judged]) -> tuple[Judged, PartStats]:
         began = time.monotonic()
         judging, rows = self._judges[part], asked.trajectories
         of_all = {"columns": asked.columns, "servers": asked.servers}
@@ -163,14 +168,15 @@ class RewardService:
             }
             if "rewards" in judging.asks:
                 given["rewards"] = values
-            (verdict,) = await judging.judge(shared, [(len(rows), given)])
-            return verdict, time.monotonic() - began
+            (verdict,), new = await judging.judge(shared, [(len(rows), given)])
+            return verdict, _stats(verdict, new, began)
         calls = [(1, {name: row[name] for name in OF_ONE_OR_ALL if name in judging.asks}) for row in rows]
         if "rewards" in judging.asks:
             for row, (_, given) in enumerate(calls):
                 given["rewards"] = {name: each[row] for name, each in values.items()}
-        judged = await judging.judge(shared, calls)
-        return [reward for each in judged for reward in each or ()], time.monotonic() - began
+        judged, new = await judging.judge(shared, calls)
+        verdict = [reward for each in judged for reward in each or ()]
+        return verdict, _stats(verdict, new, began)
 
 
 def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[Any]:
@@ -183,9 +189,9 @@ def _values(judged: Judged, size: int) -> list[float | None]:
     return [None] * size if judged is None else [reward.value for reward in judged]
 
 
-def _stats(judged: Judged, seconds: float) -> PartStats:
+def _stats(judged: Judged, new: Mapping[str, str], began: float) -> PartStats:
     failures = [reward for reward in judged or () if reward.status is not RewardStatus.OK]
-    return PartStats(seconds=seconds, num_failed=len(failures))
+    return PartStats(seconds=time.monotonic() - began, num_failed=len(failures), verdicts=new)
 
 
 def _asked(batch: pa.RecordBatch, wanted: Sequence[str], inputs: JudgingInputs) -> Asked:

@@ -23,6 +23,8 @@ class LlmJudge:
     Source: Zheng et al., "Judging LLM-as-a-Judge" (arXiv:2306.05685)
     """
 
+    keeps_verdicts = True
+
     def __init__(
         self,
         *,
@@ -39,6 +41,7 @@ class LlmJudge:
                 f"votes={votes} with asking.temperature=0: all votes are the same; raise it, or leave votes out"
             )
         self._rubric = Rubric.read(rubric, field="rubric")
+        self.identity = self._rubric
         self._chat = ChatJudge(self._rubric, asking, endpoint=endpoint, server=server)
         self._seeds = [asking.seed + vote for vote in range(votes)]
 

@@ -24,6 +24,8 @@ class Pairwise:
     Source: Zheng et al., "Judging LLM-as-a-Judge" (arXiv:2306.05685), on position bias and both orders
     """
 
+    keeps_verdicts = True
+
     def __init__(
         self,
         *,
@@ -40,7 +42,7 @@ class Pairwise:
                 f"opponents={opponents} is odd: not all completions can have as many; use {opponents + 1}"
             )
         pairs = PairRubric() if rubric is None else PairRubric.read(rubric, field="rubric")
-        self._rubric = pairs.comparing
+        self._rubric = self.identity = pairs.comparing
         self._asking = asking or Asking()
         self._chat = ChatJudge(self._rubric, self._asking, endpoint=endpoint, server=server)
         self._opponents = opponents

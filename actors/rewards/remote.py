@@ -27,6 +27,8 @@ class Remote:
     (native: groups), or `batch_s` after the first came. An outage holds the groups; all else that goes wrong is a failed reward.
     """
 
+    keeps_verdicts = True
+
     def __init__(
         self,
         *,

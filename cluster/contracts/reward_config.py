@@ -22,6 +22,9 @@ class RewardPart(Section):
     """None is `reward.timeout_s`."""
     max_concurrency: Resources[PositiveInt | None] = None
     """None is `reward.max_concurrency`."""
+    cache: Resources[bool | None] = None
+    """Whether verdicts are kept in the run directory, so that the same question is asked once, also by a resumed run. None: as the judge
+    declares (`remote`, `llm_judge` and `pairwise` are kept). A judge that rolls dice then gives one answer for all equal questions."""
     on_failure: Mathematics[Literal["trajectory", "part"]] = "trajectory"
     """What a failure of this part costs. `trajectory`: the reward of that trajectory fails. `part`: the part leaves the recipe of the whole
     group, and weights stay as they are. It never leaves for one trajectory alone, whose reward would be on another scale than its

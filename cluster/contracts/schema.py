@@ -202,7 +202,9 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
 
 def with_part_stats(batch: pa.RecordBatch, stats: Mapping[str, PartStats]) -> pa.RecordBatch:
     """The batch, whose summary then has these; they are not recorded."""
-    told = json.dumps({name: [each.seconds, each.num_failed] for name, each in stats.items()}).encode()
+    told = json.dumps(
+        {name: [each.seconds, each.num_failed, dict(each.verdicts)] for name, each in stats.items()}
+    ).encode()
     return batch.replace_schema_metadata({**(batch.schema.metadata or {}), _PARTS: told})
 
 
@@ -213,8 +215,11 @@ def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int:
 
 def _part_stats(batch: pa.RecordBatch) -> dict[str, PartStats]:
     metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
-    told: dict[str, tuple[float, int]] = json.loads(metadata.get(_PARTS, b"{}"))
-    return {name: PartStats(seconds=seconds, num_failed=num_failed) for name, (seconds, num_failed) in told.items()}
+    told: dict[str, tuple[float, int, dict[str, str]]] = json.loads(metadata.get(_PARTS, b"{}"))
+    return {
+        name: PartStats(seconds=seconds, num_failed=num_failed, verdicts=verdicts)
+        for name, (seconds, num_failed, verdicts) in told.items()
+    }
 
 
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:

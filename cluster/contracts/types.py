@@ -120,6 +120,8 @@ class PartStats:
     seconds: float
     num_failed: int
     """Trajectories for which the part failed, whether it left the recipe or not."""
+    verdicts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """To keep, by the digest of what was asked: JSON of [value, components] of each trajectory of a call."""
 
 
 Scores = dict[str, dict[str, float] | str]

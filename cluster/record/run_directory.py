@@ -26,6 +26,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
+VERDICTS = "verdicts.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK = "driver.lock"
 _OWNER_ONLY = 0o700
@@ -143,7 +144,7 @@ class RunDirectory(Storage):
         is_resumed = self.exists(RUN_YAML)
         if is_resumed and differing(spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))):
             self._start_over()
-        for name in (METRICS, EVENTS):
+        for name in (METRICS, EVENTS, VERDICTS):
             self.remove_torn_line(name)
         self.write_file(RUN_YAML, run_yaml.encode())
         return is_resumed

@@ -5,7 +5,7 @@ A service that dies is replaced while the others serve. A group whose judging ki
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
@@ -39,9 +39,11 @@ class Scorers:
         judging_deadline_s: float,
         reference_deadline_s: float,
         source_column: str | None = None,
+        keep: Callable[[Mapping[str, str]], None] = lambda verdicts: None,
     ) -> None:
         """`suspects` are those of judging; a group that kills rollout workers is another matter. Services are replaced in `tasks`, whose
-        failure ends the run. `source_column` of a prompt says whose metrics its rewards are; None keeps no metrics by source."""
+        failure ends the run. `source_column` of a prompt says whose metrics its rewards are; None keeps no metrics by source.
+        `keep` gets the verdicts that are not to be asked for again."""
         self._rewards = list(rewards)
         self._num_calls = dict.fromkeys(rewards, 0)
         """Groups that each reward service has."""
@@ -54,6 +56,7 @@ class Scorers:
         self._reference_deadline_s = reference_deadline_s
         self._failed_rewards = FailedRewards(events)
         self._part_metrics = PartMetrics(source_column=source_column)
+        self._keep = keep
         self._holds = Holds(events)
         self._turns = _Turns()
 
@@ -87,6 +90,8 @@ class Scorers:
                     judged = group.with_columns(*columns)
                     self._failed_rewards.note(judged.summary)
                     self._part_metrics.note(ticket, judged.summary)
+                    for part in judged.summary.part_stats.values():
+                        self._keep(part.verdicts)
                     return judged
 
     async def _inputs(self, ticket: Ticket, group: Group) -> JudgingInputs:

@@ -11,7 +11,8 @@ from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, RunDirectory
-from cluster.remote.actor import ActorSpec
+from cluster.record.verdicts import Verdicts
+from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
@@ -28,6 +29,9 @@ from deploy.cluster_up.seats import Seats
 
 if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
+
+_TELL_S = 60.0
+"""Deadline for a reward service to take what is known, tens of megabytes at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ def wire(
         supervisor=supervisor,
         tasks=tasks,
         office=office,
+        verdicts=Verdicts(run_dir),
     )
     return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
 
@@ -119,13 +124,17 @@ def production(
     supervisor: Supervisor,
     tasks: asyncio.TaskGroup,
     office: TicketOffice | None,
+    verdicts: Verdicts,
 ) -> Production:
     """Everything that makes judged groups on `fleet`."""
     from learner.algorithms.objective import Objective  # imports torch
 
+    async def tell(service: RemoteActor) -> None:
+        await service.call("remember", verdicts.known, deadline_s=_TELL_S)
+
     max_failures, events = config.supervision.max_prompt_failures, supervisor.events
     scorers = Scorers(
-        rewards=[SupervisedActor(reward, start=start, supervisor=supervisor) for reward in rewards],
+        rewards=[SupervisedActor(reward, start=start, supervisor=supervisor, on_start=tell) for reward in rewards],
         models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         suspects=Suspects(max_failures=max_failures, events=events),
@@ -135,6 +144,7 @@ def production(
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
         source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,
+        keep=verdicts.add,
     )
     dispatcher = Dispatcher(
         fleet=fleet,

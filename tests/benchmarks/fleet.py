@@ -22,6 +22,8 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import columns_of, to_batch
 from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
+from cluster.record.run_directory import RunDirectory
+from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import Mixture
@@ -203,6 +205,7 @@ async def _measure(size: int) -> dict[str, float]:
                 supervisor=supervisor,
                 tasks=tasks,
                 office=office,
+                verdicts=Verdicts(RunDirectory(config.run_dir)),
             )
             await rollouts.start()
             while not fleet.is_complete:

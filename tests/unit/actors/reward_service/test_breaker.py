@@ -23,6 +23,7 @@ class Endpoint:
     """A judge's process whose server is away between these seconds: each call takes one, and its verdict is its own number."""
 
     asks, is_of_groups, is_spent, is_alive = frozenset({"completion"}), False, False, True
+    keeps_verdicts, digest = False, "of its source"
 
     def __init__(self, *outages: tuple[float, float], is_async: bool = True) -> None:
         self.is_async = is_async
@@ -64,7 +65,8 @@ def calls(*numbers: int) -> Any:
     return [(1, {"completion": number}) for number in numbers]
 
 
-def values(judged: Any) -> list[float | None]:
+def values(answer: Any) -> list[float | None]:
+    judged, _ = answer
     return [reward.value for (reward,) in judged]
 
 
@@ -120,9 +122,9 @@ async def test_a_call_that_finds_away_what_answers_all_others_fails_alone():
     endpoint.never.add(3)
     judging = endpoint.judging(max_concurrency=2)
     first = asyncio.create_task(judging.judge("{}", calls(*range(40))))
-    judged = await first
-    assert values(judged) == [None if number == 3 else number for number in range(40)]
-    (failure,) = judged[3] or ()
+    judged, _ = await first
+    assert values((judged, {})) == [None if number == 3 else number for number in range(40)]
+    failure = (judged[3] or [])[0]
     assert failure.status is RewardStatus.ERROR
     assert failure.message == "UnavailableError: connection refused; others were answered between 5 tries"
 

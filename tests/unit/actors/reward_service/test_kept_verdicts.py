@@ -1,0 +1,86 @@
+"""A verdict that was paid for is not asked for again, and nothing else is taken for it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from actors.reward_service.judging import Judging
+from actors.reward_service.recipe import parts_of
+from actors.reward_service.service import RewardService
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig, RewardPart
+from cluster.contracts.schema import added
+from tests.unit.actors.batches import batch_of
+from tests.unit.actors.reward_service.test_breaker import Endpoint, calls, values
+from tests.unit.cluster.simulated_time import simulated
+
+COLUMNS = json.dumps({"columns": {"answer": "42"}})
+
+
+def judging(endpoint: Any, known: dict[str, str], *, name: str = "style", digest: str = "", **params: Any) -> Judging:
+    endpoint.digest = digest
+    config = RewardConfig(parts={name: RewardPart(judge=Plugin(name="remote", params=params), cache=True)})
+    return Judging(parts_of(config)[0], config, endpoint, known)
+
+
+@simulated
+async def test_what_is_known_is_not_asked_again_and_a_failure_is():
+    known: dict[str, str] = {}
+    endpoint = Endpoint()
+    endpoint.nonsense.add(2)
+    first = judging(endpoint, known)
+    answer = await first.judge(COLUMNS, calls(1, 2))
+    assert values(answer) == [1, None] and [*answer[1].values()] == ["[[1.0, {}]]"] and answer[1] == known
+    answer = await first.judge(COLUMNS, calls(3, 1, 2))
+    assert values(answer) == [3, 1, None] and len(answer[1]) == 1
+    assert [number for _, number in endpoint.asked] == [1, 2, 3, 2]
+    # Another service, to which what is known was told.
+    endpoint = Endpoint((0.0, 1e9))
+    assert values(await judging(endpoint, dict(known)).judge(COLUMNS, calls(1, 3))) == [1, 3]
+    assert endpoint.asked == [], "neither asks for what is known, nor waits for a server that is away"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"name": "tidy"}, {"digest": "of another source"}, {"model": "another"}, {"shared": {"columns": {"answer": "7"}}}],
+    ids=str,
+)
+@simulated
+async def test_another_part_source_parameter_or_column_is_another_question(other):
+    known: dict[str, str] = {}
+    shared = json.dumps(other.pop("shared", None) or json.loads(COLUMNS))
+    await judging(Endpoint(), known).judge(COLUMNS, calls(1))
+    endpoint = Endpoint()
+    await judging(endpoint, known, **other).judge(shared, calls(1))
+    assert len(endpoint.asked) == 1 and len(known) == 2
+
+
+@simulated
+async def test_where_the_runs_own_servers_are_is_no_part_of_the_question():
+    endpoint = Endpoint()
+    made = judging(endpoint, {})
+    for port in (8000, 8001):
+        await made.judge(json.dumps({"columns": {}, "servers": {"grader": [f"http://node:{port}"]}}), calls(1))
+    assert len(endpoint.asked) == 1
+
+
+@pytest.mark.slow
+async def test_a_service_gives_new_verdicts_with_its_answer_and_one_that_is_told_them_asks_nothing(tmp_path):
+    server = tmp_path / "away"
+    judge = Plugin(name="tests.unit.actors.judges:away_while", params={"file": str(server)})
+    config = RewardConfig(parts={"style": RewardPart(judge=judge, cache=True)})
+    group, known = batch_of(["a", "bb"]), dict[str, str]()
+    for num_new in (2, 0):
+        rewards = RewardService(config)
+        try:
+            rewards.remember(known)
+            columns = await rewards.score(group)
+        finally:
+            await rewards.close()
+        assert columns["reward"].to_pylist() == [1.0, 2.0]
+        told = added(columns)["part_stats"]["style"].verdicts
+        assert len(told) == num_new
+        known |= told
+        server.touch()  # away, for the second one
+    assert (tmp_path / "away.asked").read_text().split() == ["a", "bb"]
