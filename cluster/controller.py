@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cluster.contracts.config import MismatchConfig, RunConfig
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.protocols import Events, PromptSource, WorkerFleet
-from cluster.contracts.types import BroadcastStats, Group, StepStats, Ticket, sample_seed
+from cluster.contracts.types import BroadcastStats, Group, Prompt, StepStats, Ticket, sample_seed
 from cluster.metrics import step_metrics
 from cluster.rollouts.destinations import HeldOutGroups
 from cluster.scores import scores
@@ -98,7 +98,7 @@ class Evaluator:
     """Samples held-out prompts under the weights that serve now."""
 
     config: RunConfig
-    source: PromptSource
+    source: PromptSource | Sequence[Prompt]
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 

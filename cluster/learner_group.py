@@ -6,7 +6,7 @@ Nothing is lost by a death: the ranks go back to their last checkpoint and are f
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -44,8 +44,10 @@ class LearnerGroup:
         ledger: Ledger,
         checkpoints: str,
         saving: SavingRules,
+        pass_rates: Callable[[int], dict[str, float]] | None = None,
     ) -> None:
-        """`checkpoints` is the directory that every rank saves to and restores from."""
+        """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
+        index, for its record."""
         self._num_steps = config.num_steps
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
         self._specs = ranks
@@ -64,6 +66,7 @@ class LearnerGroup:
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
         self._saving = saving
+        self._pass_rates = pass_rates
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
@@ -97,8 +100,9 @@ class LearnerGroup:
             pieces = [piece for _, group in groups for piece in group.pieces]
             name, digest = await self._recorder.call("record", step, *pieces, deadline_s=self._update_s)
             indices = [index for index, _ in groups]
+            rates = self._pass_rates(indices[-1] + 1) if self._pass_rates else None
             record = await asyncio.to_thread(
-                self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest
+                self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest, pass_rates=rates
             )
             self._asked = step, [group.summary for _, group in groups]
             try:

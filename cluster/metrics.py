@@ -30,6 +30,8 @@ METRICS: dict[str, str] = {
     "(`reward.by_source`, `prompts.sources`); `reward/<part>/<source>` too.",
     "prompts/num_dropped": "Times since the last step that another prompt took the place of one beyond `prompts.max_prompt_tokens`.",
     "prompts/num_truncated": "Prompts made since the last step that were cut to `prompts.max_prompt_tokens`.",
+    "prompts/num_skipped": "Times since the last step that `prompts.difficulty` put another prompt in the place of one that "
+    "is solved or far from the target.",
     "prompts/num_groups/<source>": "Groups of this source judged since the last step, those of dropped groups too.",
     "reward/num_errors": "Trajectories whose reward raised; they do not train.",
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",

@@ -20,6 +20,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import open_prompts
+from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
 from deploy.cluster_up.connection import connected
@@ -105,9 +106,9 @@ def _noting_the_end(log: MetricLog) -> Iterator[None]:
 async def _train(
     config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
 ) -> None:
-    office = ticket_office(config)
-    evaluator = make_evaluator(config)
     ledger = open_ledger(run_dir, log)
+    office = ticket_office(config, ledger)
+    evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
     async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
@@ -181,13 +182,14 @@ def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> 
         max_head_of_line_s=config.buffer.max_head_of_line_s,
         max_dropped_steps=config.buffer.max_dropped_steps,
         in_waves=config.deterministic,
+        prompts_depend_on_steps=config.prompts.difficulty is not None,
         version=version,
         next_index=next_index,
     )
 
 
-def ticket_office(config: RunConfig) -> TicketOffice:
-    """Opens the run's prompts. Raises ConfigError for a source that cannot be opened."""
+def ticket_office(config: RunConfig, ledger: Ledger) -> TicketOffice:
+    """Opens the run's prompts, to be chosen by what its record says of them. Raises ConfigError for a source that cannot be opened."""
     return TicketOffice(
         source=open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column),
         seed=config.seed,
@@ -196,7 +198,16 @@ def ticket_office(config: RunConfig) -> TicketOffice:
         sampling=config.sampling,
         num_ahead=config.buffer.groups_per_step,
         fit=prompt_limit(config.prompts, config.model),
+        pass_rates=_pass_rates(config, ledger),
     )
+
+
+def _pass_rates(config: RunConfig, ledger: Ledger) -> PassRates | None:
+    if config.prompts.difficulty is None:
+        return None
+    lag = config.buffer.max_off_policy_steps * config.buffer.groups_per_step
+    recorded = ((record.next_index, record.pass_rates or {}) for record in ledger.records())
+    return PassRates(config.prompts.difficulty, lag=lag, recorded=recorded)
 
 
 def prompt_limit(prompts: PromptsConfig, model: ModelConfig) -> "PromptLimit | None":
@@ -215,6 +226,6 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
         return None
     source = open_prompts(held_out, field="evaluation.prompts", source_column=config.reward.source_column)
     if limit := prompt_limit(held_out, config.model):
-        fitting = (fitted for prompt in source if (fitted := limit(prompt)))
-        source = list(islice(fitting, config.evaluation.num_prompts))
+        fitting = (fitted for row in range(len(source)) if (fitted := limit(source[row])))
+        return Evaluator(config=config, source=list(islice(fitting, config.evaluation.num_prompts)))
     return Evaluator(config=config, source=source)

@@ -1,9 +1,9 @@
 """Where prompts come from, and what is done with all of them before one is sampled."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
@@ -16,6 +16,17 @@ class WeightedSource(Plugin):
     """A source among others: `{name: file, path: gsm8k.jsonl, weight: 2}`."""
 
     weight: PositiveFloat = 1.0
+
+
+class DifficultyConfig(Section, mark=Mark.MATHEMATICS):
+    """Prefers prompts by the share of their trajectories that succeeded when they were last sampled, their pass rate."""
+
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The pass rate that is preferred. A prompt that was not sampled yet counts as one of this rate."""
+    skip_solved_steps: NonNegativeInt = 10
+    """Steps for which a prompt rests after all of its trajectories succeeded."""
+    success_at: float = 1.0
+    """A trajectory succeeds when its reward is this or more."""
 
 
 class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
@@ -37,6 +48,9 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     on_long_prompt: Literal["error", "drop", "truncate_start", "truncate_end"] = "error"
     """What becomes of a longer prompt. `drop` puts another of its source, drawn by seed and place, in its place. `truncate_start` and
     `truncate_end` cut the text, or the first user message, at that side."""
+
+    difficulty: DifficultyConfig | None = None
+    """Prompts of middling difficulty more often, by measured pass rates; absent: every prompt once an epoch."""
 
     @classmethod
     def _is_own(cls, key: str, value: Any) -> bool:

@@ -109,6 +109,10 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
 
     @model_validator(mode="after")
     def _forbid_what_acts_in_training_alone(self) -> "EvaluationConfig":
+        if self.prompts and self.prompts.difficulty:
+            raise ValueError(
+                "prompts.difficulty acts in training alone: held-out prompts are the same at every evaluation; leave it out"
+            )
         for name, source in (self.prompts.sources if self.prompts else {}).items():
             if source.weight != 1:
                 raise ValueError(

@@ -46,10 +46,16 @@ class Record(BaseModel):
     trajectories_digest: str
     previous: str
     """Digest of the record before; empty for the first."""
+    pass_rates: dict[str, float] | None = None
+    """By prompt, of the groups judged up to this step, those of dropped groups too; None where `prompts.difficulty` asks for none."""
+
+    @property
+    def line(self) -> str:
+        return self.model_dump_json(exclude_none=True)
 
     @property
     def digest(self) -> str:
-        return hashlib.blake2b(self.model_dump_json().encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.line.encode(), digest_size=16).hexdigest()
 
 
 class Ledger:
@@ -78,7 +84,14 @@ class Ledger:
     def next_index(self) -> int:
         return self._last.next_index if self._last else 0
 
-    def append(self, *, groups: Sequence[int], trajectories: str, trajectories_digest: str) -> Record:
+    def append(
+        self,
+        *,
+        groups: Sequence[int],
+        trajectories: str,
+        trajectories_digest: str,
+        pass_rates: dict[str, float] | None = None,
+    ) -> Record:
         """The record of the next step. On the disk when this returns, so it is not for an event loop.
 
         Raises LedgerError for a group that was consumed before.
@@ -95,11 +108,12 @@ class Ledger:
             trajectories=trajectories,
             trajectories_digest=trajectories_digest,
             previous=self._last.digest if self._last else "",
+            pass_rates=pass_rates,
         )
         if self.num_torn_lines:
             self._journal.replace_lines(NAME, self._journal.read_lines(NAME)[: self.version])
             self.num_torn_lines = 0
-        self._journal.append_line(NAME, record.model_dump_json())
+        self._journal.append_line(NAME, record.line)
         self._last = record
         return record
 

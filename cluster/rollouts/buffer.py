@@ -12,6 +12,7 @@ import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean
 
 from cluster.contracts.errors import DataError, DeadlineError
@@ -48,6 +49,7 @@ class Buffer:
         max_head_of_line_s: float | None = None,
         max_dropped_steps: int = 20,
         in_waves: bool = False,
+        prompts_depend_on_steps: bool = False,
         version: int = 0,
         next_index: int = 0,
     ) -> None:
@@ -56,11 +58,16 @@ class Buffer:
         `in_waves` starts replacements of dropped groups only when nothing is under way, so that timing does not decide which
         groups are sampled together. Finished groups for a whole step wait `max_head_of_line_s` at most behind unfinished ones,
         which are then dropped; None waits for ever. `max_dropped_steps` are the steps' worth of groups that may be dropped in a row.
+
+        With `prompts_depend_on_steps` the prompt of a group is chosen by the steps that end `max_off_policy_steps` steps' worth of indices
+        before it, or earlier. Where groups were dropped, the newest of them may not be learned yet: the group waits for it.
         """
         self._groups_per_step = groups_per_step
         self._bound = max_off_policy_steps
         self._num_steps = num_steps
         self._in_waves = in_waves
+        self._prompts_depend_on_steps = prompts_depend_on_steps
+        self._taken_up_to = 0
         self._version = version
         self._next_index = next_index
         self._num_taken = version * groups_per_step
@@ -100,6 +107,8 @@ class Buffer:
             return 0
         last_step = min(self._version + self._bound + 1, self._num_steps)
         free = last_step * self._groups_per_step - self._num_taken - len(self._live)
+        if self._prompts_depend_on_steps:
+            free = min(free, self._next_steps_end() + self._bound * self._groups_per_step - self._next_index)
         # The next step must always be able to fill, or a budget below one step's bytes would stop the run.
         fitting = max(self._bytes.num_that_fit(num_live=len(self._live)), self._groups_per_step - len(self._live))
         return max(min(free, fitting), 0)
@@ -237,6 +246,7 @@ class Buffer:
         finished = [self._finished_at.pop(index) for index, _ in taken]
         self._counters.head_of_line_s = sum(max(finished) - at for at in finished) / len(finished)
         self._num_taken += count
+        self._taken_up_to = taken[-1][0] + 1
         self._notify()
         return taken
 
@@ -246,6 +256,13 @@ class Buffer:
         self._stragglers.drop(indices)
         self._counters.dropped["straggler"] += len(indices)
         self._notify()
+
+    def _next_steps_end(self) -> int:
+        """The index after the last group of the step that is learned next, or less: a group of it may still be dropped."""
+        if self._num_taken > self._version * self._groups_per_step:
+            return self._taken_up_to
+        first = list(islice(self._live, self._groups_per_step))
+        return first[-1] + 1 if len(first) == self._groups_per_step else 2**62
 
     def _num_ready(self, most: int) -> int:
         """Finished groups at the front; counts no further than `most`."""

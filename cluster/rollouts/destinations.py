@@ -18,6 +18,10 @@ Choose = Callable[[GroupSummary], list[int]]
 """The trajectories of an over-sampled group that make it, by their places."""
 
 
+Measure = Callable[[int, GroupSummary], None]
+"""Is told of every judged group that has enough rewards, before its trajectories are chosen or a filter drops it."""
+
+
 class Destination(Protocol):
     """Every ticket that is dispatched for it comes back once, by `add` or by `drop`."""
 
@@ -50,6 +54,7 @@ class TrainingGroups:
         choose: Choose | None,
         wants_reference: WantsReference,
         max_failed_share: float,
+        measure: Measure | None = None,
         events: Events,
     ) -> None:
         """Without `choose` a group is made of all that were judged."""
@@ -59,6 +64,7 @@ class TrainingGroups:
         self._choose = choose
         self._wants_reference = wants_reference
         self._max_failed_share = max_failed_share
+        self._measure = measure
         self._events = events
 
     def wants(self, ticket: Ticket) -> bool:
@@ -70,6 +76,8 @@ class TrainingGroups:
     async def add(self, ticket: Ticket, group: Group) -> None:
         if not group.summary.can_train(max_failed_share=self._max_failed_share):
             return self._drop(ticket, reason="rewards failed", why=describe(group.summary))
+        if self._measure is not None:
+            self._measure(ticket.index, group.summary)
         if self._choose is not None:
             self._buffer.note_candidates(group.summary.known_rewards)
             group = group.of(self._choose(group.summary))

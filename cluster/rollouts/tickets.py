@@ -11,6 +11,7 @@ from cluster.contracts.errors import DataError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket, sample_seed
 from cluster.rollouts.mixture import Mixture, place
+from cluster.rollouts.pass_rates import PassRates
 
 Fit = Callable[[Prompt], Prompt | None]
 """The prompt as it is sampled, perhaps shortened; None: another one takes its place."""
@@ -24,8 +25,8 @@ _MAX_DRAWS = 1000
 class TicketOffice:
     """Tickets by index. Sources share the indices by weight; every epoch of a source is a permutation, seeded by run seed and epoch.
 
-    The place of a prompt that does not fit goes to another one of its source, drawn by run seed and index: a place needs to know of no
-    other, a share stays what it is, and of the prompts that fit none is preferred.
+    The place of a prompt that does not fit, or is not worth sampling now, goes to another one of its source, drawn by run seed and index:
+    a place needs to know of no other, and the share of a source stays what it is.
 
     Prompts are made in a thread of the office's own, `num_ahead` of them before they are asked for: a slow source does not stop
     the driver's event loop.
@@ -41,15 +42,18 @@ class TicketOffice:
         sampling: SamplingConfig,
         num_ahead: int = 0,
         fit: Fit | None = None,
+        pass_rates: PassRates | None = None,
         thread: Executor | None = None,
     ) -> None:
-        """Without `fit` every prompt fits. `thread` makes the prompts; None is a thread of the office's own."""
+        """Without `fit` every prompt fits; without `pass_rates` all are worth sampling. With them no prompt is made ahead: what is known by
+        then decides which it is. `thread` makes the prompts; None is a thread of the office's own."""
         self._source = source
         self._seed = seed
         self._trajectories_per_group = trajectories_per_group
         self._extra_trajectories = extra_trajectories
         self._sampling = sampling
-        self._num_ahead = num_ahead
+        self._num_ahead = 0 if pass_rates else num_ahead
+        self.pass_rates = pass_rates
         self._fit: Fit = fit or (lambda prompt: prompt)
         self._unfit = set[tuple[int, int]]()
         self._counts = Counter[str]()
@@ -72,23 +76,36 @@ class TicketOffice:
         size = len(self._source.sources[number].rows)
         epoch, position = divmod(turn, size)
         draws = random.Random(f"{self._seed}/instead/{index}")
-        candidate = self._order(number, epoch)[position]
+        candidate, resting = self._order(number, epoch)[position], None
         for _ in range(_MAX_DRAWS):
-            if (number, candidate) not in self._unfit:
-                prompt = self._source.prompt(number, candidate)
-                if fitted := self._fit(prompt):
-                    if fitted is not prompt:
-                        self._counts["truncated"] += 1
-                    return fitted
-                self._unfit.add((number, candidate))
-            self._counts["dropped"] += 1
+            if prompt := self._fitting(number, candidate):
+                rates = self.pass_rates
+                if rates is None or rates.wants(prompt.prompt_id, index=index, drawn=draws.random()):
+                    return prompt
+                self._counts["skipped"] += 1
+                resting = resting or prompt
+            else:
+                self._counts["dropped"] += 1
             candidate = draws.randrange(size)
+        if resting:
+            return resting
         raise DataError(
             f"none of {_MAX_DRAWS} prompts of {self._source.sources[number].name or 'the source'} fits prompts.max_prompt_tokens; raise it"
         )
 
+    def _fitting(self, number: int, position: int) -> Prompt | None:
+        if (number, position) in self._unfit:
+            return None
+        prompt = self._source.prompt(number, position)
+        fitted = self._fit(prompt)
+        if fitted is None:
+            self._unfit.add((number, position))
+        elif fitted is not prompt:
+            self._counts["truncated"] += 1
+        return fitted
+
     def drain_stats(self) -> dict[str, float]:
-        """Prompts that did not fit, since the last call."""
+        """Prompts that did not fit or were skipped, since the last call."""
         counts, self._counts = self._counts, Counter[str]()
         return {f"prompts/num_{what}": float(number) for what, number in counts.items()}
 

@@ -67,7 +67,13 @@ def wire(
     """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
     supervisor = Supervisor(config.supervision, log)
     recorder, learner = learning(
-        config, seats=seats, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=run_dir.path(CHECKPOINTS)
+        config,
+        seats=seats,
+        specs=specs,
+        ledger=ledger,
+        supervisor=supervisor,
+        checkpoints=run_dir.path(CHECKPOINTS),
+        pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
     )
     weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
     fleet = WorkerPool(
@@ -96,9 +102,16 @@ def wire(
 
 
 def learning(
-    config: RunConfig, *, seats: Seats, specs: ActorSpecs, ledger: Ledger, supervisor: Supervisor, checkpoints: str
+    config: RunConfig,
+    *,
+    seats: Seats,
+    specs: ActorSpecs,
+    ledger: Ledger,
+    supervisor: Supervisor,
+    checkpoints: str,
+    pass_rates: Callable[[int], dict[str, float]] | None = None,
 ) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder, and the learner that it feeds. `checkpoints` is where every rank saves to and restores from."""
+    """The recorder, and the learner that it feeds. `checkpoints` and `pass_rates` as for the `LearnerGroup`."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
         config=config,
@@ -109,6 +122,7 @@ def learning(
         ledger=ledger,
         checkpoints=checkpoints,
         saving=SavingRules(config),
+        pass_rates=pass_rates,
     )
     return recorder, learner
 
@@ -169,6 +183,7 @@ def production(
             choose=choose if config.algorithm.selection else None,
             wants_reference=wanting_reference(config, objective),
             max_failed_share=config.buffer.max_failed_share,
+            measure=office.pass_rates.measure if office and office.pass_rates else None,
             events=events,
         )
 

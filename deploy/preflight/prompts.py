@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from actors.rollout.sampling import own_sampling
@@ -140,7 +139,7 @@ def _scan(
         why = _room(config, formatter, room)
         raise ConfigError(f"{field}.max_prompt_tokens={limit.max_tokens} is beyond {why}; lower one of them")
     first, longest, counts = None, source[0], Counter[str]()
-    for prompt in islice(source, most):
+    for prompt in map(source.__getitem__, range(most)):
         longest = max(longest, prompt, key=_num_bytes)
         try:
             # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.

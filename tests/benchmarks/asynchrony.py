@@ -69,7 +69,7 @@ async def _measure(config: RunConfig) -> dict[int, list[dict[str, float]]]:
     measured: dict[int, list[dict[str, float]]] = {}
     run_dir = RunDirectory(config.run_dir)
     ledger = Ledger(run_dir)
-    office = launch.ticket_office(config)
+    office = launch.ticket_office(config, ledger)
     async with connected(None), start_up.cluster(config, run_dir, ledger, _Steps(), office=office) as cluster:
         for bound in BOUNDS:
             log = _Steps()

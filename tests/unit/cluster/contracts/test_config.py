@@ -74,6 +74,11 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
             r"reward\.by_source\.chat: no source has this name; there are: maths",
         ),
         ({"reward": {"source_column": "kind"}}, "source_column='kind' says nothing without"),
+        (
+            {"evaluation": {"prompts": {"name": "file", "difficulty": {"target": 0.5}}}},
+            r"prompts\.difficulty acts in training alone",
+        ),
+        ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "acts beyond max_prompt_tokens alone"),
         ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training alone"),
     ],
 )
@@ -84,7 +89,12 @@ def test_sources_have_names_that_the_reward_knows(sections, named):
 
 @pytest.mark.parametrize(
     "written",
-    ["chat", {"name": "file", "path": "a"}, MATHS | {"deduplicate": True}, {"name": "reasoning_gym", "difficulty": 3}],
+    [
+        "chat",
+        {"name": "file", "path": "a"},
+        MATHS | {"deduplicate": True, "difficulty": {"target": 0.25}},
+        {"name": "reasoning_gym", "difficulty": 3},
+    ],
 )
 def test_prompts_are_written_out_as_they_were_written(written):
     prompts = configured(prompts=written).prompts

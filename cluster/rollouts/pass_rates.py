@@ -1,0 +1,69 @@
+"""What judged groups showed of their prompts, and which prompts it makes worth sampling: a function of the record alone.
+
+A choice may know of no step that timing decides. Let N(s) be the index after the last group of step s, g the groups of a step and n the
+bound on staleness: the choice for index i knows the steps s with N(s) + n g <= i. They are learned when i starts, since the buffer holds
+i back where they might not be. So a resumed run, which reads pass rates from the ledger, chooses as the run before it did.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+from cluster.contracts.prompts_config import DifficultyConfig
+from cluster.contracts.types import GroupSummary
+
+_LEAST = 0.1
+"""Preference of the prompts farthest from the target: what the policy learns elsewhere may have changed them."""
+
+
+class PassRates:
+    """Pass rates by prompt and step.
+
+    Sources: a target of one half gives a binary reward its largest variance, p (1 - p) (Foster and Foerster, arXiv:2502.12272), and is
+    what AdaRFT samples around (arXiv:2504.05520). Peers: prime-rl keeps pools of easy, normal and hard prompts by their mean reward;
+    verl calls a sampler of the user's after every step.
+    """
+
+    def __init__(
+        self, config: DifficultyConfig, *, lag: int, recorded: Iterable[tuple[int, Mapping[str, float]]] = ()
+    ) -> None:
+        """`lag` is n g; `recorded` has each step's next index and pass rates."""
+        self._config = config
+        self._lag = lag
+        self._ends: list[int] = []
+        self._known: dict[str, list[tuple[int, float]]] = {}
+        self._measured: dict[int, tuple[str, float]] = {}
+        for next_index, rates in recorded:
+            self._commit(next_index, rates)
+
+    def measure(self, index: int, summary: GroupSummary) -> None:
+        """Group `index` is judged, whether a filter drops it or not: a prompt that is solved is one that filters drop."""
+        if rewards := summary.known_rewards:
+            passed = sum(reward >= self._config.success_at for reward in rewards)
+            self._measured[index] = summary.prompt_id, passed / len(rewards)
+
+    def of_step(self, next_index: int) -> dict[str, float]:
+        """What the groups below `next_index` showed, for the record of the step that ends there. Known from now on."""
+        rates = dict(self._measured.pop(index) for index in sorted(self._measured) if index < next_index)
+        self._commit(next_index, rates)
+        return rates
+
+    def wants(self, prompt_id: str, *, index: int, drawn: float) -> bool:
+        """Whether group `index` may have this prompt; `drawn` is uniform in [0, 1)."""
+        step = bisect_right(self._ends, index - self._lag)
+        known = [entry for entry in self._known.get(prompt_id, ()) if entry[0] <= step]
+        if not known:
+            return True
+        measured_in, rate = known[-1]
+        if rate == 1 and step - measured_in < self._config.skip_solved_steps:
+            return False
+        return drawn < preference(rate, target=self._config.target)
+
+    def _commit(self, next_index: int, rates: Mapping[str, float]) -> None:
+        self._ends.append(next_index)
+        for prompt_id, rate in rates.items():
+            self._known.setdefault(prompt_id, []).append((len(self._ends), rate))
+
+
+def preference(rate: float, *, target: float) -> float:
+    """1 at the target, falling in a line to 0 at the farthest pass rate, and never below 0.1."""
+    return max(_LEAST, 1 - abs(rate - target) / max(target, 1 - target))
