@@ -4,7 +4,7 @@ Every part is a variant by name with its own parameters; `docs/algorithms.md` li
 expanded to this ordinary form before validation, so a validated section never mentions one.
 """
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     Field,
@@ -36,6 +36,18 @@ class KlTermConfig(Section, mark=Mark.MATHEMATICS):
     """β."""
     log_ratio_clamp: PositiveFloat | None = None
     """Clamp of the log-ratio inside the estimator; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
+    refused: ClassVar[dict[str, str]] = {}
+    """Estimators that do not work for this pull, and why."""
+
+    @field_validator("estimator", mode="before", check_fields=False)
+    @classmethod
+    def _say_why_it_is_refused(cls, estimator: Any) -> Any:
+        if isinstance(estimator, str) and estimator in cls.refused:
+            raise ValueError(f"{estimator!r} {cls.refused[estimator]}")
+        return estimator
+
+
+_NO_GRADIENT = "has an expected gradient of 0 on tokens of the policy itself, and pulls nowhere; use "
 
 
 class KlLossConfig(KlTermConfig, mark=Mark.MATHEMATICS):
@@ -45,11 +57,7 @@ class KlLossConfig(KlTermConfig, mark=Mark.MATHEMATICS):
     """docs/algorithms.md says what each one's expected gradient is. k2 = d²/2 and k3 = exp(−d) + d − 1 with d = log π − log π_ref."""
     adaptive: AdaptiveKlConfig | None = None
     """None keeps the coefficient fixed."""
-
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _refuse_a_gradient_of_nothing(cls, estimator: Any) -> Any:
-        return _refused_k1(estimator, instead="'unbiased' here, or kl.reward with estimator k1")
+    refused: ClassVar[dict[str, str]] = {"k1": _NO_GRADIENT + "'unbiased' here, or kl.reward with estimator k1"}
 
 
 class KlRewardConfig(KlTermConfig, mark=Mark.MATHEMATICS):
@@ -62,13 +70,9 @@ class KlRewardConfig(KlTermConfig, mark=Mark.MATHEMATICS):
     credit: Literal["trajectory", "to_go", "token"] = "trajectory"
     """`trajectory`: off the reward, before the advantage; its sum for an advantage per trajectory, per token for one over time. After
     the advantage: `to_go` takes β times the KL of this token and of those behind it off (OpenRLHF, LightRFT), `token` β times its own."""
-
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _refuse_the_present_ratio(cls, estimator: Any) -> Any:
-        if estimator == "unbiased":
-            raise ValueError("'unbiased' weighs by the present ratio, which a reward does not have; use 'k1'")
-        return estimator
+    refused: ClassVar[dict[str, str]] = {
+        "unbiased": "weighs by the present ratio, which a reward does not have; use 'k1'"
+    }
 
 
 class KlRolloutConfig(KlTermConfig, mark=Mark.MATHEMATICS):
@@ -76,19 +80,7 @@ class KlRolloutConfig(KlTermConfig, mark=Mark.MATHEMATICS):
 
     estimator: Literal["k2", "k3", "unbiased", "drift"] = "unbiased"
     """As in `kl.loss`, π_ref being μ; or CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
-
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _refuse_a_gradient_of_nothing(cls, estimator: Any) -> Any:
-        return _refused_k1(estimator, instead="'unbiased' for KL(π ‖ μ), or 'drift' for KL(μ ‖ π)")
-
-
-def _refused_k1(estimator: Any, *, instead: str) -> Any:
-    if estimator == "k1":
-        raise ValueError(
-            f"'k1' has an expected gradient of 0 on tokens of the policy itself, and pulls nowhere; use {instead}"
-        )
-    return estimator
+    refused: ClassVar[dict[str, str]] = {"k1": _NO_GRADIENT + "'unbiased' for KL(π ‖ μ), or 'drift' for KL(μ ‖ π)"}
 
 
 class KlConfig(Section, mark=Mark.MATHEMATICS):

@@ -1,8 +1,8 @@
 """curves.png: a run on one page, from its metrics.jsonl."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks.jsonl import read_steps
@@ -25,42 +25,33 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 def draw(directory: RunDirectory) -> bool:
     """Writes curves.png; False when there is nothing to draw yet."""
     steps = read_steps(directory)
-    panels = [(title, found) for title, lines in _PANELS if (found := _series(steps, lines))]
+    panels = [(title, found) for title, wanted in _PANELS if (found := curves(steps, wanted))]
     if not panels:
         return False
-    directory.write_file(NAME, _page(panels, title=directory.url))
+    directory.write_file(NAME, _page(panels, range(min(steps), max(steps) + 1), title=directory.url))
     return True
 
 
-Series = tuple[str, list[int], list[float]]
+def curves(steps: Mapping[int, Mapping[str, float]], wanted: Sequence[tuple[str, str]]) -> dict[str, list[float]]:
+    """By label, a value for every policy version, of the metrics that the run has.
+
+    NaN, where a line breaks, for a version without one: between two evaluations nothing is known.
+    """
+    versions = range(min(steps, default=0), max(steps, default=-1) + 1)
+    return {
+        label: [steps.get(version, {}).get(metric, math.nan) for version in versions]
+        for metric, label in wanted
+        if any(metric in numbers for numbers in steps.values())
+    }
 
 
-def _series(steps: Mapping[int, Mapping[str, float]], lines: Sequence[tuple[str, str]]) -> list[Series]:
-    """(label, policy versions, values) of the metrics that the run has."""
-    found: list[Series] = []
-    for metric, label in lines:
-        points = [(version, numbers[metric]) for version, numbers in steps.items() if metric in numbers]
-        if points:
-            found.append((label, [version for version, _ in points], [value for _, value in points]))
-    return found
+def _marker(values: Sequence[float]) -> str | None:
+    """A value alone between two breaks has no line to be seen by."""
+    known = [False, *(not math.isnan(value) for value in values), False]
+    return "o" if any(known[i - 1 : i + 2] == [False, True, False] for i in range(1, len(known) - 1)) else None
 
 
-def _unbroken(versions: Sequence[int]) -> list[slice]:
-    """Stretches of consecutive steps. Only they get a line: between two evaluations nothing is known."""
-    breaks = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1] + 1]
-    return [slice(start, stop) for start, stop in zip([0, *breaks], [*breaks, len(versions)], strict=True)]
-
-
-def _plot(axes: Any, series: Series, *, colour: str) -> None:
-    label, versions, values = series
-    parts = _unbroken(versions)
-    marker = "o" if any(part.stop - part.start == 1 for part in parts) else None
-    for part in parts:
-        axes.plot(versions[part], values[part], color=colour, marker=marker, markersize=4, linewidth=1.4, label=label)
-        label = None  # one entry in the legend
-
-
-def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> bytes:
+def _page(panels: Sequence[tuple[str, Mapping[str, list[float]]]], versions: Sequence[int], *, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -71,8 +62,8 @@ def _page(panels: Sequence[tuple[str, Sequence[Series]]], *, title: str) -> byte
     FigureCanvasAgg(figure)
     for place, (name, lines) in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, num_columns, place)
-        for number, series in enumerate(lines):
-            _plot(axes, series, colour=f"C{number}")
+        for label, values in lines.items():
+            axes.plot(versions, values, marker=_marker(values), markersize=4, linewidth=1.4, label=label)
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
