@@ -90,37 +90,21 @@ def packing(
     bucket_digests: list[str] = []
     entries: list[TensorEntry] = []
     seen: dict[int, weakref.ref[torch.Tensor]] = {}
-    buffer, used = np.empty(0, np.uint8), 0
+    bucket = _Bucket(0)
     for name, tensor in named_tensors:
         if _is_packed_already(tensor, seen):
             continue
         seen[tensor.data_ptr()] = weakref.ref(tensor)
-        size = tensor.numel() * tensor.element_size()
-        offset = -(-used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if offset + size > len(buffer):
-            if used:
-                bucket_digests.append(_digest(buffer[:used]))
-                yield buffer[:used]
-            # Pages that are never written take no memory, so a small model does not pay for a large bucket.
-            buffer, used, offset = np.empty(max(bucket_bytes, size), np.uint8), 0, 0
-        place = torch.from_numpy(buffer[offset : offset + size])
-        place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        buffer[used:offset] = 0  # padding counts in the digest
-        entries.append(
-            TensorEntry(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                bucket=len(bucket_digests),
-                offset_bytes=offset,
-                size_bytes=size,
-            )
-        )
-        used = offset + size
+        if not bucket.has_room_for(tensor):
+            if bucket.content.size:
+                bucket_digests.append(_digest(bucket.content))
+                yield bucket.content
+            bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
+        entries.append(bucket.add(name, tensor, number=len(bucket_digests)))
     if not entries:
         raise WeightsError(f"policy version {policy_version}: no tensors to publish")
-    bucket_digests.append(_digest(buffer[:used]))
-    yield buffer[:used]
+    bucket_digests.append(_digest(bucket.content))
+    yield bucket.content
     yield WeightManifest(
         policy_version=policy_version,
         tensors=tuple(entries),
@@ -130,6 +114,37 @@ def packing(
         canary=canary,
         adapter=adapter,
     )
+
+
+class _Bucket:
+    """Tensors' bytes, one after the other."""
+
+    def __init__(self, size_bytes: int) -> None:
+        # Pages that are never written take no memory, so a small model does not pay for a large bucket.
+        self._buffer = np.empty(size_bytes, np.uint8)
+        self._used = 0
+
+    @property
+    def content(self) -> np.ndarray:
+        return self._buffer[: self._used]
+
+    @property
+    def _next_offset(self) -> int:
+        return -(-self._used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    def has_room_for(self, tensor: torch.Tensor) -> bool:
+        return self._next_offset + tensor.nbytes <= len(self._buffer)
+
+    def add(self, name: str, tensor: torch.Tensor, *, number: int) -> TensorEntry:
+        """Where it lies now, in bucket `number`."""
+        offset, size, dtype = self._next_offset, tensor.nbytes, str(tensor.dtype).removeprefix("torch.")
+        place = torch.from_numpy(self._buffer[offset : offset + size])
+        place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        self._buffer[self._used : offset] = 0  # padding counts in the digest
+        self._used = offset + size
+        return TensorEntry(
+            name=name, shape=tuple(tensor.shape), dtype=dtype, bucket=number, offset_bytes=offset, size_bytes=size
+        )
 
 
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
