@@ -1,7 +1,7 @@
 """What judges completions, and what a judge may take."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -54,6 +54,40 @@ class RewardModelConfig(Section):
     """Deadline of a group's scores; a model that overruns it is started again."""
 
 
+class JudgeServerConfig(Section):
+    """A frozen language model behind vLLM's own server, for judges such as `llm_judge`. It may bring no code."""
+
+    path: Mathematics[str]
+    """A Hugging Face folder, or a hub name."""
+    revision: Mathematics[str | None] = None
+    """Hub revision; None is the default branch."""
+    dtype: Mathematics[Literal["float32", "bfloat16"]] = "bfloat16"
+    max_model_len: Mathematics[PositiveInt | None] = None
+    """Question and answer together, in tokens; None takes the model's own limit."""
+    num_servers: Layout[PositiveInt] = 1
+    """Equal ones, asked in turn."""
+    cpus: Layout[PositiveFloat] = 1.0
+    """Of each, as `learner.cpus_per_rank`."""
+    gpus: Layout[NonNegativeFloat] = 0.0
+    """Of each. A model is split over several (tensor parallel)."""
+    num_threads: Layout[PositiveInt | None] = None
+    """As `rollout.num_threads`."""
+    max_concurrent_sequences: Layout[PositiveInt] = 64
+    """Questions in one engine step."""
+    kv_cache_bytes: Layout[PositiveInt] = 1024**3
+    """Key-value cache of a server without a GPU."""
+    gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
+    """Share of its GPUs' memory that a server takes."""
+
+    @model_validator(mode="after")
+    def _require_whole_gpus_to_split_over(self) -> "JudgeServerConfig":
+        if self.gpus > 1 and not self.gpus.is_integer():
+            raise ValueError(
+                f"gpus={self.gpus:g}: a model is split over whole GPUs; use {int(self.gpus)} or {int(self.gpus) + 1}"
+            )
+        return self
+
+
 class RewardConfig(Section):
     judge: Mathematics[Plugin] = _DEFAULT
     """A name below actors.rewards, or a function or class of yours as 'my_package.module:name'. The only judge, unless there are
@@ -69,6 +103,9 @@ class RewardConfig(Section):
     models: Mathematics[dict[str, RewardModelConfig]] = Field(default={})
     """Reward models by name: `{helpful: {path: org/model, revision: 5a3b...}}`. A part reads an output of one with the judge
     `{name: reward_model, model: helpful, label: NAME}`; several parts may read several labels, from one forward pass."""
+    servers: Mathematics[dict[str, JudgeServerConfig]] = Field(default={})
+    """Language models that the run serves for its judges, by name: `{grader: {path: org/model, gpus: 1}}`. `llm_judge` and `pairwise` ask
+    one with `server: grader`; a judge of yours gets all URLs by its parameter `servers`."""
     num_services: Layout[PositiveInt] = 1
     """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups."""
     cpus_per_service: Layout[PositiveFloat] = 0.25
@@ -142,6 +179,23 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _require_servers_that_are_asked(self) -> "RewardConfig":
+        judges = self.judges()
+        asked = {setting: server for setting, judge in judges.items() if (server := server_of(judge)) is not None}
+        for setting, server in asked.items():
+            if server not in self.servers:
+                raise ValueError(
+                    f"{setting}.server={server!r} is not among reward.servers, which has: {', '.join(self.servers) or 'none'}"
+                )
+        for name in self.servers:
+            if not name.replace("_", "").isalnum():
+                raise ValueError(f"servers.{name}: a server is named by letters, digits and _; rename it")
+            # A judge of the user's own may take the parameter `servers`.
+            if name not in asked.values() and not any(":" in judge.name for judge in judges.values()):
+                raise ValueError(f"servers.{name} is asked by no judge; give one `server: {name}`, or leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _require_recipes_of_parts(self) -> "RewardConfig":
         for source, names in self.by_source.items():
             unknown = [name for name in names if name not in self.parts]
@@ -163,3 +217,9 @@ def model_of(judge: Plugin) -> str | None:
     """The reward model whose scores a judge reads; None for every other judge."""
     is_model = judge.name in ("reward_model", "actors.rewards.reward_model:reward_model")
     return str(judge.params.get("model")) if is_model else None
+
+
+def server_of(judge: Plugin) -> str | None:
+    """The one of `reward.servers` that a shipped judge asks; None for every other judge."""
+    server = judge.params.get("server") if judge.name in ("llm_judge", "pairwise") else None
+    return None if server is None else str(server)

@@ -16,6 +16,7 @@ class ActorKind(StrEnum):
     REWARD_SERVICE = "reward_service"
     REFERENCE_SCORER = "reference_scorer"
     REWARD_MODEL = "reward_model"
+    JUDGE_SERVER = "judge_server"
     LEARNER = "learner"
     RECORDER = "recorder"
 
@@ -135,7 +136,7 @@ class JudgingInputs:
     scores: Sequence[Scores] = ()
     """Of reward models, one a trajectory; none where no part of the group's recipe reads them."""
     servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Base URLs of the run's own servers that are up, by name."""
+    """Base URLs of the run's own servers, by name, each with its bearer token as its password. One may be down for the moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.holds import Holds
+from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.supervision.supervisor import SupervisedActor
@@ -32,6 +33,7 @@ class Scorers:
         rewards: Sequence[SupervisedActor],
         models: Mapping[str, SupervisedActor],
         reference: SupervisedActor | None,
+        servers: JudgeServers | None = None,
         suspects: Suspects,
         events: Events,
         tasks: asyncio.TaskGroup,
@@ -51,6 +53,7 @@ class Scorers:
         self._models = models
         self._reward = reward
         self._reference = reference
+        self._servers = servers
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
         self._reference_deadline_s = reference_deadline_s
@@ -61,7 +64,9 @@ class Scorers:
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
-        return [*self._rewards, *self._models.values(), *([self._reference] if self._reference else [])]
+        reference = [self._reference] if self._reference else []
+        servers = self._servers.places() if self._servers else []
+        return [*self._rewards, *self._models.values(), *reference, *servers]
 
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
@@ -102,7 +107,8 @@ class Scorers:
             for name in names
         )
         of_models = await asyncio.gather(*asked)
-        return JudgingInputs(scores=[dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)])
+        scores = [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]
+        return JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""

@@ -21,6 +21,7 @@ _GPUS = {
     ActorKind.REWARD_SERVICE: "reward.gpus_per_service",
     ActorKind.REFERENCE_SCORER: "reference.gpus",
     ActorKind.REWARD_MODEL: "reward.models.<name>.gpus",
+    ActorKind.JUDGE_SERVER: "reward.servers.<name>.gpus",
 }
 """The setting, by the kind of actor."""
 
@@ -52,7 +53,7 @@ class Bundle:
 
     kind: ActorKind
     index: int
-    """Learner rank, or number of the rollout worker, reward service or reward model; 0 for the reference scorer."""
+    """Learner rank, or number among the actors of its kind."""
     cpus: float
     """Reserved in Ray; at most what the configuration asks."""
     gpus: float
@@ -117,7 +118,7 @@ def plan_learning(
 ) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
     everyone = _asked(config, available, needs=needs if with_reference else (), num_workers=0)
-    judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL)
+    judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
     asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
     fitted = _fit(asked, available)
@@ -156,6 +157,11 @@ def _asked(
     services += [
         bundle(ActorKind.REWARD_MODEL, i, model.cpus, model.gpus, model.num_threads)
         for i, model in enumerate(reward.models.values())
+    ]
+    servers = [server for server in reward.servers.values() for _ in range(server.num_servers)]
+    services += [
+        bundle(ActorKind.JUDGE_SERVER, i, server.cpus, server.gpus, server.num_threads)
+        for i, server in enumerate(servers)
     ]
     if needs_reference(config, needs=needs):
         services.append(bundle(ActorKind.REFERENCE_SCORER, 0, reference.cpus, reference.gpus, reference.num_threads))

@@ -48,6 +48,16 @@ class ActorSpecs:
             for name, bundle in zip(self._config.reward.models, bundles, strict=True)
         }
 
+    def judge_servers(self) -> dict[str, list[ActorSpec]]:
+        """By their names in `reward.servers`."""
+        bundles, specs = iter(self._placement.of(ActorKind.JUDGE_SERVER)), dict[str, list[ActorSpec]]()
+        for server, config in self._config.reward.servers.items():
+            names = [f"server-{server}-{number}" for number in range(config.num_servers)]
+            specs[server] = [
+                self._seated(next(bundles), name, "judge_server", server=server, name=name) for name in names
+            ]
+        return specs
+
     def reference_scorer(self) -> ActorSpec | None:
         """None when nothing in the mathematics needs reference log-probs."""
         bundles = self._placement.of(ActorKind.REFERENCE_SCORER)

@@ -29,6 +29,13 @@ def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
     return RewardModel(classifier, reading=Reading(own, max_tokens=longest, field=field))
 
 
+def judge_server(*, config: RunConfig, num_threads: int, server: str, name: str, address: str, token: str) -> Any:
+    from actors.judge_server import JudgeServer
+
+    own = config.reward.servers[server]
+    return JudgeServer(own, model=server, name=name, address=address, token=token, num_threads=num_threads)
+
+
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     from actors.reference_scorer import ReferenceScorer
     from learner.model.reference import ReferenceModel, reference_models

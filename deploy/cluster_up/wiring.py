@@ -16,6 +16,7 @@ from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
+from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.production import Production
 from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
@@ -92,6 +93,8 @@ def wire(
         rewards=specs.reward_services(),
         models=specs.reward_models(),
         reference=specs.reference_scorer(),
+        servers=specs.judge_servers(),
+        spawn=seats.spawn,
         fleet=fleet,
         supervisor=supervisor,
         tasks=tasks,
@@ -134,6 +137,8 @@ def production(
     rewards: Sequence[ActorSpec],
     models: Mapping[str, ActorSpec],
     reference: ActorSpec | None,
+    servers: Mapping[str, Sequence[ActorSpec]],
+    spawn: Start,
     fleet: WorkerPool,
     supervisor: Supervisor,
     tasks: asyncio.TaskGroup,
@@ -151,6 +156,7 @@ def production(
         rewards=[SupervisedActor(reward, start=start, supervisor=supervisor, on_start=tell) for reward in rewards],
         models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
+        servers=JudgeServers(servers, spawn=spawn, supervisor=supervisor),
         suspects=Suspects(max_failures=max_failures, events=events),
         events=events,
         tasks=tasks,

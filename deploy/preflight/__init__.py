@@ -60,7 +60,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     needs = objective.needs if objective else frozenset[str]()
     placement, memory = _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
-    assert source is not None and looks and samples and memory, "no problem, so all of it is known"
+    assert source is not None and looks and samples is not None and memory, "no problem, so all of it is known"
     return Report(
         rows=(
             *report.batch_rows(config),

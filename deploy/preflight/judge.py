@@ -13,6 +13,7 @@ from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import FinishReason, Prompt, Reward, RewardStatus
+from deploy.preflight.judge_servers import check_servers
 from deploy.preflight.reward_models import StandIn
 
 if TYPE_CHECKING:
@@ -50,10 +51,14 @@ def judge_samples(
 ) -> list[Sample]:
     """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
 
-    Reward models are not run: 0 stands for their scores. Raises ConfigError if the judge does not load, if what it calls is away, or if it
-    or one of its parts fails on every sample of a source. One that fails on some may have its reasons.
+    Reward models are not run: 0 stands for their scores. Judges that ask `reward.servers` are built, and asked in the run. Raises
+    ConfigError if the judge does not load, if what it calls is away, or if it or one of its parts fails on every sample of a source. One
+    that fails on some may have its reasons.
     """
     failing = dict[tuple[str, str], bool]()
+    if (tried := check_servers(config)) is None:
+        return []
+    config = tried
     try:
         samples = asyncio.run(_judged(config, sources, formatter, models, trajectories_per_group, failing))
     except WorkerError as error:

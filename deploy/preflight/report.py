@@ -96,6 +96,8 @@ def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
         yield "reward", "judge", judge.name
     for name, part in config.reward.parts.items():
         yield "reward", name, f"{part.judge.name}, weight {part.weight:g}"
+    for name, server in config.reward.servers.items():
+        yield "reward", f"server {name}", f"{server.path} x {server.num_servers}; its judges are tried in the run"
     for completion in dict.fromkeys(sample.completion for sample in samples):
         said = [_said(sample.reward) for sample in samples if sample.completion == completion]
         yield "reward", completion, "; ".join(dict.fromkeys(said))

@@ -174,7 +174,7 @@ def test_one_place_to_ask_is_needed(rubric):
 
 async def test_the_service_hands_the_runs_servers_to_judges_that_ask(rubric):
     judge = {"name": "llm_judge", "rubric": rubric, "server": "grader"}
-    service = RewardService(RewardConfig.model_validate({"judge": judge}))
+    service = RewardService(RewardConfig.model_validate({"judge": judge, "servers": {"grader": {"path": "x"}}}))
     async with faulty_server(saying(GOOD)) as server:
         inputs = JudgingInputs(servers={"grader": [f"{server.url}/v1"]})
         batch = await service.score(batch_of(["2", "3"], columns={"answer": 2}), inputs)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from pydantic import ValidationError
 
@@ -55,6 +57,29 @@ def test_a_group_asks_the_models_of_its_recipe_each_once():
     assert everywhere.models_for({}) == ["helpful", "harmless"]
 
 
+GRADER = {"grader": {"path": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"judge": {"name": "pairwise", "server": "grader"}}, "judge.server='grader' is not among reward.servers, which has: none"),
+        ({"servers": GRADER}, "servers.grader is asked by no judge"),
+        ({"servers": {"a b": {"path": "x"}}}, "servers.a b: a server is named"),
+        ({"servers": {"grader": {"path": "x", "gpus": 1.5}}}, "servers.grader[^;]*gpus=1.5: a model is split over whole GPUs; use 1 or 2"),
+    ],
+)  # fmt: skip
+def test_servers_that_cannot_act_are_refused(settings, message):
+    with pytest.raises(ValidationError) as raised:
+        RewardConfig.model_validate(settings)
+    assert re.search(message, str(raised.value).replace("\n", " "))
+
+
+@pytest.mark.parametrize("judge", ["my_rewards:judge", {"name": "llm_judge", "server": "grader"}])
+def test_a_server_may_be_asked_by_a_judge_of_the_users_own(judge):
+    assert RewardConfig.model_validate({"servers": GRADER, "judge": judge}).servers["grader"].num_servers == 1
+
+
 def test_deadlines_of_parts_add_up():
     """One waits for the other: 30 s by default, and 5."""
     parts = {"a": {"judge": "none"}, "b": {"judge": "none", "timeout_s": 5}}
@@ -69,3 +94,9 @@ def test_a_resumed_run_may_give_a_part_more_time_and_not_another_weight():
         "reward": {"parts": {"tidy": {"timeout_s": 9.0, "weight": 0.2}}, "models": {"kind": {"gpus": 1, "path": "b"}}}
     }
     assert differing(run, other) == {"reward.parts.tidy.weight": (0.1, 0.2), "reward.models.kind.path": ("a", "b")}
+
+
+def test_a_resumed_run_may_have_more_judge_servers_and_not_another_model():
+    run = {"reward": {"servers": {"grader": {"path": "x", "num_servers": 1}}}}
+    other = {"reward": {"servers": {"grader": {"path": "y", "num_servers": 2}}}}
+    assert differing(run, other) == {"reward.servers.grader.path": ("x", "y")}

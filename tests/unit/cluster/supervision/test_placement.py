@@ -148,6 +148,18 @@ def test_a_run_that_samples_nothing_asks_for_neither_workers_nor_judges():
         plan_learning(run(rollout={"gpus_per_worker": 1}, learner={"gpus_per_rank": 2}), LAPTOP, needs=())
 
 
+def test_each_judge_server_has_a_seat_unless_nothing_is_judged():
+    servers = {"a": {"path": "x", "num_servers": 2, "cpus": 1.5, "gpus": 0.5}, "b": {"path": "y", "num_threads": 3}}
+    config = run(reward={"servers": servers, "judge": "my_rewards:judge"})
+    placed = plan(config, cluster((16, 1))).of(ActorKind.JUDGE_SERVER)
+    assert [(bundle.cpus, bundle.gpus, bundle.num_threads) for bundle in placed] == [(1.5, 0.5, 2)] * 2 + [
+        (1.0, 0.0, 3)
+    ]
+    with pytest.raises(ConfigError, match=r"reward.servers.<name>.gpus=0.5: 1 GPUs asked for, the cluster has 0"):
+        plan(config, cluster((16, 0)))
+    assert not plan_learning(config, LAPTOP, needs=()).of(ActorKind.JUDGE_SERVER)
+
+
 def test_each_reward_service_has_a_seat_and_its_gpus_are_asked_for_by_name():
     config = run(reward={"num_services": 2, "cpus_per_service": 1.5, "gpus_per_service": 0.5})
     placed = plan(config, cluster((16, 1))).of(ActorKind.REWARD_SERVICE)

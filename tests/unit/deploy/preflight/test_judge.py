@@ -6,6 +6,7 @@ from cluster.contracts.types import Prompt, Reward, RewardStatus
 from deploy.preflight.judge import judge_samples
 from deploy.preflight.prompts import check_recipes
 from tests.fakes import NumberedPrompts
+from tests.models import make_tiny_model
 
 JUDGES = "tests.unit.actors.judges"
 ANSWERED = [Prompt(prompt_id="p0", text="1+1=", columns={"answer": "2"})]
@@ -54,7 +55,30 @@ def test_a_part_whose_server_is_away_is_refused_at_once(tmp_path):
     judge = {"name": f"{JUDGES}:away_while", "file": str(tmp_path)}
     config = RewardConfig.model_validate({"parts": {"style": {"judge": judge}}, "hold_s": 600.0})
     with pytest.raises(ConfigError, match=r"reward\.parts\.style: http://judge:8000 is away now: connection refused"):
-        judge_samples(config, {"prompts": ANSWERED}, None)
+        judge_samples(config, {"prompts": ANSWERED}, None, models={})
+
+
+def test_judges_of_the_runs_own_servers_are_built_and_the_others_tried(tmp_path):
+    model, rubric = make_tiny_model(tmp_path / "model", chat_template="x"), tmp_path / "rubric.yaml"
+    asking = {"name": "llm_judge", "server": "grader", "rubric": str(rubric)}
+    parts = {"right": {"judge": "exact_match"}, "good": {"judge": asking}}
+    servers = {"grader": {"path": str(model)}}
+    with pytest.raises(ConfigError, match=r"reward.parts.good.judge='llm_judge' .* cannot be read: No such file"):
+        judge_samples(
+            RewardConfig.model_validate({"parts": parts, "servers": servers}), {"prompts": ANSWERED}, None, models={}
+        )
+    rubric.write_text("criteria: [{name: a, question: b, choices: [{name: x, value: 1}, {name: y, value: 0}]}]")
+    config = RewardConfig.model_validate({"parts": parts, "servers": servers})
+    assert [each.reward.components for each in judge_samples(config, {"prompts": ANSWERED}, None, models={})] == [
+        {"right": 0.0},
+        {"right": 1.0},
+    ]
+    alone = RewardConfig.model_validate({"judge": asking, "servers": servers})
+    assert judge_samples(alone, {"prompts": ANSWERED}, None, models={}) == []
+    make_tiny_model(model)
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"reward.servers.grader.path='.*' has no chat template"):
+        judge_samples(alone, {"prompts": ANSWERED}, None, models={})
 
 
 def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():

@@ -1,0 +1,124 @@
+"""A frozen language model behind vLLM's own server, which speaks OpenAI's API; it ends with this process, however that ends."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import aiohttp
+
+from cluster.contracts.errors import FailureKind, WorkerError
+from cluster.contracts.reward_config import JudgeServerConfig
+from cluster.contracts.types import Progress
+
+_POLL_S = 0.2
+_TAIL_BYTES = 2000
+"""Of the server's log, in the message of its end."""
+
+
+class JudgeServer:
+    """One server, up when `warm_up` returns."""
+
+    def __init__(
+        self, config: JudgeServerConfig, *, model: str, name: str, address: str, token: str, num_threads: int
+    ) -> None:
+        """Starts it at `address`, host:port. Judges ask for `model`."""
+        self._name = name
+        self._address = address
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the server writes
+        self._since = time.time()
+        self._is_up = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "actors.judge_server_main"],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=_environment(num_threads=num_threads, has_gpu=config.gpus > 0),
+            start_new_session=True,
+        )
+        brief = {"token": token, "arguments": _arguments(config, model=model, address=address)}
+        assert self._process.stdin is not None
+        # The pipe stays open for as long as this process lives: its end is the server's.
+        self._process.stdin.write(json.dumps(brief).encode() + b"\n")
+        self._process.stdin.flush()
+
+    async def warm_up(self) -> None:
+        """Raises WorkerError when the server ends before it is up; the caller has the deadline."""
+        async with aiohttp.ClientSession() as session:
+            while not self._is_up:
+                self._refuse_ended()
+                try:
+                    async with session.get(f"http://{self._address}/health") as response:
+                        self._is_up = response.status == 200
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(_POLL_S)
+
+    def progress(self) -> Progress:
+        """Raises WorkerError when the server has ended: this actor is as good as dead."""
+        self._refuse_ended()
+        return Progress(
+            actor=self._name,
+            phase="serving" if self._is_up else "starting",
+            policy_version=0,
+            since=self._since,
+            last_progress=time.time(),
+            pid=os.getpid(),
+            detail=self._address,
+        )
+
+    def _refuse_ended(self) -> None:
+        if self._process.poll() is None:
+            return
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = self._log.read().decode(errors="replace").strip()
+        raise WorkerError(f"the server of {self._name} ended; its last lines: {tail}", kind=FailureKind.DEATH)
+
+
+def _environment(*, num_threads: int, has_gpu: bool) -> dict[str, str]:
+    """This process's, without Ray's tokens, and with what vLLM reads there. What the user has set stays."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "OMP_NUM_THREADS": str(num_threads),
+        # As for rollout workers: eager vLLM would compile a function of its sampler, and gain nothing.
+        **({} if has_gpu else {"TORCHDYNAMO_DISABLE": "1"}),
+    }
+    return defaults | kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _arguments(config: JudgeServerConfig, *, model: str, address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    tensor_parallel = max(1, int(config.gpus))
+    values: dict[str, Any] = {
+        "model": config.path,
+        "revision": config.revision,
+        "served-model-name": model,
+        "host": host,
+        "port": port,
+        "dtype": config.dtype,
+        "max-model-len": config.max_model_len,
+        "max-num-seqs": config.max_concurrent_sequences,
+        "tensor-parallel-size": tensor_parallel,
+        "distributed-executor-backend": "uni" if tensor_parallel == 1 else "mp",
+        # What the model's folder says of sampling must not change what a judge asks for.
+        "generation-config": "vllm",
+        # A small model could write blanks between fields until its answer is cut off.
+        "structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "uvicorn-log-level": "warning",
+        **(
+            {"gpu-memory-utilization": config.gpu_memory_utilization}
+            if config.gpus
+            else {"kv-cache-memory-bytes": config.kv_cache_bytes}
+        ),
+    }
+    flags = ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    # Prompts are read whole on a CPU, where a seeded request that is read in parts ends the engine (actors/rollout/vllm_engine.py).
+    flags += [] if config.gpus else ["--enforce-eager", "--no-enable-chunked-prefill"]
+    return [*(f"--{name}={value}" for name, value in values.items() if value is not None), *flags]

@@ -1,0 +1,46 @@
+"""Where the run's own servers are, as judges are told."""
+
+from cluster.contracts.config import SupervisionConfig
+from cluster.contracts.types import ActorKind
+from cluster.rollouts.judge_servers import JudgeServers
+from cluster.supervision.supervisor import Supervisor
+from tests.fakes import ListedEvents, actor_spec, death
+
+
+class Actor:
+    """One whose node has `free` for the next server."""
+
+    pid, last_progress, is_hung, node_id = 1, None, False, "node"
+
+    def __init__(self, spec, free, built):
+        self.name, self.spec = spec.name, spec
+        self._free, self._built = free, built
+
+    async def free_address(self):
+        return self._free
+
+    async def build(self, *, deadline_s, **more):
+        self._built.append(more)
+
+    async def kill(self):
+        pass
+
+
+async def test_a_server_that_is_replaced_has_its_address_again_unless_it_went_to_another_node():
+    free, built = iter(["10.0.0.1:5000", "10.0.0.1:6000", "10.0.0.2:7000", "10.0.0.2:8000"]), []
+
+    async def spawn(spec):
+        return Actor(spec, next(free), built)
+
+    specs = {"grader": [actor_spec("server-grader-0", ActorKind.JUDGE_SERVER)]}
+    supervisor = Supervisor(SupervisionConfig(backoff_s=0), ListedEvents())
+    servers = JudgeServers(specs, spawn=spawn, supervisor=supervisor)
+    assert servers.urls() == {"grader": []}
+    (place,) = servers.places()
+    for expected in ("10.0.0.1:5000", "10.0.0.1:5000", "10.0.0.2:7000"):
+        actor = await place.ready()
+        token = built[-1]["token"]
+        assert built[-1] == {"address": expected, "token": token} and len(token) > 40
+        assert servers.urls() == {"grader": [f"http://:{token}@{expected}/v1"]}
+        await place.replace(actor, death(place.spec.name))
+    assert len({each["token"] for each in built}) == 1
