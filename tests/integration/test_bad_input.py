@@ -49,19 +49,11 @@ def test_mathematics_that_cannot_work_are_refused_by_name(override, named, way_o
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("model.path=./no/such/model", "model.path='./no/such/model' does not exist"),
-        ("reward.judge=no_such_package:judge", "reward.judge='no_such_package:judge' does not import"),
-        ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place"),
-    ],
-)
-def test_the_installed_command_ends_with_one_line(override, message, tmp_path):
-    result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", override)
+def test_the_installed_command_ends_with_one_line_after_all_that_it_imports(tmp_path):
+    result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "rollout.num_workers=1000")
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stdout == ""
     assert result.stderr.startswith("treadwheel: ")
-    assert message in result.stderr
+    assert "rollout.num_workers=1000: no way to place" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -135,6 +135,13 @@ def test_a_missing_run_file_says_what_to_name(tmp_path):
     assert "absent.yaml cannot be read: No such file or directory; name a run file" in result.stderr
 
 
+def test_a_cluster_that_does_not_answer_is_named(run_file):
+    result = treadwheel("train", run_file, "--address", "127.0.0.1:1")
+    assert result.exit_code == 2, result.output
+    assert "address='127.0.0.1:1' does not answer; start a cluster there" in result.stderr
+    assert not ray.is_initialized()
+
+
 def test_debug_shows_where_an_error_came_from(run_file):
     result = treadwheel("check", run_file, "num_steps=0", "--debug")
     assert type(result.exception).__name__ == "ConfigError"
