@@ -24,8 +24,6 @@ METRICS: dict[str, str] = {
     "reward/<part>": "Of a reward of several parts, the mean of a part, before its weight; `reward/<part>/<name>` is a component that the "
     "part's judge returned.",
     "reward/<part>/num_failed": "Trajectories judged since the last step for which the part failed.",
-    "reward/<part>/held_s": "Seconds since the last step in which the part's groups waited, because what its judge calls was away; "
-    "`reward/held_s` without parts. Absent where none did.",
     "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt is of this source "
     "(`reward.by_source`, `prompts.sources`); `reward/<part>/<source>` too.",
     "prompts/num_dropped": "Times since the last step that another prompt took the place of one beyond `prompts.max_prompt_tokens`.",
@@ -53,6 +51,8 @@ METRICS: dict[str, str] = {
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until every worker serves its weights.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
     "time/<part>/judging_s": "Seconds that a part of the reward took for a group, mean; `time/judging_s` without parts.",
+    "time/<part>/held_s": "Seconds since the last step in which the part's groups waited, because what its judge calls was away; "
+    "`time/held_s` without parts. Absent where none did.",
     "time/learning_s": "Seconds of the learner's step.",
     "time/assemble_s": "Seconds of it that trajectories took to become tensors.",
     "time/first_look_s": "Seconds of its extra forward passes (recomputed log-probs, values); about 0 without them.",

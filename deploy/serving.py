@@ -43,7 +43,8 @@ def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, sa
 
 
 async def _serve(config: RewardConfig, listening: socket.socket, key: str | None, says: Callable[[str], None]) -> None:
-    service = RewardService(config)
+    # An outage of what the judge itself calls is the client's to wait out: it hears of it at once.
+    service = RewardService(config.model_copy(update={"hold_s": 0.0}))
     await service.warm_up()
     try:
         if foreign := service.asks & {*_ELSEWHERE}:

@@ -9,7 +9,7 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 
 _DEFAULT = Plugin(name="exact_match")
-_TAKEN = ("mean", "num_errors", "num_timeouts", "held_s")
+_TAKEN = ("mean", "num_errors", "num_timeouts")
 """Metrics of the reward as a whole: `reward/mean`."""
 
 

@@ -39,7 +39,7 @@ class Holds:
         """Seconds that each part held since the last call; nothing of one that did not."""
         self._count()
         held_s, self._held_s = self._held_s, {}
-        return {f"reward/{part}/held_s".replace("//", "/"): seconds for part, seconds in held_s.items()}
+        return {f"time/{part}/held_s".replace("//", "/"): seconds for part, seconds in held_s.items()}
 
     def _count(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -1,10 +1,14 @@
 """Cheap rewards for runs on random models: importable without anything heavy, as a user's judge is."""
 
+import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
+
+from cluster.contracts.errors import UnavailableError
 
 
 def digit_share(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
@@ -56,3 +60,12 @@ def wild(*, completions: list[str], seeds: list[int]) -> Any:
         case _:
             pass
     return [float(len(set(completion))) for completion in completions]
+
+
+def of_a_server(*, completions: list[str], url: str) -> list[float]:
+    """What the server at `url` says of the group: a user's judge of a page."""
+    try:
+        with urlopen(Request(url, data=json.dumps(completions).encode()), timeout=10) as answer:
+            return json.load(answer)
+    except OSError as error:
+        raise UnavailableError(str(error), endpoint=url) from error

@@ -195,10 +195,10 @@ async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted():
     for now in ([], [away], [away, away], [away]):
         holds.note(now)
         await asyncio.sleep(5)
-    assert holds.drain() == {"reward/style/held_s": 15.0}
+    assert holds.drain() == {"time/style/held_s": 15.0}
     await asyncio.sleep(5)
     holds.note([])
-    assert holds.drain() == {"reward/style/held_s": 5.0} and holds.drain() == {}
+    assert holds.drain() == {"time/style/held_s": 5.0} and holds.drain() == {}
     held, resumed = events.events
     assert (held["kind"], held["endpoint"]) == ("reward_held", "http://judge:8000")
     assert held["message"] == (
