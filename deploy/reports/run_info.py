@@ -13,7 +13,7 @@ from rich.table import Table
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.settings import flat
-from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, RunDirectory
+from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
 from deploy.reports.summary import Summary
@@ -93,6 +93,8 @@ def _rows(
         yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
     for message, count in _failed_rewards(events)[:_MOST_REASONS]:
         yield "failed rewards", f"{count:,} times {message}"
+    if kept := len(directory.read_lines(VERDICTS)):
+        yield "verdicts kept", f"{kept:,}"
     if checkpoints := directory.checkpoints():
         yield "checkpoints", ", ".join(checkpoints.values())
     if owner and directory.exists(STATUS):

@@ -1,5 +1,7 @@
 """A judge's server goes away in mid-run, again and again: the run waits, is killed, is stopped, and loses and pays nothing."""
 
+import re
+
 import pytest
 
 from tests.integration.commands import treadwheel
@@ -51,6 +53,7 @@ def test_a_run_through_outages_a_kill_a_stop_and_a_failure_equals_one_without_an
         assert "waits for http://127.0.0.1" in driver.output
         phases = treadwheel("info", run.path).stdout
         assert "holding for" in phases and "waits for http://127.0.0.1" in phases
+        assert re.search(r"verdicts kept\s+10\b", phases)
         run.kill_driver()
     server.up(num_answers=5)  # the two that wait, and three of the fourth step
     with run.start(file) as driver:

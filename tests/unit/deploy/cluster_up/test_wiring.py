@@ -16,6 +16,7 @@ def test_judging_may_take_as_long_as_all_that_may_be_queued_before_it_an_evaluat
         "reward": {"timeout_s": 30.0, "hold_s": 100.0},
     }
     assert judging_deadline_s(validated(settings)) == 640.0
+    assert validated(settings).stall_s - validated({**settings, "reward": {"hold_s": 0.0}}).stall_s == 100.0
     held_out = {"prompts": "file", "num_prompts": 256, "num_samples": 2, "temperature": 1.0}
     assert judging_deadline_s(validated({**settings, "evaluation": held_out})) == 16_000.0
 
