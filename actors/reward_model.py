@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from actors.chat.hub import why_not_loaded
 from actors.reward_service.service import conversation
@@ -16,30 +16,47 @@ from cluster.contracts import schema
 from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.protocols import ClassifyingModel
 from cluster.contracts.reward_config import RewardModelConfig
+from cluster.weights.model_files import refuse_unpinned
 
 
 class Reading:
-    """What a reward model reads of a trajectory: text, in its own tokens."""
+    """What a reward model reads of a trajectory: text, in its own tokens. It has no weights."""
 
-    def __init__(self, config: RewardModelConfig, *, max_tokens: int | None, field: str) -> None:
-        """`max_tokens` is what the model's configuration says that it takes, None where it says nothing.
-
-        Raises ConfigError naming `field` for a tokenizer that does not load, or lacks the template that messages need.
+    def __init__(self, config: RewardModelConfig, *, field: str) -> None:
+        """Raises ConfigError naming `field` for a hub name without a commit, for what is no classifier, and for a tokenizer that does not
+        load or lacks the template that messages need.
         """
+        refuse_unpinned(config.path, config.revision, section=field)
         try:
+            model: Any = AutoConfig.from_pretrained(config.path, revision=config.revision)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{field}.path={config.path!r} does not load: {why_not_loaded(error)}") from error
+        if not any("ForSequenceClassification" in each for each in model.architectures or ()):
+            raise ConfigError(
+                f"{field}.path={config.path!r} is a {', '.join(model.architectures or ('model',))} without a classification head; "
+                "give a ...ForSequenceClassification"
+            )
         if config.text == "messages" and not self._tokenizer.chat_template:
             raise ConfigError(
                 f"{field}.text='messages': the tokenizer of {config.path!r} has no chat template; use prompt_and_completion or "
                 "completion, as the model was trained"
             )
         self._text = config.text
+        self.labels: tuple[str, ...] = tuple(label for _, label in sorted(model.id2label.items()))
+        """Of the model's outputs, in order. transformers calls the only output of a model that names none `LABEL_0`."""
         # A RoBERTa counts positions that no token takes; its tokenizer knows.
-        self._max_tokens = min(max_tokens or sys.maxsize, self._tokenizer.model_max_length)
+        longest = getattr(model.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+        self._max_tokens = min(longest, self._tokenizer.model_max_length)
 
-    def token_ids(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int]:
+    def read(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int] | str:
+        """Token ids, or why there are none that the model could score."""
+        try:
+            return self._token_ids(columns, prompt=prompt, completion=completion)
+        except DataError as error:
+            return str(error)
+
+    def _token_ids(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int]:
         """Raises DataError for more tokens than the model takes, for none, and for messages that the template refuses."""
         text = completion if self._text == "completion" else prompt + completion
         if self._text == "messages":
@@ -71,14 +88,10 @@ class RewardModel:
         bits. Raises DataError when the batch breaks the schema.
         """
         schema.validate(batch, ["info", "prompt_text", "completion_text"])
-        rows = [self._read(batch, row) for row in range(batch.num_rows)]
+        columns, prompt = schema.info_of(batch, 0), batch["prompt_text"][0].as_py()
+        rows = [
+            self._reading.read(columns, prompt=prompt, completion=each) for each in batch["completion_text"].to_pylist()
+        ]
         scores = iter(self._model.score([row for row in rows if not isinstance(row, str)]))
-        labels = self._model.labels
+        labels = self._reading.labels
         return [row if isinstance(row, str) else dict(zip(labels, next(scores), strict=True)) for row in rows]
-
-    def _read(self, batch: pa.RecordBatch, row: int) -> list[int] | str:
-        prompt, completion = batch["prompt_text"][row].as_py(), batch["completion_text"][row].as_py()
-        try:
-            return self._reading.token_ids(schema.info_of(batch, row), prompt=prompt, completion=completion)
-        except DataError as error:
-            return str(error)

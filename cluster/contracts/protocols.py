@@ -100,11 +100,8 @@ class LogprobModel(Protocol):
 class ClassifyingModel(Protocol):
     """A frozen sequence classifier; a reward model's actor hosts one, deploy/ supplies it from learner/."""
 
-    labels: tuple[str, ...]
-    """Of its outputs, in order."""
-
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A score for each label of each text, in the order given."""
+        """All outputs for each text, in the order given."""
         ...
 
 

@@ -33,11 +33,11 @@ def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
         )
 
 
-def refuse_unpinned(model: ModelConfig, *, section: str) -> None:
+def refuse_unpinned(path: str, revision: str | None, *, section: str) -> None:
     """Raises ConfigError for a hub name without a commit: a branch or a tag may be another model tomorrow."""
-    if not Path(model.path).expanduser().is_dir() and not _COMMIT.fullmatch(model.revision or ""):
+    if not Path(path).expanduser().is_dir() and not _COMMIT.fullmatch(revision or ""):
         raise ConfigError(
-            f"{section}.revision={model.revision!r}: {model.path!r} is no local folder; set a commit of the hub (40 hexadecimal digits)"
+            f"{section}.revision={revision!r}: {path!r} is no local folder; set a commit of the hub (40 hexadecimal digits)"
         )
 
 

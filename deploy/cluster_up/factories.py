@@ -21,12 +21,11 @@ def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:
 
 def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
     from actors.reward_model import Reading, RewardModel
-    from learner.model.sequence_classification import SequenceClassifier, classifier_config, longest_of
+    from learner.model.sequence_classification import SequenceClassifier
 
     own, field = config.reward.models[model], f"reward.models.{model}"
-    longest = longest_of(classifier_config(own, field=field))
-    classifier = SequenceClassifier(own, field=field, num_threads=num_threads)
-    return RewardModel(classifier, reading=Reading(own, max_tokens=longest, field=field))
+    reading = Reading(own, field=field)
+    return RewardModel(SequenceClassifier(own, field=field, num_threads=num_threads), reading=reading)
 
 
 def judge_server(*, config: RunConfig, num_threads: int, server: str, name: str, address: str, token: str) -> Any:

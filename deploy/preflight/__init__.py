@@ -22,7 +22,6 @@ from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
-from deploy.preflight.reward_models import stand_ins
 from deploy.preflight.sandbox import check_sandboxes
 from deploy.preflight.servers import server_rows
 
@@ -51,7 +50,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         problems.attempt(prompts.check_recipes, each, config, field=field)
     size = config.buffer.trajectories_per_group
     trying = (config.reward, sources, formatter)
-    models = problems.attempt(stand_ins, config.reward)
+    models = problems.attempt(model.readings, config.reward)
     samples = None
     if sources and models is not None:
         samples = problems.attempt(judge.judge_samples, *trying, models=models, trajectories_per_group=size)

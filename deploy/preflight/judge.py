@@ -14,10 +14,10 @@ from cluster.contracts.errors import ConfigError, DataError, UnavailableError, W
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import FinishReason, Prompt, Reward, RewardStatus
 from deploy.preflight.judge_servers import check_servers
-from deploy.preflight.reward_models import StandIn
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from actors.reward_model import Reading
 
 _NUM_PROMPTS = 3
 """Of each source of `reward.by_source`."""
@@ -46,7 +46,7 @@ def judge_samples(
     sources: Mapping[str, PromptSource],
     formatter: "ChatFormatter | None",
     *,
-    models: Mapping[str, StandIn],
+    models: Mapping[str, "Reading"],
     trajectories_per_group: int = 1,
 ) -> list[Sample]:
     """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
@@ -93,7 +93,7 @@ async def _judged(
     config: RewardConfig,
     sources: Mapping[str, PromptSource],
     formatter: "ChatFormatter | None",
-    models: Mapping[str, StandIn],
+    models: Mapping[str, "Reading"],
     group_size: int,
     failing: dict[tuple[str, str], bool],
 ) -> list[Sample]:
@@ -129,7 +129,7 @@ async def _judged(
 
 
 def _trajectory(
-    prompt: Prompt, completion: str, formatter: "ChatFormatter | None", models: Mapping[str, StandIn]
+    prompt: Prompt, completion: str, formatter: "ChatFormatter | None", models: Mapping[str, "Reading"]
 ) -> dict[str, Any]:
     from actors.reward_service.service import conversation
 
@@ -141,10 +141,13 @@ def _trajectory(
         "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,
-        "scores": {
-            name: model.scores(prompt.info(), prompt=text, completion=completion) for name, model in models.items()
-        },
+        "scores": {name: _stand_in(each, prompt, text, completion) for name, each in models.items()},
     }
+
+
+def _stand_in(model: "Reading", prompt: Prompt, text: str, completion: str) -> dict[str, float] | str:
+    read = model.read(prompt.info(), prompt=text, completion=completion)
+    return read if isinstance(read, str) else dict.fromkeys(model.labels, 0.0)
 
 
 def _token_ids(prompt: Prompt, completion: str, formatter: "ChatFormatter | None") -> list[int]:

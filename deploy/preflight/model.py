@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from cluster.contracts.algorithm_config import ValueConfig
-from cluster.contracts.config import ModelConfig, ReferenceConfig, RunConfig
+from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from actors.reward_model import Reading
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -35,6 +36,15 @@ def check_reference(config: RunConfig) -> None:
     for source, model in reference_models(config.model, config.reference).items():
         if source is not None:
             _check_loads(model, config, field=f"reference.by_source.{source}")
+
+
+def readings(reward: RewardConfig) -> dict[str, "Reading"]:
+    """Of the reward models, without their weights. Raises ConfigError for one that cannot read or judge."""
+    from actors.reward_model import Reading
+
+    for name, model in reward.models.items():
+        check_folder(model.path, field=f"reward.models.{name}.path")
+    return {name: Reading(model, field=f"reward.models.{name}") for name, model in reward.models.items()}
 
 
 def check_critic(config: RunConfig) -> None:

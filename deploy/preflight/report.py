@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,9 @@ from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
 from deploy.preflight.prompts import Looks, unseen_sources
-from deploy.preflight.reward_models import StandIn
+
+if TYPE_CHECKING:
+    from actors.reward_model import Reading
 
 Rows = Iterator[tuple[str, str, str]]
 _MOST_CHARACTERS = 240
@@ -103,7 +106,7 @@ def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
         yield "reward", completion, "; ".join(dict.fromkeys(said))
 
 
-def reward_model_rows(models: Mapping[str, StandIn]) -> Rows:
+def reward_model_rows(models: Mapping[str, "Reading"]) -> Rows:
     for name, model in models.items():
         yield "reward", f"model {name}", f"{', '.join(model.labels)}; not run by this check, 0 stands for its scores"
 

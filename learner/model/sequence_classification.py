@@ -10,38 +10,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardModelConfig
-from cluster.weights.model_files import refuse_unpinned
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
-from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, read_config, score, token_row
-
-
-def classifier_config(config: RewardModelConfig, *, field: str) -> PretrainedConfig:
-    """The model's transformers configuration. Raises ConfigError for a hub name without a commit, and for what is no classifier."""
-    model = as_model(config)
-    refuse_unpinned(model, section=field)
-    found = read_config(model, field=f"{field}.path")
-    if not any("ForSequenceClassification" in each for each in found.architectures or ()):
-        raise ConfigError(
-            f"{field}.path={config.path!r} is a {', '.join(found.architectures or ('model',))} without a classification head; give a "
-            "...ForSequenceClassification"
-        )
-    return found
-
-
-def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
-    """Of the outputs, in order. The one output of a model that names none is `LABEL_0` in transformers."""
-    return tuple(label for _, label in sorted((config.id2label or {}).items()))
-
-
-def longest_of(config: PretrainedConfig) -> int | None:
-    """Tokens that the model takes; None where its configuration does not say."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, token_row
 
 
 def num_bytes(config: RewardModelConfig, *, field: str) -> int:
@@ -60,7 +36,6 @@ class SequenceClassifier:
     def __init__(self, config: RewardModelConfig, *, field: str, num_threads: int = 1) -> None:
         """Raises ConfigError naming `field` for a model that does not load, or that does not score a text in a batch as it does alone."""
         torch.set_num_threads(num_threads)
-        self.labels = labels_of(classifier_config(config, field=field))
         self._device = torch.device("cuda" if config.gpus else "cpu")
         dtype: torch.dtype = getattr(torch, config.dtype)
         model, kind = as_model(config), AutoModelForSequenceClassification

@@ -1,10 +1,10 @@
 """A reward model reads each trajectory in its own tokens; what it cannot read has a reason, and never a zero."""
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig
 
 from actors.reward_model import Reading, RewardModel
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardModelConfig
 from cluster.contracts.schema import with_columns
 from tests.models import make_tokenizer
@@ -19,8 +19,12 @@ MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 
 def reading(folder, *, template=None, max_tokens=64, **settings) -> Reading:
     make_tokenizer(adds_bos=True, chat_template=template).save_pretrained(folder)
+    names = {number: f"label {number}" for number in range(12)}
+    LlamaConfig(
+        max_position_embeddings=max_tokens, architectures=["LlamaForSequenceClassification"], id2label=names
+    ).save_pretrained(folder)
     config = RewardModelConfig.model_validate({"path": str(folder), **settings})
-    return Reading(config, max_tokens=max_tokens, field="reward.models.helpful")
+    return Reading(config, field="reward.models.helpful")
 
 
 @pytest.mark.parametrize(
@@ -33,17 +37,20 @@ def reading(folder, *, template=None, max_tokens=64, **settings) -> Reading:
     ],
 )
 def test_each_text_has_one_bos_be_it_the_templates_or_the_tokenizers(tmp_path, text, columns, expected):
-    ids = reading(tmp_path, template=TEMPLATE, text=text).token_ids(columns, prompt="hi?", completion="no")
+    ids = reading(tmp_path, template=TEMPLATE, text=text).read(columns, prompt="hi?", completion="no")
     assert AutoTokenizer.from_pretrained(tmp_path).decode(ids) == expected
 
 
 def test_a_text_that_is_too_long_or_refused_by_the_template_says_so(tmp_path):
     own = reading(tmp_path, template=TEMPLATE, max_tokens=12)
-    assert len(own.token_ids({}, prompt="", completion="four")) == 12  # [u], [a], four, bos and eos
-    with pytest.raises(DataError, match="14 tokens, and the model takes 12"):
-        own.token_ids({}, prompt="ab", completion="four")
-    with pytest.raises(DataError, match="its chat template refuses: TemplateError: no tools"):
-        own.token_ids({"messages": [{"role": "tool", "content": "x"}]}, prompt="", completion="four")
+    assert len(own.read({}, prompt="", completion="four")) == 12  # [u], [a], four, bos and eos
+    assert own.read({}, prompt="ab", completion="four") == "14 tokens, and the model takes 12"
+    refused = own.read({"messages": [{"role": "tool", "content": "x"}]}, prompt="", completion="four")
+    assert refused == "its chat template refuses: TemplateError: no tools"
+
+
+def test_labels_are_in_the_order_of_the_models_outputs(tmp_path):
+    assert reading(tmp_path, template=TEMPLATE).labels == tuple(f"label {number}" for number in range(12))
 
 
 def test_messages_need_a_template(tmp_path):
@@ -55,16 +62,11 @@ def test_messages_need_a_template(tmp_path):
 
 def test_a_trajectory_that_cannot_be_read_has_its_reason_and_the_others_their_scores(tmp_path):
     class Lengths:
-        labels = ("tokens", "first")
-
         def score(self, token_ids):
-            return [[float(len(ids)), float(ids[0])] for ids in token_ids]
+            return [[float(len(ids)), *range(11)] for ids in token_ids]
 
     batch = batch_of(["a", "b", "c"])
     batch = with_columns(batch, completion_text=["xy", "much too long", "z"])
     scored = RewardModel(Lengths(), reading=reading(tmp_path, text="completion", max_tokens=5)).score(batch)
-    assert scored == [
-        {"tokens": 3.0, "first": 0.0},
-        "14 tokens, and the model takes 5",
-        {"tokens": 2.0, "first": 0.0},
-    ]
+    assert scored[1] == "14 tokens, and the model takes 5"
+    assert [each["label 0"] for each in (scored[0], scored[2])] == [3.0, 2.0] and scored[0]["label 11"] == 10

@@ -370,3 +370,37 @@ def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
 )
 def test_a_limit_that_prompts_do_not_keep_or_nothing_fits_is_refused(tmp_path, model, overrides, why):
     assert why in refusal(run(tmp_path, model, *overrides, rows=LONG))
+
+
+def judged_by(reward_model, *overrides):
+    """Two parts of one reward model, one with a label of it."""
+    judge = "{name: reward_model, model: kind, label: LABEL_1}"
+    return (
+        "reward.parts={warm: {judge: " + judge + "}}",
+        f"reward.models={{kind: {{path: {reward_model}}}}}",
+        *overrides,
+    )
+
+
+def test_a_reward_models_labels_and_memory_are_shown_and_its_tokens_counted_on_samples(tmp_path, model):
+    own = make_tiny_reward_model(tmp_path / "kind", num_labels=2, chat_template=TEMPLATE)
+    text = shown(run(tmp_path, model, *judged_by(own)))
+    assert "model kind" in text and "LABEL_0, LABEL_1; not run by this check" in text
+    assert "reward model kind" in text and "reward_model-0" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ((), {"num_labels": 1}, "reward.parts fails on each of 4 samples, .* has no label 'LABEL_1'; it has: LABEL_0"),
+        ((), {"chat_template": None}, "reward.models.kind.text='messages': .* has no chat template; use prompt_and_completion"),
+        ((), {"max_context": 8}, "DataError: reward.models.kind: 2. tokens, and the model takes 8"),
+        (("reward.models.kind.path=org/model",), {}, "reward.models.kind.revision=None: 'org/model' is no local folder; set a commit"),
+        (("reward.models.kind.path={policy}",), {}, "reward.models.kind.path=.* is a Qwen3ForCausalLM without a classification"),
+    ],
+)  # fmt: skip
+def test_a_reward_model_that_cannot_judge_is_refused(tmp_path, model, changed, options, message):
+    own = make_tiny_reward_model(tmp_path / "kind", **{"num_labels": 2, "chat_template": TEMPLATE} | options)
+    changed = (each.format(policy=model) for each in changed)
+    with pytest.raises(ConfigError, match=message):
+        check(run(tmp_path, model, *judged_by(own, *changed)))
