@@ -34,7 +34,7 @@ class Head:
     """What lies between hidden states and log-probs, apart from the weights."""
 
     temperature: float = 1.0
-    """Logits are divided by it last, as at sampling."""
+    """Above 0: logits are divided by it last, as at sampling."""
     scale: float = 1.0
     """Logits are multiplied by it first (Cohere's logit_scale, Granite's 1/logits_scaling)."""
     soft_cap: float | None = None
@@ -79,8 +79,6 @@ def selected_logprobs(
     The candidates of a position differ from each other; one may be the target. No positions give tensors of length 0. Values do not
     depend on `chunk_tokens`. Raises ValueError for candidates of a head that truncates: those it drops have no log-prob.
     """
-    if not head.temperature > 0:
-        raise ValueError(f"temperature={head.temperature} must be positive")
     if candidates_CK is not None and head.truncates:
         raise ValueError("candidates are chosen from all tokens, and this head drops some")
     floor_C = _floors(hidden_CH, weight_VH, bias_V, head=head) if head.truncates else None

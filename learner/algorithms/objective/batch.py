@@ -101,18 +101,14 @@ class BatchTensors:
     def validate(self, *, needs_reference: bool = False) -> None:
         """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
         num_trajectories, width = self.loss_mask_NT.shape
+        assert self.loss_mask_NT.dtype == torch.bool
+        assert len(self.trajectory_ids) == len(self.group_ids) == len(self.prompt_ids) == num_trajectories
         for name, tensor in _tensors(self).items():
             expected = (num_trajectories, width) if name.endswith(("_NT", "_NTP")) else (num_trajectories,)
             if tuple(tensor.shape[: len(expected)]) != expected:
                 raise DataError(
                     f"{name} has shape {list(tensor.shape)}, but the loss mask makes it {list(expected)}: lengths do not match"
                 )
-        if len(self.trajectory_ids) != num_trajectories or len(self.group_ids) != num_trajectories:
-            raise DataError(
-                f"{len(self.trajectory_ids)} trajectory_ids and {len(self.group_ids)} group_ids for {num_trajectories} trajectories"
-            )
-        if self.loss_mask_NT.dtype != torch.bool:
-            raise DataError(f"loss_mask_NT is {self.loss_mask_NT.dtype}; it must be bool")
         self._refuse("completion_lengths", self.completion_lengths_N < 1, "is zero: there is nothing to learn from")
         self._refuse("loss_mask", ~self.loss_mask_NT.any(1), "is false for every token: there is nothing to learn from")
         self._refuse("reward", ~torch.isfinite(self.rewards_N), "is not finite", self.rewards_N)

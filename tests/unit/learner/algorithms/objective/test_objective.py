@@ -127,6 +127,7 @@ def test_users_functions_are_named_by_full_path():
             {"advantage_shaping": [{"name": "reward_clip", "low": 0, "high": 1}]},
             r"advantage_shaping\[0\]='reward_clip' is not there; .*has: advantage_clip, column_weights, group_weights, over_length, whiten",
         ),
+        ({"advantage": {"name": "grpo", "epsilon": -1e-6}}, r"advantage.epsilon=-1e-06 is negative.*give 0 or more"),
         ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
         (
             {"preset": "gspo", "policy_loss": "ppo_clip"},
