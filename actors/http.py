@@ -28,7 +28,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from actors.reward_service.deadline import remaining_s
-from cluster.contracts.errors import ConfigError, DataError, DeadlineError, TreadwheelError, UnavailableError
+from cluster.contracts.errors import ConfigError, DataError, DeadlineError, UnavailableError
 
 _DEADLINE_S = 30.0
 """Of a request outside a judge's call."""
@@ -85,7 +85,7 @@ class HttpError(DataError):
         self.status = status
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Call:
     """One `post`, over its retries."""
 
@@ -141,13 +141,16 @@ class HttpClient:
         """`key` is a bearer token that is in no environment. Raises ConfigError naming `field` for a key that is not in the environment and
         authorities that cannot be read."""
         self._endpoint = endpoint
-        self._key = key or _key(endpoint.key_env, field=field)
-        try:
-            self._tls = _tls(endpoint.ca_file)
-        except (OSError, ssl.SSLError) as error:
+        name, ca_file = endpoint.key_env, endpoint.ca_file
+        self._key = key or (name and os.environ.get(name, "").strip())
+        if name and not self._key:
             raise ConfigError(
-                f"{field}.ca_file={endpoint.ca_file!r} cannot be read: {error}; give a PEM file"
-            ) from error
+                f"{field}.key_env={name!r} is not in the judge's environment; export it, and name it in reward.env: [{name}]"
+            )
+        try:
+            self._tls = _tls(ca_file)
+        except OSError as error:
+            raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error
         self._places = asyncio.Semaphore(endpoint.max_concurrency)
         self._requests = _Pace(endpoint.requests_per_minute, name=f"{field}.requests_per_minute")
         self._tokens = _Pace(endpoint.tokens_per_minute, name=f"{field}.tokens_per_minute")
@@ -170,14 +173,7 @@ class HttpClient:
         if not (urls := urls or self._endpoint.urls):
             raise UnavailableError("no server is up")
         patience_s, now = total_s - margin_s, time.monotonic()
-        call = _Call(
-            urls=urls,
-            path=path,
-            body=json.dumps(body).encode(),
-            num_tokens=num_tokens,
-            began=now,
-            gives_up_at=now + patience_s,
-        )
+        call = _Call(urls, path, json.dumps(body).encode(), num_tokens, now, now + patience_s)
         asking = asyncio.create_task(self._ask(call))
         try:
             done, _ = await asyncio.wait([asking], timeout=patience_s)
@@ -203,11 +199,9 @@ class HttpClient:
                 call.url = self._next(call.urls)
                 self._num_under_way += 1
                 try:
-                    answer = await self._asked(call.url, call)
+                    return await self._asked(call.url, call)
                 except _TransportError as error:
                     failure = error
-                else:
-                    return answer
                 finally:
                     self._num_under_way -= 1
             self._rest(call.url, failure.retry_after_s or _REST_S)
@@ -217,7 +211,10 @@ class HttpClient:
             if wait_s is None:
                 wait_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
             if time.monotonic() + wait_s >= call.gives_up_at:
-                raise self._given_up(call, failure)
+                why = f"{call.url}{call.path}: {failure}, after {time.monotonic() - call.began:.3g} s of retries"
+                if failure.status >= 500 and self._has_answered(call):
+                    raise HttpError(f"{why}, while it answers others", status=failure.status)
+                raise UnavailableError(why, endpoint=call.url)
             await asyncio.sleep(wait_s)
 
     async def _asked(self, url: str, call: _Call) -> Any:
@@ -226,11 +223,10 @@ class HttpClient:
             connector = aiohttp.TCPConnector(ssl=self._tls, limit=self._endpoint.max_concurrency)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        # A redirect is never followed: the token is for this server.
+        asking = self._session.post(url + call.path, data=call.body, headers=headers, allow_redirects=False)
         try:
-            # A redirect is never followed: the token is for this server.
-            async with self._session.post(
-                url + call.path, data=call.body, headers=headers, allow_redirects=False
-            ) as response:
+            async with asking as response:
                 content = await _read(response)
         except aiohttp.ClientConnectorCertificateError as error:
             raise UnavailableError(
@@ -257,7 +253,9 @@ class HttpClient:
             raise HttpError(
                 f"{url}{call.path}: the answer is no JSON ({error}): {said}", status=response.status
             ) from error
-        self._tokens.correct(_tokens_used(answer, call.num_tokens) - call.num_tokens)
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        if isinstance(used := usage.get("total_tokens") if isinstance(usage, dict) else None, int):
+            self._tokens.correct(used - call.num_tokens)
         return answer
 
     def _next(self, urls: Sequence[str]) -> str:
@@ -277,12 +275,6 @@ class HttpClient:
         asked = (call.url,) if call.url else call.urls
         return any(self._last_answer.get(url, 0.0) >= call.began for url in asked)
 
-    def _given_up(self, call: _Call, failure: _TransportError) -> TreadwheelError:
-        why = f"{call.url}{call.path}: {failure}, after {time.monotonic() - call.began:.3g} s of retries"
-        if failure.status >= 500 and self._has_answered(call):
-            return HttpError(f"{why}, while it answers others", status=failure.status)
-        return UnavailableError(why, endpoint=call.url)
-
     def _shown(self, content: bytes) -> str:
         text = content.decode(errors="replace")
         return " ".join((text.replace(self._key, "***") if self._key else text)[:_SHOWN].split()) or "no body"
@@ -298,24 +290,15 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Seconds, or a date (RFC 9110, 10.2.3)."""
-    if header is None:
-        return None
+    """Seconds, or a date (RFC 9110, 10.2.3); None for anything else."""
+    if header is None or header.isdecimal():
+        return None if header is None else min(float(header), _LONGEST_RETRY_AFTER_S)
     try:
-        seconds = float(header)
+        when = parsedate_to_datetime(header)
     except ValueError:
-        try:
-            when = parsedate_to_datetime(header)
-        except ValueError:
-            return None
-        seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER_S) if seconds == seconds else None
-
-
-def _tokens_used(answer: Any, estimate: int) -> float:
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    used = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return used if isinstance(used, int) else estimate
+        return None
+    seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER_S)
 
 
 def _checked(url: str) -> str:
@@ -323,19 +306,10 @@ def _checked(url: str) -> str:
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"the URL of {parts.hostname} has a user or password in it; use key_env")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    is_whole = parts.hostname and (parts.port or True)  # a port that is none raises
+    if parts.scheme not in ("http", "https") or not is_whole or parts.query or parts.fragment:
         raise ValueError(f"{url!r} must be a URL as http://host:port/path")
     return url.rstrip("/")
-
-
-def _key(key_env: str | None, *, field: str) -> str | None:
-    if key_env is None:
-        return None
-    if not (key := os.environ.get(key_env)):
-        raise ConfigError(
-            f"{field}.key_env={key_env!r} is not in the judge's environment; export it, and name it in reward.env: [{key_env}]"
-        )
-    return key
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 
 _MAX_BODY_BYTES = 64 * 2**20
-_ELSEWHERE = ("rewards", "scores", "servers")
+_ELSEWHERE = ("rewards", "scores", "all_scores", "servers")
 """What a judge may ask for and only a run has."""
 
 
