@@ -107,6 +107,14 @@ def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
         assert post(url, b" " * (serving._MAX_BODY_BYTES + 1), "s3cret")[0] == 413
 
 
+@pytest.mark.slow
+def test_what_a_served_judge_calls_may_be_away_which_is_an_outage_for_the_run_too():
+    body = json.dumps({"groups": [{"columns": asked("4").columns, "trajectories": asked("4").trajectories}]}).encode()
+    with served("remote", "endpoint=http://127.0.0.1:9", "--timeout-s", "0.5") as (url, _):
+        status, said = post(url, body)
+        assert status == 503 and "http://127.0.0.1:9 is away" in said["error"]
+
+
 @pytest.mark.parametrize(
     ("judge", "settings", "message"),
     [

@@ -11,8 +11,10 @@ from aiohttp import web
 
 from actors.reward_service.deadline import verdict_within
 from actors.reward_service.judgement import find_judge, judge_async
+from actors.reward_service.service import Asked, RewardService
 from cluster.contracts.errors import ConfigError, UnavailableError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig
 from tests.unit.actors.faulty_server import faulty_server
 
 TURNS = [{"role": "user", "content": "2+2?"}]
@@ -71,12 +73,11 @@ async def judged(judge, given, *, within_s=5.0):
     """Rewards; or "away" in an outage."""
     try:
         with verdict_within(within_s):
-            rewards = await asyncio.wait_for(judge_async(judge, given, size=len(given["prompts"])), within_s)
+            return await asyncio.wait_for(judge_async(judge, given, size=len(given["prompts"])), within_s)
     except UnavailableError:
         return "away"
     finally:
         await judge.call._client.close()
-    return "away" if rewards[0].message and rewards[0].message.startswith("UnavailableError") else rewards
 
 
 @every_dialect
@@ -252,6 +253,26 @@ async def test_an_unknown_certificate_is_an_outage_that_names_the_way_out_and_a_
         trusting = {"urls": [server.url], "ca_file": str(tmp_path / "cert.pem")}
         (reward,) = await judged(remote("slime", endpoint=trusting), group("a"))
     assert reward.value == 12.0
+
+
+@pytest.mark.slow
+async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards():
+    given = {"prompt": "", "token_ids": [1], "finish_reason": "stop", "seed": 0}
+    asked = Asked(columns={}, trajectories=[given | {"completion": said} for said in ("a", "bb")])
+    async with faulty_server(SERVERS["native"][1]) as server:
+        port = int(server.url.rpartition(":")[2])  # free again when the server has gone
+    judge = {"name": "remote", "endpoint": server.url}
+    service = RewardService(RewardConfig(judge=judge, timeout_s=0.3, hold_s=60))
+    try:
+        judging = asyncio.create_task(service.judge(asked))
+        while service.progress().phase != "holding":
+            await asyncio.sleep(0.02)
+            assert not judging.done()
+        async with faulty_server(SERVERS["native"][1], port=port):
+            rewards, _ = await judging
+    finally:
+        await service.close()
+    assert [reward.value for reward in rewards] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
