@@ -230,9 +230,7 @@ def serve_reward(
         from deploy.config import loading as configuration
 
         plugin = Plugin(name=judge, params=dict(map(configuration.parsed, params or [])))
-        # What the judge calls may be away: the run that asks is told at once, and holds.
-        limits = {"timeout_s": timeout_s, "max_concurrency": max_concurrency, "hold_s": 0}
-        config = RewardConfig(judge=plugin, env=tuple(env or ()), **limits)
+        config = RewardConfig(judge=plugin, timeout_s=timeout_s, max_concurrency=max_concurrency, env=tuple(env or ()))
         serving.serve(config, host=host, port=port, key_env=key_env, says=typer.echo)
 
 
