@@ -11,6 +11,8 @@ from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 _DEFAULT = Plugin(name="exact_match")
 _TAKEN = ("mean", "num_errors", "num_timeouts")
 """Metrics of the reward as a whole: `reward/mean`."""
+_ASKING = ("llm_judge", "pairwise")
+"""Judges that ask language models by a rubric."""
 
 
 class RewardPart(Section):
@@ -58,9 +60,9 @@ class JudgeServerConfig(Section):
     """A frozen language model behind vLLM's own server, for judges such as `llm_judge`. It may bring no code."""
 
     path: Mathematics[str]
-    """A Hugging Face folder, or a hub name."""
+    """A Hugging Face folder, or a hub name with a commit as `revision`."""
     revision: Mathematics[str | None] = None
-    """Hub revision; None is the default branch."""
+    """A commit of the hub, as of a reward model."""
     dtype: Mathematics[Literal["float32", "bfloat16"]] = "bfloat16"
     max_model_len: Mathematics[PositiveInt | None] = None
     """Question and answer together, in tokens; None takes the model's own limit."""
@@ -133,6 +135,11 @@ class RewardConfig(Section):
     def judges(self) -> dict[str, Plugin]:
         """By the setting of each below `reward`."""
         return {f"parts.{name}.judge": part.judge for name, part in self.parts.items()} or {"judge": self.judge}
+
+    def rubrics(self) -> dict[str, str]:
+        """Files by the setting of the shipped judge that reads one."""
+        judges = {setting: judge for setting, judge in self.judges().items() if judge.name in _ASKING}
+        return {setting: str(judge.params["rubric"]) for setting, judge in judges.items() if "rubric" in judge.params}
 
     def models_for(self, columns: Mapping[str, Any]) -> list[str]:
         """Reward models that judge a prompt with these columns; none for a source without a recipe."""
@@ -221,5 +228,5 @@ def model_of(judge: Plugin) -> str | None:
 
 def server_of(judge: Plugin) -> str | None:
     """The one of `reward.servers` that a shipped judge asks; None for every other judge."""
-    server = judge.params.get("server") if judge.name in ("llm_judge", "pairwise") else None
+    server = judge.params.get("server") if judge.name in _ASKING else None
     return None if server is None else str(server)

@@ -4,19 +4,22 @@ from cluster.contracts.config import ModelConfig, RewardConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import server_of
+from cluster.weights.model_files import refuse_unpinned
 
 
 def check_servers(config: RewardConfig) -> RewardConfig | None:
     """The reward without the judges that ask `reward.servers`; None where no other is left to try.
 
-    Raises ConfigError for a model that does not load or takes no messages, and for a judge that cannot be built.
+    Raises ConfigError for a model that is not pinned, does not load or takes no messages, and for a judge that cannot be built.
     """
     from actors.chat.formatter import ChatFormatter
 
     for name, server in config.servers.items():
         field = f"reward.servers.{name}"
+        model = ModelConfig(path=server.path, revision=server.revision)
+        refuse_unpinned(model, section=field)
         try:
-            formatter = ChatFormatter.load(ModelConfig(path=server.path, revision=server.revision))
+            formatter = ChatFormatter.load(model)
         except ConfigError as error:
             raise ConfigError(f"{field}: {error}") from error
         if not formatter.has_template:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.settings import Mark
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
@@ -47,6 +47,11 @@ def write_passport(
         from learner.model.sequence_classification import as_model
 
         settings["reward"]["models"][name]["fingerprint"] = fingerprint(as_model(model))
+    for name, server in config.reward.servers.items():
+        own = fingerprint(ModelConfig(path=server.path, revision=server.revision))
+        settings["reward"]["servers"][name]["fingerprint"] = own
+    if rubrics := {setting: _digest(path) for setting, path in config.reward.rubrics().items()}:
+        settings["reward"]["rubric_digests"] = rubrics
     value = config.algorithm.value
     if value is not None and value.path is not None:
         from learner.model.critic import critic_config
@@ -90,6 +95,12 @@ def tokenizer_digest(path: str) -> str | None:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+def _digest(path: str) -> str | None:
+    """Of a file; None where it is not at hand."""
+    file = Path(path).expanduser()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _folder(path: str) -> Path:

@@ -47,3 +47,18 @@ def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics
         make_tiny_model(tmp_path / "teacher", seed=seed)
         written(folder, f"reference.path={tmp_path / 'teacher'}")
     assert list(passport_differences(*map(str, runs))) == ["mathematics.reference.fingerprints.path"]
+
+
+def test_a_judge_of_another_content_under_the_same_paths_is_other_mathematics(tmp_path):
+    runs = [tmp_path / "a", tmp_path / "b"]
+    judge = {"name": "llm_judge", "server": "grader", "rubric": str(tmp_path / "rubric.yaml")}
+    for seed, folder in enumerate(runs):
+        make_tiny_model(tmp_path / "grader", seed=seed)
+        (tmp_path / "rubric.yaml").write_text(f"criteria {seed}")
+        written(
+            folder, f"reward={json.dumps({'judge': judge, 'servers': {'grader': {'path': str(tmp_path / 'grader')}}})}"
+        )
+    assert sorted(passport_differences(*map(str, runs))) == [
+        "mathematics.reward.rubric_digests.judge",
+        "mathematics.reward.servers.grader.fingerprint",
+    ]
