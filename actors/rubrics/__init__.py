@@ -1,1 +1,1 @@
-"""What language models are asked when they judge: the rubric's file, the question, and the reading of the answer."""
+"""What language models are asked when they judge: the rubric's file, the question, and the answer."""

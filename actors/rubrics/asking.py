@@ -1,15 +1,13 @@
 """Asks a chat server that speaks OpenAI's API for the grades of one conversation, and once more where its answer cannot be read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from actors.http import Endpoint, HttpClient, HttpError
 from actors.rubrics.rubric import Rubric
-from actors.rubrics.verdict import grades_in
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.settings import Section
 
@@ -38,8 +36,7 @@ class Asking(Section):
     """Other fields of each request; null leaves a field out: `{max_tokens: null, max_completion_tokens: 2048}`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grades:
+class Grades(NamedTuple):
     """Of one question."""
 
     values: dict[str, float]
@@ -68,41 +65,33 @@ class ChatJudge:
         self, messages: Sequence[Mapping[str, str]], *, seed: int, servers: Mapping[str, Sequence[str]]
     ) -> Grades:
         """Raises DataError when the answer to the repair question cannot be read either, and what `HttpClient.post` raises."""
-        said = await self._said(messages, seed, servers)
-        num_tokens = said.num_tokens
-        if (values := self._read(said)) is None:
-            why = "It is cut off: be brief." if said.is_cut_off else "It is not in the form that was asked for."
-            repair = {"role": "user", "content": f"Your answer cannot be read. {why} {self._rubric.form()}"}
-            said = await self._said([*messages, {"role": "assistant", "content": said.text}, repair], seed, servers)
-            num_tokens += said.num_tokens
-            values = self._read(said)
+        text, values, num_tokens = await self._answer(messages, seed, servers)
         if values is None:
-            ends = "is cut off by max_tokens: " if said.is_cut_off else ""
-            raise DataError(
-                f"the judge gave no grades in two answers, the second of which {ends}ends: {said.text[-_SHOWN:]!r}"
-            )
-        return Grades(values=values, num_tokens=num_tokens)
+            repair = f"Your answer cannot be read: it is cut off, or not in the form asked for. {self._rubric.form()}"
+            again = [{"role": "assistant", "content": text}, {"role": "user", "content": repair}]
+            text, values, num_more = await self._answer([*messages, *again], seed, servers)
+            num_tokens += num_more
+        if values is None:
+            raise DataError(f"the judge gave no grades in two answers, the second of which ends: {text[-_SHOWN:]!r}")
+        return Grades(values, num_tokens)
 
-    def _read(self, said: "_Said") -> dict[str, float] | None:
-        return None if said.is_cut_off else grades_in(said.text, self._rubric)
-
-    async def _said(
+    async def _answer(
         self, messages: Sequence[Mapping[str, str]], seed: int, servers: Mapping[str, Sequence[str]]
-    ) -> "_Said":
+    ) -> tuple[str, dict[str, float] | None, int]:
+        """What it says, the grades in it, and the tokens that it took."""
         asking = self._asking
         fields = {"temperature": asking.temperature, "max_tokens": asking.max_tokens, "seed": seed, **asking.body}
         body = {"model": self._model, "messages": messages, **fields}
         answer = await self._in_form({name: value for name, value in body.items() if value is not None}, servers)
         try:
-            choice = answer["choices"][0]
-            return _Said(
-                # What a server takes out as reasoning is another field, and no answer.
-                text=str(choice["message"].get("content") or ""),
-                is_cut_off=choice.get("finish_reason") == "length",
-                num_tokens=int((answer.get("usage") or {}).get("total_tokens") or 0),
-            )
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            # What a server takes out as reasoning is another field, and no answer.
+            choice, used = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens") or 0
+            text, is_cut_off = str(choice["message"].get("content") or ""), choice.get("finish_reason") == "length"
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise DataError(f"the server's answer is no chat completion: {type(error).__name__}: {error}") from error
+        if is_cut_off:
+            return f"{text} [cut off by max_tokens]", None, used
+        return text, self._rubric.grades_in(text), used
 
     async def _in_form(self, body: Mapping[str, Any], servers: Mapping[str, Sequence[str]]) -> Any:
         """With the form enforced by the server, unless it has refused that before."""
@@ -129,13 +118,6 @@ class ChatJudge:
             self._client = self._client or HttpClient(Endpoint(), key=parts[0].password)
         assert self._client is not None, "it has an endpoint"
         return await self._client.post("/chat/completions", body, urls=urls, num_tokens=num_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    text: str
-    is_cut_off: bool
-    num_tokens: int
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -169,37 +169,13 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _require_models_that_judge(self) -> "RewardConfig":
-        asked = {setting: model for setting, judge in self.judges().items() if (model := model_of(judge)) is not None}
-        for setting, model in asked.items():
-            if model not in self.models:
-                raise ValueError(
-                    f"{setting}.model={model!r} is not among reward.models, which has: {', '.join(self.models) or 'none'}"
-                )
-        for name in self.models:
-            if not name.replace("_", "").isalnum():
-                raise ValueError(f"models.{name}: a model is named by letters, digits and _; rename it")
-            if name not in asked.values():
-                raise ValueError(
-                    f"models.{name} judges nothing; give a part the judge {{name: reward_model, model: {name}}}, or leave it out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _require_servers_that_are_asked(self) -> "RewardConfig":
+    def _require_models_and_servers_that_are_asked(self) -> "RewardConfig":
         judges = self.judges()
-        asked = {setting: server for setting, judge in judges.items() if (server := server_of(judge)) is not None}
-        for setting, server in asked.items():
-            if server not in self.servers:
-                raise ValueError(
-                    f"{setting}.server={server!r} is not among reward.servers, which has: {', '.join(self.servers) or 'none'}"
-                )
-        for name in self.servers:
-            if not name.replace("_", "").isalnum():
-                raise ValueError(f"servers.{name}: a server is named by letters, digits and _; rename it")
-            # A judge of the user's own may take the parameter `servers`.
-            if name not in asked.values() and not any(":" in judge.name for judge in judges.values()):
-                raise ValueError(f"servers.{name} is asked by no judge; give one `server: {name}`, or leave it out")
+        _check_names("models", self.models, {f"{setting}.model": model_of(judge) for setting, judge in judges.items()})
+        asked = {f"{setting}.server": server_of(judge) for setting, judge in judges.items()}
+        # A judge of the user's own may take the parameter `servers`.
+        is_known = not any(":" in judge.name for judge in judges.values())
+        _check_names("servers", self.servers, asked, refuses_unasked=is_known)
         return self
 
     @model_validator(mode="after")
@@ -230,3 +206,20 @@ def server_of(judge: Plugin) -> str | None:
     """The one of `reward.servers` that a shipped judge asks; None for every other judge."""
     server = judge.params.get("server") if judge.name in _ASKING else None
     return None if server is None else str(server)
+
+
+def _check_names(
+    kind: str, there: Mapping[str, Any], asked: Mapping[str, str | None], *, refuses_unasked: bool = True
+) -> None:
+    """`asked` are names by the setting that has one. Raises ValueError for one that is not there, and for what no judge asks."""
+    for setting, name in asked.items():
+        if name is not None and name not in there:
+            raise ValueError(f"{setting}={name!r} is not among reward.{kind}, which has: {', '.join(there) or 'none'}")
+    for name in there:
+        if not name.replace("_", "").isalnum():
+            raise ValueError(f"{kind}.{name}: a name is of letters, digits and _; rename it")
+        if refuses_unasked and name not in asked.values():
+            judge = "{name: reward_model, model: NAME}" if kind == "models" else "{name: llm_judge, server: NAME, ...}"
+            raise ValueError(
+                f"{kind}.{name} judges nothing; give a part the judge {judge.replace('NAME', name)}, or leave it out"
+            )

@@ -104,7 +104,7 @@ async def test_two_answers_that_cannot_be_read_are_a_failed_reward_and_not_the_l
         reward = await judged(server, rubric)
     assert reward.value is None and len(server.requests) == 2
     assert reward.message == (
-        "DataError: the judge gave no grades in two answers, the second of which is cut off by max_tokens: ends: 'none'"
+        "DataError: the judge gave no grades in two answers, the second of which ends: 'none [cut off by max_tokens]'"
     )
 
 

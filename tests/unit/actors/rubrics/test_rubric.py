@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from actors.rubrics.rubric import PairRubric, Rubric
-from actors.rubrics.verdict import grades_in
 from cluster.contracts.errors import ConfigError, DataError
 
 CHOICES = ({"name": "wrong", "value": 0}, {"name": "partly", "value": 0.5}, {"name": "right", "value": 1})
@@ -100,17 +99,17 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
     ],
 )
 def test_the_last_answer_after_the_reasoning_counts(message, grades):
-    assert grades_in(message, Rubric(criteria=(RIGHT,))) == grades
+    assert Rubric(criteria=(RIGHT,)).grades_in(message) == grades
 
 
 def test_of_several_criteria_all_are_needed():
     rubric = Rubric(criteria=(RIGHT, KIND))
-    assert grades_in('{"correct": "partly", "kind": "no"}', rubric) == {"correct": 0.5, "kind": -1.0}
-    assert grades_in('{"correct": "partly"}', rubric) is None
-    assert grades_in("Verdict: right", rubric) is None
+    assert rubric.grades_in('{"correct": "partly", "kind": "no"}') == {"correct": 0.5, "kind": -1.0}
+    assert rubric.grades_in('{"correct": "partly"}') is None
+    assert rubric.grades_in("Verdict: right") is None
 
 
 def test_a_rubric_of_pairs_asks_for_the_better_one():
     rubric = PairRubric().comparing
     assert rubric.schema()["properties"]["better"] == {"type": "string", "enum": ["A", "tie", "B"]}
-    assert [grades_in(f"Verdict: {said}", rubric)["better"] for said in ("A", "tie", "B")] == [1.0, 0.5, 0.0]
+    assert [rubric.grades_in(f"Verdict: {said}")["better"] for said in ("A", "tie", "B")] == [1.0, 0.5, 0.0]

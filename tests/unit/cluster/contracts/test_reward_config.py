@@ -34,7 +34,7 @@ MODELS = {"helpful": {"path": "a"}, "harmless": {"path": "b"}}
         ({"name": "reward_model", "model": "kind"}, MODELS, r"judge.model='kind' is not among reward.models, which has: helpful, harm"),
         ({"name": "reward_model"}, MODELS, "judge.model='None' is not among reward.models"),
         ({"name": "reward_model", "model": "helpful"}, MODELS, "models.harmless judges nothing; give a part the judge"),
-        ("exact_match", {"a/b": {"path": "a"}}, "models.a/b: a model is named by letters"),
+        ("exact_match", {"a/b": {"path": "a"}}, "models.a/b: a name is of letters"),
     ],
 )  # fmt: skip
 def test_models_that_judge_nothing_and_judges_without_a_model_are_refused(judge, models, message):
@@ -64,8 +64,8 @@ GRADER = {"grader": {"path": "x"}}
     ("settings", "message"),
     [
         ({"judge": {"name": "pairwise", "server": "grader"}}, "judge.server='grader' is not among reward.servers, which has: none"),
-        ({"servers": GRADER}, "servers.grader is asked by no judge"),
-        ({"servers": {"a b": {"path": "x"}}}, "servers.a b: a server is named"),
+        ({"servers": GRADER}, "servers.grader judges nothing; give a part the judge {name: llm_judge, server: grader"),
+        ({"servers": {"a b": {"path": "x"}}}, "servers.a b: a name is of letters"),
         ({"servers": {"grader": {"path": "x", "gpus": 1.5}}}, "servers.grader[^;]*gpus=1.5: a model is split over whole GPUs; use 1 or 2"),
     ],
 )  # fmt: skip
