@@ -11,7 +11,7 @@ from dataclasses import asdict
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Ticket
+from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Scores, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.judge_servers import JudgeServers
@@ -71,7 +71,7 @@ class Scorers:
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
         UnavailableError, which ends the run, when what a judge calls was away for too long."""
-        inputs = await self._inputs(ticket, group)
+        scores = await self._scores(ticket, group)
         while True:
             alone = self._suspects.has(ticket)
             async with self._turns.turn(alone=alone):
@@ -81,6 +81,7 @@ class Scorers:
                 if self._suspects.has(ticket) and not alone:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
+                    inputs = JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
                     with self._calling(place):
                         columns = await actor.call_for_columns(
                             "score", *group.pieces, inputs, deadline_s=self._judging_deadline_s
@@ -99,16 +100,15 @@ class Scorers:
                         self._keep(part.verdicts)
                     return judged
 
-    async def _inputs(self, ticket: Ticket, group: Group) -> JudgingInputs:
-        """What the group's recipe asks of others. A model that dies is replaced, and the group waits for it."""
+    async def _scores(self, ticket: Ticket, group: Group) -> list[Scores]:
+        """Of the models of the group's recipe, one a trajectory. A model that dies is replaced, and the group waits for it."""
         names = self._reward.models_for(ticket.prompt.info())
         asked = (
             self._models[name].call("score", *group.pieces, deadline_s=self._reward.models[name].timeout_s)
             for name in names
         )
         of_models = await asyncio.gather(*asked)
-        scores = [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]
-        return JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
+        return [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""

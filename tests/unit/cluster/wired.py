@@ -34,6 +34,7 @@ def wired(
     judging_deadline_s: float = 60.0,
     is_deterministic: bool = False,
     num_services: int = 1,
+    reward: RewardConfig = RewardConfig(),  # noqa: B008 - frozen
 ) -> Production:
     """A production over `fleet`, whose reward services `start` starts, and its reference scorer where groups want one."""
 
@@ -44,8 +45,8 @@ def wired(
         return SupervisedActor(actor_spec(name, kind), start=start, supervisor=supervisor)
 
     scorers = Scorers(
-        models={},
-        reward=RewardConfig(),
+        models={name: scorer(f"reward-model-{name}", ActorKind.REWARD_MODEL) for name in reward.models},
+        reward=reward,
         rewards=[scorer(f"reward-{index}", ActorKind.REWARD_SERVICE) for index in range(num_services)],
         reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),

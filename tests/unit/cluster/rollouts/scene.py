@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import ActorKind, Refusal
 from cluster.controller import Evaluator
@@ -52,6 +53,7 @@ class Scene:
         max_concurrent_sequences=256,
         deterministic=False,
         num_services=1,
+        reward=None,
     ):
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision or {}}
@@ -83,6 +85,7 @@ class Scene:
         self._max_sequences = max_concurrent_sequences
         self._deterministic = deterministic
         self._num_services = num_services
+        self._reward = RewardConfig.model_validate(reward or {})
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -111,6 +114,7 @@ class Scene:
                 wants_reference=self._wants_reference,
                 is_deterministic=self._deterministic,
                 num_services=self._num_services,
+                reward=self._reward,
             )
             await self.production.start()
             self.production.run(tasks)

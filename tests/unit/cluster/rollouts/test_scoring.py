@@ -205,3 +205,28 @@ async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted():
         "the part 'style' of the reward waits for http://judge:8000, which is away: connection refused"
     )
     assert resumed["message"] == "the part 'style' of the reward goes on: http://judge:8000 is back after 12 s"
+
+
+@simulated
+async def test_a_group_waits_for_a_reward_model_that_died_and_its_scores_travel_to_the_service():
+    """Two models, of which one scores the second group and dies of it once; the service gets every group once, with both scores."""
+    given, deaths = {}, iter([death("reward-model-kind", "score")])
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, object_ref, *, deadline_s):
+            assert method == "score"
+            if self.name == "reward-model-kind" and object_ref == 1 and (error := next(deaths, None)):
+                raise error
+            return [{"LABEL_0": float(object_ref)}, f"{deadline_s:g} s"]
+
+        async def call_for_columns(self, method, object_ref, inputs, *, deadline_s):
+            assert object_ref not in given
+            given[object_ref] = inputs.scores
+            return await super().call_for_columns(method, object_ref, deadline_s=deadline_s)
+
+    judges = {name: {"judge": {"name": "reward_model", "model": name}} for name in ("kind", "right")}
+    models = {"kind": {"path": "a", "timeout_s": 7}, "right": {"path": "b", "timeout_s": 9}}
+    scene = Scene(make_scorer=Scorer, reward={"parts": judges, "models": models})
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.events.kinds() == ["failure", "recovery"]
+    assert given[1] == [{"kind": {"LABEL_0": 1.0}, "right": {"LABEL_0": 1.0}}, {"kind": "7 s", "right": "9 s"}]
