@@ -61,7 +61,7 @@ def fingerprint(model: ModelConfig) -> str | None:
 
     Two models of one shape differ in some tensor's first bytes; a file that is altered further back is not noticed here.
     """
-    paths = weight_files(partial(_file, model)).values()
+    paths = weight_files(partial(model_file, model)).values()
     tensors = sorted(tensor for path in paths if path is not None for tensor in _tensors(path))
     return hashlib.sha256("".join(tensors).encode()).hexdigest() if tensors else None
 
@@ -79,8 +79,8 @@ def _tensors(path: Path) -> Iterator[str]:
             yield f"{name} {entry['dtype']} {entry['shape']} {sample}\n"
 
 
-def _file(model: ModelConfig, name: str) -> Path | None:
-    """In the folder, or among the downloads of a hub name."""
+def model_file(model: ModelConfig, name: str) -> Path | None:
+    """In the folder, or among the downloads of a hub name; None where it is in neither."""
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None

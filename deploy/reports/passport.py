@@ -11,7 +11,7 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.settings import Mark
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
-from cluster.weights.model_files import fingerprint
+from cluster.weights.model_files import fingerprint, model_file
 from deploy.config.loading import hidden
 
 _PACKAGES = (
@@ -35,7 +35,7 @@ def write_passport(
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
     run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
     settings = _mathematical(run, run)
-    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model.path)}
+    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model)}
     if config.reference.path is not None or config.reference.by_source:
         from learner.model.reference import reference_models
 
@@ -84,16 +84,15 @@ def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: s
     return kept
 
 
-def tokenizer_digest(path: str) -> str | None:
+def tokenizer_digest(model: ModelConfig) -> str | None:
     """SHA-256 over the tokenizer's files; None where they are not at hand."""
-    files = sorted(
-        file for file in _folder(path).glob("*") if "token" in file.name or file.name == "chat_template.jinja"
-    )
-    if not files:
+    found = model_file(model, "tokenizer_config.json") or model_file(model, "tokenizer.json")
+    if found is None:
         return None
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted(found.parent.iterdir()):
+        if "token" in file.name or file.name == "chat_template.jinja":
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 
@@ -101,15 +100,6 @@ def _digest(path: str) -> str | None:
     """Of a file; None where it is not at hand."""
     file = Path(path).expanduser()
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-
-
-def _folder(path: str) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(path, "tokenizer_config.json")
-    return Path(found).parent if isinstance(found, str) else Path(path)
 
 
 def _versions() -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 import json
 
+import huggingface_hub
+
+from cluster.contracts.config import ModelConfig
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from deploy.config.loading import HIDDEN, validated
-from deploy.reports.passport import write_passport
+from deploy.reports.passport import tokenizer_digest, write_passport
 from deploy.reports.run_info import passport_differences
 from tests.models import make_tiny_model
 
@@ -39,6 +42,20 @@ def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
     folder = written(tmp_path, "reward.judge={name: mine, api_key: k-1}")
     judge = json.loads(RunDirectory(folder).read_text(PASSPORT))["mathematics"]["reward"]["judge"]
     assert judge == {"name": "mine", "api_key": HIDDEN}
+
+
+def test_the_tokenizer_is_that_of_the_pinned_revision_and_not_of_the_default_branch(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    for number, name in enumerate(("main", "pinned")):
+        commit = str(number) * 40
+        folder = tmp_path / "models--org--name" / "snapshots" / commit
+        folder.mkdir(parents=True)
+        (folder / "tokenizer_config.json").write_text(f'{{"of": "{name}"}}')
+        (refs := tmp_path / "models--org--name" / "refs").mkdir(exist_ok=True)
+        (refs / name).write_text(commit)
+    digests = [tokenizer_digest(ModelConfig(path="org/name", revision=each)) for each in (None, "main", "pinned")]
+    assert digests[0] == digests[1] != digests[2]
+    assert tokenizer_digest(ModelConfig(path="org/other")) is None
 
 
 def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics(tmp_path):
