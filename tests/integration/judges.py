@@ -69,3 +69,11 @@ def of_a_server(*, completions: list[str], url: str) -> list[float]:
             return json.load(answer)
     except OSError as error:
         raise UnavailableError(str(error), endpoint=url) from error
+
+
+def runs_as_a_program(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> dict[str, float]:
+    """Whether the answer, run as an expression in the sandbox, has the right value."""
+    from actors.rewards.code import code_asserts
+
+    tests = {"tests": f"assert answer == {columns['answer']}"}
+    return code_asserts(prompt=prompt, completion=f"```\nanswer = {completion.strip()}\n```", columns=tests)

@@ -47,7 +47,7 @@ def ray_head(*, num_cpus: int = 2, autoscaling: int = 0) -> Iterator[RayHead]:
     provider), and takes them away when they are idle for three seconds.
     """
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    gcs, dashboard, *others = _free_ports(6)
+    gcs, dashboard, *others = free_ports(6)
     names = ("ray-client-server-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
     # Sockets lie below the folder: a long path (as pytest's) does not fit into their addresses.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -107,7 +107,7 @@ def _autoscaling(gcs_address: str, *, num_cpus: int, num_nodes: int) -> dict[str
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Below those that Ray gives to its workers (10002 to 19999) and that the kernel gives to anybody."""
     free: list[int] = []
     while len(free) < count:
