@@ -21,6 +21,7 @@ class Dialect:
     """What a query may be made of, the default first; empty where none is sent."""
     path: str = ""
     """Below the URL; empty where the URL is the whole address."""
+    sends_label: bool = True
     is_one_by_one: bool = False
     is_of_groups: bool = False
 
@@ -101,8 +102,15 @@ DIALECTS = {
     "openrlhf": Dialect(request=_openrlhf, verdicts=_of_openrlhf),
     "lightrft": Dialect(request=_lightrft, verdicts=lambda answer: _items(answer["rewards"])),
     "slime": Dialect(request=_slime, verdicts=_of_slime, texts=(), is_one_by_one=True),
-    "classify": Dialect(request=_classify, verdicts=_of_classify, texts=("chat", "raw", "plain"), path="/classify"),
+    "classify": Dialect(
+        request=_classify, verdicts=_of_classify, texts=("chat", "raw", "plain"), path="/classify", sends_label=False
+    ),
     "native": Dialect(
-        request=lambda batch: {"groups": batch}, verdicts=_of_native, texts=(), path="/judge", is_of_groups=True
+        request=lambda batch: {"groups": batch},
+        verdicts=_of_native,
+        texts=(),
+        path="/judge",
+        sends_label=False,
+        is_of_groups=True,
     ),
 }

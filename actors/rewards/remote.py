@@ -24,7 +24,7 @@ class Remote:
     openrlhf, lightrft and slime ask that very URL, classify asks /classify below it, native /judge. `column` goes as label or reference;
     null sends none. `text` says what a query is: `raw`, with the special tokens of the policy's template but the last; `plain`, what the
     messages say; `chat` (classify alone), the messages, for the server's own template. A request goes out with `batch_size` trajectories
-    (native: groups), or `batch_s` after the first came. An outage holds the groups; all else that goes wrong is a failed reward.
+    (native: groups; 32), or `batch_s` after the first came. An outage holds the groups; all else that goes wrong is a failed reward.
     """
 
     keeps_verdicts = True
@@ -37,7 +37,7 @@ class Remote:
         column: str | None = "answer",
         text: Text | None = None,
         model: str | None = None,
-        batch_size: PositiveInt = 32,
+        batch_size: PositiveInt | None = None,
         batch_s: NonNegativeFloat = 0.01,
     ) -> None:
         """`model` is the name under which classify serves it. Raises ConfigError for what does not act in the dialect."""
@@ -54,8 +54,12 @@ class Remote:
         tokens = {"add_special_tokens": self._text == "plain"} if self._text != "chat" else {}
         self._more = {"model": model, **tokens} if model else {}
         self._client = HttpClient(endpoint)
-        size = 1 if self._text == "chat" or self._dialect.is_one_by_one else batch_size
-        self._batches = Batches[Item](self._judged, size=size, wait_s=batch_s)
+        is_one_by_one = self._text == "chat" or self._dialect.is_one_by_one
+        if is_one_by_one and batch_size is not None:
+            raise ConfigError(
+                f"batch_size={batch_size} with dialect {dialect}, which asks one by one here; leave it out"
+            )
+        self._batches = Batches[Item](self._judged, size=1 if is_one_by_one else batch_size or 32, wait_s=batch_s)
 
     async def __call__(
         self,
@@ -72,7 +76,7 @@ class Remote:
             names = ("prompt", "completion", "token_ids", "finish_reason", "seed")
             trajectories = [dict(zip(names, row, strict=True)) for row in rows]
             return await self._batches.result({"columns": columns, "trajectories": trajectories})
-        label = None if self._column is None else value_of(columns, self._column)
+        label = value_of(columns, self._column) if self._column and self._dialect.sends_label else None
         items = [
             {"prompt": prompt, "completion": said, "query": self._query(columns, prompt, said), "label": label}
             for prompt, said, *_ in rows

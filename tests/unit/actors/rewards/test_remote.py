@@ -73,7 +73,7 @@ async def judged(judge, given, *, within_s=5.0):
     """Rewards; or "away" in an outage."""
     try:
         with verdict_within(within_s):
-            return await asyncio.wait_for(judge_async(judge, given, size=len(given["prompts"])), within_s)
+            return await asyncio.wait_for(judge_async(judge, given, size=len(given["prompts"])), within_s + 5)
     except UnavailableError:
         return "away"
     finally:
@@ -136,8 +136,9 @@ async def test_a_reward_model_behind_vllm_gets_the_messages_and_applies_its_own_
     def answer(body):
         return {"data": [{"index": 0, "probs": [float(len(body["messages"][-1]["content"]))]}]}
 
+    columns = {"messages": TURNS}  # no label is needed where none is sent
     async with faulty_server(answer) as server:
-        rewards = await judged(remote("classify", server.url, text="chat"), group("4", "four"))
+        rewards = await judged(remote("classify", server.url, text="chat"), group("4", "four", columns=columns))
     assert [reward.value for reward in rewards] == [1.0, 4.0]
     assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "four"}
 
@@ -281,6 +282,7 @@ async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all
         ({"dialect": "slime", "text": "plain"}, "text=plain is not for dialect slime"),
         ({"dialect": "classify"}, "classify needs it"),
         ({"dialect": "openrlhf", "model": "rm"}, "no other takes it"),
+        ({"dialect": "slime", "batch_size": 4}, "asks one by one here"),
         ({"endpoint": []}, "needs a URL"),
         ({"endpoint": {"urls": ["http://a"], "key_env": "NOT_SET"}}, "name it in reward.env"),
         ({"endpoint": "http://me:secret@a"}, "user or password"),
