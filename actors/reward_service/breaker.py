@@ -6,7 +6,6 @@ The first verdict lets all go. Source: the circuit breaker of M. Nygard, "Releas
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 import time
 from collections.abc import AsyncIterator
@@ -19,14 +18,6 @@ _MOST_FAILURES = 3
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 """Calls wait at most so long after the end of an outage."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Away:
-    """A judge's answer to a call: what it needs is away."""
-
-    message: str
-    endpoint: str | None
 
 
 class Breaker:
@@ -67,7 +58,7 @@ class Breaker:
         self.num_verdicts += 1
         self._num_failures, self._num_probes, self.hold = 0, 0, None
 
-    def note_away(self, away: Away) -> None:
+    def note_away(self, away: UnavailableError) -> None:
         """One more failure. Raises UnavailableError, which is for the run, when the outage is longer than `hold_s`."""
         now = asyncio.get_running_loop().time()
         if self._num_failures == 0:
@@ -80,12 +71,12 @@ class Breaker:
         if seconds >= self._hold_s:
             lasted = f"for {seconds:.0f} s, longer than reward.hold_s={self._hold_s:g}" if self._hold_s else "now"
             raise UnavailableError(
-                f"{self._setting}: {where} is away {lasted}: {away.message}; bring it back and start the same command again: a run goes on "
+                f"{self._setting}: {where} is away {lasted}: {away}; bring it back and start the same command again: a run goes on "
                 "where it stood, and nothing is lost",
                 endpoint=away.endpoint,
             )
         since = self.hold.since if self.hold else time.time() - seconds
-        self.hold = Hold(part=self._part, endpoint=where, since=since, reason=away.message)
+        self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
 
     def _pause_s(self) -> float:
         """Doubles from probe to probe, with jitter: many services do not ask in step. The last one is at the end of `hold_s`."""

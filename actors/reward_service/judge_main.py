@@ -61,7 +61,7 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
         request = json.loads(line)
         for number, size, given in request["calls"]:
             allow_cpu_s(_CPU_SHARE * timeout_s + 1)
-            is_spent, away = False, None
+            is_spent = False
             try:
                 # Parsed for each call: what a judge does to its columns stays its own.
                 with verdict_within(timeout_s):
@@ -69,20 +69,19 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
             except UnavailableError as error:
-                judged, away = None, error
+                judged = error
             # A fork of the judge came back from it: there is one answer to give, and the parent gives it.
             if os.getpid() != own_pid:
                 os._exit(0)
             # Call by call: the service sees which one hangs, and keeps what was judged before it.
-            _answer(answers, number, judged, is_spent=is_spent, away=away)
-            if away is not None:
+            _answer(answers, number, judged, is_spent=is_spent)
+            if isinstance(judged, UnavailableError):
                 break
 
 
 async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief: dict[str, Any]) -> None:
     async def serve(shared: str, number: int, size: int, given: dict[str, Any]) -> None:
-        judged: Judged = None
-        is_spent, away = False, None
+        is_spent = False
         # The judge's own TimeoutError is an error and stays inside judge_async: one that comes out is our deadline.
         try:
             with verdict_within(brief["timeout_s"]):
@@ -93,13 +92,13 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
         except MemoryError as error:
             judged, is_spent = [failed(error)] * size, True
         except UnavailableError as error:
-            away = error
+            judged = error
         except asyncio.CancelledError as error:
             # Of a task of the judge's own that it awaited; where it is of ours, nobody wants an answer.
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             judged = [failed(error)] * size
-        _answer(answers, number, judged, is_spent=is_spent, away=away)
+        _answer(answers, number, judged, is_spent=is_spent)
 
     async with asyncio.TaskGroup() as tasks:
         while line := await asyncio.to_thread(requests.readline):
@@ -108,10 +107,11 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
                 tasks.create_task(serve(request["shared"], *call))
 
 
-def _answer(answers: TextIO, number: int, judged: Judged, *, is_spent: bool, away: UnavailableError | None) -> None:
-    said: Any = judged and [[each.value, each.status, each.components, each.message] for each in judged]
-    if away is not None:
-        said = {"away": headline(away)[:MAX_MESSAGE], "endpoint": away.endpoint}
+def _answer(answers: TextIO, number: int, judged: Judged | UnavailableError, *, is_spent: bool) -> None:
+    if isinstance(judged, UnavailableError):
+        said: Any = {"away": headline(judged)[:MAX_MESSAGE], "endpoint": judged.endpoint}
+    else:
+        said = judged and [[each.value, each.status, each.components, each.message] for each in judged]
     _say(answers, [number, said, is_spent])
 
 

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from actors.reward_service.breaker import Away
 from actors.reward_service.confinement import environment
 from actors.reward_service.judgement import Judged, failed, timed_out
 from actors.reward_service.recipe import Part
-from cluster.contracts.errors import ConfigError, DataError, WorkerError
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 
@@ -28,7 +27,7 @@ _MAX_LINE_BYTES = 2**20
 Call = tuple[int, dict[str, Any]]
 """Of how many trajectories, and what the judge is given for them."""
 
-_Answer = tuple[Judged | Away, bool]
+_Answer = tuple[Judged | UnavailableError, bool]
 """To a call, and whether its process has run out of memory."""
 
 
@@ -83,7 +82,7 @@ class JudgeProcess:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | Away]:
+    async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         """Answers to the first calls: to all, or up to and with the one that overran its deadline, ended this process or found
         away what it calls. None if the process had ended before.
 
@@ -96,7 +95,7 @@ class JudgeProcess:
         self._waiting |= {number: asyncio.get_running_loop().create_future() for number in sizes}
         numbered = [[number, *call] for number, call in zip(sizes, calls, strict=True)]
         request: Any = {"shared": shared, "calls": numbered}
-        judged: list[Judged | Away] = []
+        judged: list[Judged | UnavailableError] = []
         try:
             for number, size in sizes.items():
                 answer, request = await self._answer_to(number, after=request), None
@@ -105,7 +104,7 @@ class JudgeProcess:
                 verdict, is_spent = answer
                 judged.append(verdict)
                 self.is_spent |= is_spent
-                if is_spent or isinstance(verdict, Away):
+                if is_spent or isinstance(verdict, UnavailableError):
                     break
         except asyncio.CancelledError:
             await self.kill()  # it would go on with what nobody waits for
@@ -163,7 +162,7 @@ class JudgeProcess:
             while (answer := await self._receive()) is not None:
                 number, said, is_spent = answer
                 verdict = (
-                    Away(message=said["away"], endpoint=said["endpoint"])
+                    UnavailableError(said["away"], endpoint=said["endpoint"])
                     if isinstance(said, dict)
                     else said and [_reward(each) for each in said]
                 )

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.reward_service.breaker import Away, Breaker
+from actors.reward_service.breaker import Breaker
 from actors.reward_service.judge_process import Call, JudgeProcess
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.recipe import Part
@@ -108,7 +108,7 @@ class Judging:
             async with self._breaker.passage() as is_probe:
                 left = calls[len(judged) :][: 1 if is_probe else None]
                 for answer in await self._answers(shared, left):
-                    if not isinstance(answer, Away):
+                    if not isinstance(answer, UnavailableError):
                         judged.append(answer)
                         num_tries = 0
                         self._note(answer, is_probe=is_probe)
@@ -116,7 +116,7 @@ class Judging:
                     num_tries += self._breaker.num_verdicts > num_verdicts
                     num_verdicts = self._breaker.num_verdicts
                     if num_tries == _MOST_TRIES:
-                        error = UnavailableError(f"{answer.message}; others were answered between {num_tries} tries")
+                        error = UnavailableError(f"{answer}; others were answered between {num_tries} tries")
                         judged.append([failed(error)] * calls[len(judged)][0])
                         num_tries = 0
                         continue
@@ -129,9 +129,9 @@ class Judging:
         if judged is None or len(failures) < len(judged):
             self._breaker.note_verdict()
         elif is_probe and (hold := self._breaker.hold):
-            self._breaker.note_away(Away(message=failures[0].message or "", endpoint=hold.endpoint))
+            self._breaker.note_away(UnavailableError(str(failures[0].message), endpoint=hold.endpoint))
 
-    async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | Away]:
+    async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         process = await self._take()
         try:
             return await process.judge(shared, calls)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from actors.reward_service.breaker import Away
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import parts_of
 from cluster.contracts.errors import UnavailableError
@@ -51,7 +50,7 @@ class Endpoint:
             if number in self.nonsense:
                 answers.append([Reward(value=None, status=RewardStatus.ERROR, message="KeyError: 'anser'")])
             elif number in self.never or any(begin <= self.now() < end for begin, end in self._outages):
-                answers.append(Away(message="connection refused", endpoint=ENDPOINT))
+                answers.append(UnavailableError("connection refused", endpoint=ENDPOINT))
                 return answers
             else:
                 self.answered.append(number)
