@@ -57,7 +57,7 @@ def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, arc
     )
     expected, expected_gradient = _logprobs_and_gradient(policy, rows, layout="padded", max_tokens=10**6)
     for layout in LAYOUTS:
-        for max_tokens in (40, 200, 10**6):
+        for max_tokens in (40, 10**6):
             result, gradient = _logprobs_and_gradient(policy, rows, layout=layout, max_tokens=max_tokens)
             assert_close(result, expected, rtol=1e-6, atol=1e-9)
             for name, value in expected_gradient.items():
