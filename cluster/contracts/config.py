@@ -62,7 +62,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _require_recipes_for_the_sources(self) -> "RunConfig":
         reward, held_out = self.reward, self.evaluation.prompts
-        named = {**self.prompts.sources, **(held_out.sources if held_out else {})}
+        named = [*self.prompts.sources, *(held_out.sources if held_out else ())]
         if reward.source_column != "source" and not reward.by_source and not named:
             raise ValueError(
                 f"reward.source_column={reward.source_column!r} says nothing without reward.by_source or prompts.sources; leave it out"

@@ -42,13 +42,11 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     deduplicate: bool = False
     """Of prompts with the same text or messages, system prompt included, the first one stays; the columns are not compared. Opening makes
     every prompt once."""
-
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt, in tokens after the chat template; None is what the context takes beside the completion."""
     on_long_prompt: Literal["error", "drop", "truncate_start", "truncate_end"] = "error"
     """What becomes of a longer prompt. `drop` puts another of its source, drawn by seed and place, in its place. `truncate_start` and
     `truncate_end` cut the text, or the first user message, at that side."""
-
     difficulty: DifficultyConfig | None = None
     """Prompts of middling difficulty more often, by measured pass rates; absent: every prompt once an epoch."""
 
