@@ -16,10 +16,9 @@ def check_servers(config: RewardConfig) -> RewardConfig | None:
 
     for name, server in config.servers.items():
         field = f"reward.servers.{name}"
-        model = ModelConfig(path=server.path, revision=server.revision)
-        refuse_unpinned(model, section=field)
+        refuse_unpinned(server.path, server.revision, section=field)
         try:
-            formatter = ChatFormatter.load(model)
+            formatter = ChatFormatter.load(ModelConfig(path=server.path, revision=server.revision))
         except ConfigError as error:
             raise ConfigError(f"{field}: {error}") from error
         if not formatter.has_template:
