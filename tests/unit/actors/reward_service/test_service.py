@@ -260,8 +260,8 @@ async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
 async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch):
     started, start = [], judging.Judging.start
 
-    async def starting(part, config):
-        started.append(await start(part, config))
+    async def starting(*of):
+        started.append(await start(*of))
         return started[-1]
 
     monkeypatch.setattr(judging.Judging, "start", starting)
