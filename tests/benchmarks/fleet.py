@@ -201,6 +201,8 @@ async def _measure(size: int) -> dict[str, float]:
                 rewards=[_spec("reward", ActorKind.REWARD_SERVICE, "Scorer")],
                 models={},
                 reference=None,
+                servers={},
+                spawn=start,
                 fleet=fleet,
                 supervisor=supervisor,
                 tasks=tasks,

@@ -85,6 +85,7 @@ async def test_a_judge_asks_a_real_server_which_wants_its_token_and_ends_with_it
 
 
 @pytest.mark.ray
+@pytest.mark.acceptance
 def test_groups_wait_while_the_runs_own_server_is_replaced_and_no_reward_fails(model, rubric, tmp_path):
     file = write_run(
         tmp_path,
