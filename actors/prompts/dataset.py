@@ -27,7 +27,7 @@ class DatasetPrompts(RowPrompts):
     ) -> None:
         """`path` is a folder that `save_to_disk` wrote, or a data set of the hub; the latter with its `config`, and pinned by the commit
         in `revision`: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for
-        `RowPrompts`.
+        `file`.
 
         Raises ConfigError without the package, or for a data set or split that is not there; DataError for a row that is no prompt.
         """

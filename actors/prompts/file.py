@@ -21,7 +21,11 @@ class FilePrompts(RowPrompts):
     def __init__(
         self, *, path: str, column: str | None = None, text_as: TextAs = "auto", system_prompt: str | None = None
     ) -> None:
-        """`column`, `text_as` and `system_prompt` as for `RowPrompts`.
+        """`column` holds the prompt; None takes `messages` where a row has it, else `prompt`.
+
+        `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
+        is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
+        the messages of rows that bring none of their own, and makes every text a user's message.
 
         Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for
         a row that is not a prompt.

@@ -30,13 +30,7 @@ class RowPrompts:
         text_as: TextAs,
         system_prompt: str | None,
     ) -> None:
-        """`path` is for messages; prompts are called `name`/row. `column` holds the prompt; None takes `messages` where a row has it,
-        else `prompt`.
-
-        `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
-        is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
-        the messages of rows that bring none of their own, and makes every text a user's message.
-        """
+        """`path` is for messages; prompts are called `name`/row. The others are as for `FilePrompts`."""
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
                 "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"
