@@ -46,13 +46,13 @@ def environment() -> dict[str, str]:
 class Background:
     """A command that runs while the test looks on. Ctrl-C reaches its whole process group, as a terminal's does."""
 
-    def __init__(self, *arguments: object, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
         self._mark = secrets.token_hex(8)
         with tempfile.NamedTemporaryFile(delete=False) as output:
             self._output = Path(output.name)
             self._process = subprocess.Popen(
                 [f"{_BIN}/treadwheel", *map(str, arguments)],
-                cwd=ROOT,
+                cwd=cwd,
                 env={**environment(), **(env or {}), _MARK: self._mark},
                 stdout=output,
                 stderr=subprocess.STDOUT,

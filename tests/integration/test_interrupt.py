@@ -1,18 +1,45 @@
-"""Ctrl-C or SIGTERM at any moment: an orderly end, no process left behind, and the same command goes on."""
+"""Ctrl-C or SIGTERM at any moment: an orderly end, no process left behind, and the same command goes on.
+
+The command runs where a user has modules of their own: their judge is found there, and never stands for a package of Python's or ours.
+"""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import QUICKSTART, SMALL, Background, treadwheel
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.jsonl import read_steps
+from tests.integration.commands import QUICKSTART, ROOT, SMALL, Background, treadwheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+TRAP = "raise SystemExit(f'{__name__} was taken from the working directory')\n"
+JUDGE = """
+import json, os
+
+def judge(*, prompt, completion, columns):
+    return {"reward": float(columns["answer"] in completion), "sees_token": "HF_TOKEN" in os.environ}
+"""
+
+
 @pytest.fixture
 def command(tmp_path) -> tuple[str, ...]:
-    return ("train", QUICKSTART, *SMALL, f"run_dir={tmp_path / 'run'}", "num_steps=200")
+    own = ("reward.judge=my_rewards:judge", f"model.path={ROOT / 'deploy/quickstart/model'}")
+    return ("train", str(ROOT / QUICKSTART), *SMALL, *own, f"run_dir={tmp_path / 'run'}", "num_steps=200")
+
+
+@pytest.fixture
+def start(tmp_path) -> Callable[..., Background]:
+    """Starts a command in a folder with a user's judge, and with files that are named as our packages."""
+    for name in ("json", "yaml", "actors", "cluster", "learner", "deploy"):
+        (tmp_path / f"{name}.py").write_text(TRAP)
+    (tmp_path / "my_rewards.py").write_text(JUDGE)
+    env = {"HF_TOKEN": "secret", "PYTHONPATH": str(ROOT)}
+    return partial(Background, env=env, cwd=tmp_path)
 
 
 def steps_of(run_dir: Path) -> list[int]:
@@ -29,9 +56,9 @@ def assert_ended_cleanly(stopped: Background) -> None:
     assert "SIGTERM" not in stopped.output
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to_terminate(command, tmp_path):
+def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to_terminate(command, start, tmp_path):
     run_dir = tmp_path / "run"
-    with Background(*command) as first:
+    with start(*command) as first:
         first.wait_until(lambda: 3 in steps_of(run_dir))
         first.press_ctrl_c()
         assert_ended_cleanly(first)
@@ -40,7 +67,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
     assert f"{done} of 200" in treadwheel("info", run_dir).stdout
 
-    with Background(*command, "checkpoint.stop_timeout_s=0") as second:
+    with start(*command, "checkpoint.stop_timeout_s=0") as second:
         second.wait_until(lambda: done + 3 in steps_of(run_dir))
         second.terminate()
         assert_ended_cleanly(second)
@@ -51,11 +78,13 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
     assert sorted(set(steps_of(run_dir))) == list(range(1, done + 1))
     verdict = treadwheel("verify", run_dir)
     assert verdict.returncode == 0, verdict.stdout
+    steps = read_steps(RunDirectory(str(run_dir)))
+    assert {numbers["reward/sees_token"] for step, numbers in steps.items() if step > 0} == {0.0}
 
 
-def test_a_run_can_be_stopped_while_it_starts(command, tmp_path):
+def test_a_run_can_be_stopped_while_it_starts(command, start, tmp_path):
     events = tmp_path / "run" / "events.jsonl"
-    with Background(*command) as starting:
+    with start(*command) as starting:
         starting.wait_until(lambda: events.exists() and "launched" in events.read_text())
         starting.press_ctrl_c()
         assert_ended_cleanly(starting)
