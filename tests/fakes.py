@@ -161,13 +161,37 @@ class ScriptedWorker:
         self._death.set()
 
 
-class ScriptedScorer:
+class SharedScoring:
+    """Scores several groups in a call as a reward service does, each by `call_for_columns`; a death among them is that of the actor."""
+
+    def __init__(self) -> None:
+        self._scoring: dict[asyncio.Task[Any], int] = {}
+
+    async def call(self, method: str, asked: list[tuple[int, Any]], *refs: Any, deadline_s: float) -> list[Any]:
+        for (number, inputs), ref in zip(asked, refs, strict=True):
+            scoring = asyncio.create_task(self.call_for_columns("score", ref, inputs, deadline_s=deadline_s))
+            scoring.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks a dead actor
+            self._scoring[scoring] = number
+        await asyncio.wait(self._scoring, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+        done = [task for task in self._scoring if task.done()]
+        outcomes = [(self._scoring.pop(task), task.exception() or task.result()) for task in done]
+        for _, outcome in outcomes:
+            if isinstance(outcome, WorkerError) and outcome.kind is FailureKind.DEATH:
+                raise outcome
+        return outcomes
+
+    async def call_for_columns(self, method: str, *given: Any, deadline_s: float) -> tuple[Any, dict[str, Any]]:
+        raise NotImplementedError
+
+
+class ScriptedScorer(SharedScoring):
     """A reward service or reference scorer; an object ref is its group's index."""
 
     def __init__(
         self, spec: ActorSpec, score: Callable[[int], GroupSummary], *, gate: asyncio.Event | None = None
     ) -> None:
         """A closed `gate` keeps every group waiting, until the scorer is killed."""
+        super().__init__()
         self.spec = spec
         self.pid = 2
         self.node_id = "node-1"

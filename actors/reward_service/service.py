@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,16 @@ from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, TreadwheelError, WorkerError
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import JudgingInputs, PartStats, Progress, Reward, RewardStatus
 from cluster.record.verdicts import remember
 
+_PATIENCE_S = 0.2
+"""How long an answer waits for a group to be judged, while new groups wait to be begun."""
+_GATHER_S = 0.02
+"""How long the first of an answer waits for others."""
 _FIELDS = {
     "prompt": "prompt_text",
     "completion": "completion_text",
@@ -56,6 +61,8 @@ class RewardService:
         self._judges: dict[Part, Judging] = {}
         self._starting = asyncio.Lock()
         self._known: dict[str, str] = {}
+        self._scoring: dict[asyncio.Task[pa.RecordBatch], int] = {}
+        """Groups of `score_several`, by their numbers."""
 
     async def warm_up(self) -> None:
         """Starts a process of each judge now and not while the first batch waits.
@@ -84,6 +91,29 @@ class RewardService:
         """Of that, what is a trajectory's own, by the names of one."""
         asks = self.asks
         return [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asks]
+
+    async def score_several(
+        self, asked: Sequence[tuple[int, JudgingInputs]], *batches: pa.RecordBatch
+    ) -> list[tuple[int, tuple[pa.RecordBatch, dict[str, Any]] | TreadwheelError]]:
+        """Begins to judge these groups; then, by its number, what has become of each that is judged by now, an earlier call's too: its
+        columns and what they tell, or what ended its judging.
+
+        Waits for the first one, and a moment for more: a slow group holds back no other. None is judged after `_PATIENCE_S`: an empty list.
+        """
+        for (number, inputs), batch in zip(asked, batches, strict=True):
+            self._scoring[asyncio.create_task(self.score(batch, inputs))] = number
+        await asyncio.wait(self._scoring, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self._scoring, timeout=_GATHER_S)
+        judged = [task for task in self._scoring if task.done()]
+        return [(self._scoring.pop(task), self._outcome(task)) for task in judged]
+
+    def _outcome(self, scored: asyncio.Task[pa.RecordBatch]) -> tuple[pa.RecordBatch, dict[str, Any]] | TreadwheelError:
+        error = scored.exception()
+        if error is None:
+            return scored.result(), schema.added(scored.result())
+        if isinstance(error, TreadwheelError):
+            return error
+        return WorkerError(f"{self._name} failed in 'score': {''.join(traceback.format_exception(error))}")
 
     async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
         """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time."""

@@ -221,15 +221,15 @@ class Group:
     """A finished group: where its trajectories are, and what the controller knows of them."""
 
     pieces: tuple[Any, ...]
-    """In this order: the object ref of the batch as it was sampled; then refs of columns that were added to it, and lists of the rows
-    that were chosen. The driver passes them on and fetches none; `schema.joined` makes one batch of them."""
+    """In this order: the object ref of the batch as it was sampled; then columns that were added to it, large ones as refs, and lists of
+    the rows that were chosen. The driver passes them on and fetches none; `schema.joined` makes one batch of them."""
     summary: GroupSummary
 
-    def with_columns(self, object_ref: Any, added: Mapping[str, Any]) -> "Group":
-        """With columns of which `schema.added` says this."""
+    def with_columns(self, columns: Any, added: Mapping[str, Any]) -> "Group":
+        """With columns, or a ref of them, of which `schema.added` says this."""
         size_bytes = self.summary.size_bytes + added["size_bytes"]
         summary = replace(self.summary, **{**added, "size_bytes": size_bytes})
-        return Group(pieces=(*self.pieces, object_ref), summary=summary)
+        return Group(pieces=(*self.pieces, columns), summary=summary)
 
     def of(self, rows: list[int]) -> "Group":
         """These trajectories alone, whose rewards are known."""

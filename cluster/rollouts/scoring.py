@@ -5,7 +5,7 @@ A service that dies is replaced while the others serve. A group whose judging ki
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
@@ -17,6 +17,7 @@ from cluster.rollouts.holds import Holds
 from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
+from cluster.rollouts.shared_calls import SharedCalls
 from cluster.supervision.supervisor import SupervisedActor
 from cluster.supervision.tasks import background
 
@@ -47,8 +48,7 @@ class Scorers:
         failure ends the run. `source_column` of a prompt says whose metrics its rewards are; None keeps no metrics by source.
         `keep` gets the verdicts that are not to be asked for again."""
         self._rewards = list(rewards)
-        self._num_calls = dict.fromkeys(rewards, 0)
-        """Groups that each reward service has."""
+        self._calls: dict[RemoteActor, SharedCalls] = {}
         self._tasks = tasks
         self._models = models
         self._reward = reward
@@ -82,16 +82,15 @@ class Scorers:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
                     inputs = JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
-                    with self._calling(place):
-                        columns = await actor.call_for_columns(
-                            "score", *group.pieces, inputs, deadline_s=self._judging_deadline_s
-                        )
+                    columns = await self._calls_of(actor).score(group, inputs)
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
                     # Within the turn: nobody else may call the actor that failed, and be blamed for it.
                     self._replace(place, actor, error)
                 else:
+                    if columns is None:
+                        continue
                     self._suspects.absolve(ticket)
                     judged = group.with_columns(*columns)
                     self._failed_rewards.note(judged.summary)
@@ -124,22 +123,20 @@ class Scorers:
         while True:
             up = [(place, place.actor) for place in self._rewards if place.actor and not place.failure_of(place.actor)]
             if up:
-                return min(up, key=lambda one: self._num_calls[one[0]])
+                return min(up, key=lambda one: len(self._calls_of(one[1])))
             async with background() as waiting:
                 coming = [waiting.create_task(place.ready()) for place in self._rewards]
                 await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
 
-    @contextlib.contextmanager
-    def _calling(self, place: SupervisedActor) -> Iterator[None]:
-        self._num_calls[place] += 1
-        try:
-            yield
-        finally:
-            self._num_calls[place] -= 1
+    def _calls_of(self, actor: RemoteActor) -> SharedCalls:
+        if actor not in self._calls:
+            self._calls[actor] = SharedCalls(actor, tasks=self._tasks, deadline_s=self._judging_deadline_s)
+        return self._calls[actor]
 
     def _replace(self, place: SupervisedActor, actor: RemoteActor, error: TreadwheelError) -> None:
         """Nobody calls `actor` from now on. Returns at once."""
         place.give_up(actor, error)
+        self._calls.pop(actor, None)
         self._tasks.create_task(place.replace(actor, error))
 
     async def with_reference_logprobs(self, group: Group) -> Group:

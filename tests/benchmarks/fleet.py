@@ -20,7 +20,7 @@ import ray
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.schema import columns_of, to_batch
+from cluster.contracts.schema import added, columns_of, to_batch
 from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
 from cluster.record.run_directory import RunDirectory
 from cluster.record.verdicts import Verdicts
@@ -107,7 +107,11 @@ class ScriptedWorker:
 class Scorer:
     """Judges without looking."""
 
-    async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs) -> pa.RecordBatch:
+    async def score_several(self, asked: list[tuple[int, JudgingInputs]], *batches: pa.RecordBatch) -> list[Any]:
+        scored = map(self._score, batches)
+        return [(number, (columns, added(columns))) for (number, _), columns in zip(asked, scored, strict=True)]
+
+    def _score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         size = batch.num_rows
         return columns_of(
             batch,

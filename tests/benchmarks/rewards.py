@@ -89,10 +89,12 @@ async def _measure(size: int, batch: pa.RecordBatch) -> tuple[float, dict[str, f
         async with background() as tasks:
             scorers = Scorers(
                 rewards=[SupervisedActor(spec, start=start, supervisor=supervisor) for spec in specs],
+                models={},
                 reference=None,
                 suspects=Suspects(max_failures=2, events=_Silent()),
                 events=_Silent(),
                 tasks=tasks,
+                reward=RewardConfig(),
                 judging_deadline_s=60.0,
                 reference_deadline_s=60.0,
             )

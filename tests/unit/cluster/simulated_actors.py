@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.contracts.errors import LostError
 from cluster.contracts.types import Group, GroupSummary, Prompt, Refusal, StepStats, Ticket
 from cluster.remote.failures import answer_of
-from tests.fakes import attestation, death, group_summary
+from tests.fakes import SharedScoring, attestation, death, group_summary
 from tests.unit.cluster.nature import NUM_PROMPTS
 
 if TYPE_CHECKING:
@@ -163,7 +163,11 @@ class Worker(Actor):
         return ticket, abort, sampled
 
 
-class RewardService(Actor):
+class RewardService(SharedScoring, Actor):
+    def __init__(self, *args: Any) -> None:
+        SharedScoring.__init__(self)
+        Actor.__init__(self, *args)
+
     async def call_for_columns(
         self, method: str, object_ref: int, *inputs: Any, deadline_s: float
     ) -> tuple[str, dict[str, Any]]:

@@ -129,6 +129,8 @@ class ScriptedActor(RemoteActor):
                 return attestation(self.name, self._version, digest="d")
             case "record":
                 return f"trajectories/step-{args[0]}", "digest"
+            case "score_several":
+                return [(number, ("columns", {"rewards": (1.0, 0.0), "size_bytes": 1})) for number, _ in args[0]]
             case "summaries":
                 return [group_summary(index, rewards=(1.0, 0.0)) for index in range(PER_STEP)]
             case "describe" | "formula":
@@ -143,9 +145,6 @@ class ScriptedActor(RemoteActor):
         for ticket in tickets:
             summary = group_summary(ticket.index, version=self._version, group_id=ticket.group_id)
             yield summary, summary
-
-    async def call_for_columns(self, method: str, group: Any, *inputs: Any, deadline_s: float) -> tuple[Any, Any]:
-        return "columns", {"rewards": (1.0, 0.0), "size_bytes": 1}
 
 
 class ScriptedSeats:

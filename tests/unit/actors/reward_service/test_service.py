@@ -16,7 +16,7 @@ from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardPart
 from cluster.contracts.schema import added, joined, summarize, validate
-from cluster.contracts.types import Group
+from cluster.contracts.types import Group, JudgingInputs
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -194,6 +194,22 @@ async def test_a_batch_that_breaks_the_schema_is_refused():
     async with service(ASYNC) as rewards:
         with pytest.raises(DataError, match="worker"):
             await rewards.score(batch_of(["good"]).drop_columns(["worker"]))
+
+
+async def test_several_groups_in_a_call_are_judged_side_by_side_and_neither_a_slow_nor_a_broken_one_keeps_the_others():
+    """The second hangs until its deadline, and a later call brings its answer; the third breaks the schema."""
+    good, slow, broken = batch_of(["good"]), batch_of(["hang"]), batch_of(["good"]).drop_columns(["worker"])
+    async with service(ASYNC, timeout_s=2.0) as rewards:
+        await rewards.warm_up()
+        first = await rewards.score_several([(each, JudgingInputs()) for each in (7, 8, 9)], good, slow, broken)
+        assert [number for number, _ in first] == [7, 9]
+        later = await rewards.score_several([(10, JudgingInputs())], good)
+        while not any(number == 8 for number, _ in later):
+            later += await rewards.score_several([])
+    columns, told = first[0][1]
+    assert columns["reward"].to_pylist() == [1.0] == list(told["rewards"])
+    assert isinstance(first[1][1], DataError) and "missing ['worker']" in str(first[1][1])
+    assert [(number, told["num_reward_timeouts"]) for number, (_, told) in later] == [(10, 0), (8, 1)]
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,9 @@ async def test_an_evaluation_that_nothing_moves_meets_its_deadline_and_says_what
 async def test_an_evaluation_may_take_longer_than_its_deadline_while_groups_move():
     class Slow(ScriptedScorer):
         async def call_for_columns(self, method, object_ref, *args, deadline_s):
-            await asyncio.sleep(-50 * object_ref)  # of the groups -1, -2 and -3
+            await asyncio.sleep(-18 * object_ref)  # of the groups -1, -2 and -3
             return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Slow)
     async with scene.running():
-        assert len((await scene.evaluate(3, stall_s=60.0)).summaries) == 3
+        assert len((await scene.evaluate(3, stall_s=30.0)).summaries) == 3

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from cluster.contracts.errors import LostError, UnavailableError, WorkerError
-from cluster.contracts.types import Hold, RewardFailure
+from cluster.contracts.types import Group, Hold, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
 from tests.fakes import ListedEvents, ScriptedScorer, death, group_summary
@@ -68,6 +68,38 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
 
 
 @simulated
+async def test_groups_go_together_and_a_slow_or_a_lost_one_of_them_keeps_no_other():
+    """All come while the first is judged. One call takes the others along; group 1 takes a minute, group 2 went with its node."""
+    calls, took = [], {}
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, asked, *refs, deadline_s):
+            calls.append(refs)
+            if 2 in refs and len(calls) < 5:
+                raise LostError("reward-0, 'score_several': its node is gone")
+            return await super().call(method, asked, *refs, deadline_s=deadline_s)
+
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
+            await asyncio.sleep(50.0 if object_ref == 1 else 0.1)
+            took[object_ref] = asyncio.get_running_loop().time() - began
+            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer)
+    async with scene.running():
+        began = asyncio.get_running_loop().time()
+        judging = [
+            asyncio.create_task(scene.production._scorers.judge(ticket, Group(pieces=(i,), summary=group_summary(i))))
+            for i, ticket in enumerate(await scene.office.tickets(range(5), policy_version=0))
+        ]
+        judged = await asyncio.gather(*judging, return_exceptions=True)
+    assert [type(each) for each in judged] == [Group, Group, LostError, Group, Group]
+    assert calls[:6] == [(0, 1, 2, 3, 4), (0,), (1,), (2,), (3,), (4,)], (
+        "none had begun: each goes alone, to see which is lost"
+    )
+    assert max(took[i] for i in (0, 3, 4)) < 2 < took[1]
+
+
+@simulated
 async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again():
     kills = []
 
@@ -79,7 +111,9 @@ async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again
 
     scene = Scene(score=score, prompts=EachTwice(4))
     assert len(await scene.take()) == 4
-    assert len(kills) == 2, "once in company, where both of its groups were blamed, and once alone"
+    assert len(kills) == 3, (
+        "twice in company, where one of its groups was under way and the other waited, and once alone"
+    )
     assert scene.events.kinds().count("quarantine") == 1
 
 
@@ -213,8 +247,9 @@ async def test_a_group_waits_for_a_reward_model_that_died_and_its_scores_travel_
     given, deaths = {}, iter([death("reward-model-kind", "score")])
 
     class Scorer(ScriptedScorer):
-        async def call(self, method, object_ref, *, deadline_s):
-            assert method == "score"
+        async def call(self, method, object_ref, *refs, deadline_s):
+            if method == "score_several":
+                return await super().call(method, object_ref, *refs, deadline_s=deadline_s)
             if self.name == "reward-model-kind" and object_ref == 1 and (error := next(deaths, None)):
                 raise error
             return [{"LABEL_0": float(object_ref)}, f"{deadline_s:g} s"]

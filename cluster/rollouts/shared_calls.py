@@ -1,0 +1,87 @@
+"""Many groups, few calls: those that come while a call is under way go with the next one, and an answer brings back all that are ready.
+
+A call costs driver and actor milliseconds, a group in it a fraction of that.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import LostError, TreadwheelError
+from cluster.contracts.types import Group, JudgingInputs
+from cluster.remote.actor import RemoteActor
+from cluster.remote.failures import answer_of
+
+_STAGE = "score_several"
+_MOST_TOGETHER = 16
+"""Groups that go with one call: all of them wait until the last one's trajectories have come to the actor's node."""
+
+Columns = tuple[Any, Mapping[str, Any]]
+"""Of a group, small enough to travel by value, and what they tell its summary."""
+
+
+class SharedCalls:
+    """Groups of one reward service, by one call after another."""
+
+    def __init__(self, actor: RemoteActor, *, tasks: asyncio.TaskGroup, deadline_s: float) -> None:
+        """`deadline_s` bounds each group's wait for its columns."""
+        self._actor = actor
+        self._tasks = tasks
+        self._deadline_s = deadline_s
+        self._numbers = itertools.count()
+        self._new: dict[int, tuple[Group, JudgingInputs]] = {}
+        """Groups that no call has taken along yet."""
+        self._answers: dict[int, asyncio.Future[Columns | None]] = {}
+        self._is_calling = False
+
+    def __len__(self) -> int:
+        """Groups that wait for their columns."""
+        return len(self._answers)
+
+    async def score(self, group: Group, inputs: JudgingInputs) -> Columns | None:
+        """None if the actor failed before the group went there. Raises as a call of its own: what ended its judging, or the actor."""
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._new[number] = group, inputs
+        if not self._is_calling:
+            self._is_calling = True
+            self._tasks.create_task(self._call())
+        try:
+            return await answer_of(answer, actor=self._actor.name, stage=_STAGE, deadline_s=self._deadline_s)
+        finally:
+            self._new.pop(number, None)
+            self._answers.pop(number, None)
+
+    async def _call(self) -> None:
+        await asyncio.sleep(0)  # those that come at the same time go together
+        while self._answers:
+            taken = {number: self._new.pop(number) for number in list(self._new)[:_MOST_TOGETHER]}
+            try:
+                for number, answer in await self._answers_to(taken):
+                    self._set(number, answer)
+            except TreadwheelError as error:
+                for number in list(self._answers):
+                    self._set(number, None if number in self._new else error)
+        self._is_calling = False
+
+    async def _answers_to(self, taken: dict[int, tuple[Group, JudgingInputs]]) -> list[tuple[int, Any]]:
+        asked = [(number, inputs) for number, (_, inputs) in taken.items()]
+        sampled = (group.pieces[0] for group, _ in taken.values())
+        try:
+            return await self._actor.call(_STAGE, asked, *sampled, deadline_s=self._deadline_s)
+        except LostError as error:
+            # One of them went with its node, and none was begun. Each goes alone, so that it is known which.
+            if len(taken) == 1:
+                return [(number, error) for number in taken]
+            return [answer for number, each in taken.items() for answer in await self._answers_to({number: each})]
+
+    def _set(self, number: int, answer: Columns | TreadwheelError | None) -> None:
+        waiting = self._answers.pop(number, None)
+        if waiting is None or waiting.done():  # its deadline passed
+            return
+        if isinstance(answer, TreadwheelError):
+            answer.actor, answer.stage = answer.actor or self._actor.name, answer.stage or _STAGE
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
