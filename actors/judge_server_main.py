@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 
 def main() -> None:
@@ -19,14 +18,12 @@ def main() -> None:
         stdin=subprocess.DEVNULL,
         env=os.environ | {"VLLM_API_KEY": brief["token"]},
     )
-    threading.Thread(target=_wait_for_the_parents_end, daemon=True).start()
-    server.wait()
+    # Not a thread: Ray ends an actor's own children with it, and would end this process before it saw its parent's end.
+    if os.fork() == 0:
+        sys.stdin.read()
+    else:
+        server.wait()
     # Its engine may outlive it.
-    os.killpg(0, signal.SIGKILL)
-
-
-def _wait_for_the_parents_end() -> None:
-    sys.stdin.read()
     os.killpg(0, signal.SIGKILL)
 
 
