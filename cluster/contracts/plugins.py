@@ -233,11 +233,14 @@ def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> di
 def _convert(value: Any, hint: Any, *, field: str) -> Any:
     if hint is Any:
         return value
-    is_model = isinstance(hint, type) and issubclass(hint, BaseModel)  # which has a configuration of its own
+    # A model has a configuration of its own.
+    config = None if _is_model(hint) else ConfigDict(arbitrary_types_allowed=True)
     try:
-        return TypeAdapter(hint, config=None if is_model else ConfigDict(arbitrary_types_allowed=True)).validate_python(
-            value
-        )
+        return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         raise ConfigError(f"{field}={value!r} is not valid: {error.errors()[0]['msg']}; it must be {kind}") from error
+
+
+def _is_model(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseModel)
