@@ -27,7 +27,9 @@ class RunningMoments:
         return (self.var * self.count / (self.count - 1)) ** 0.5
 
     def update(self, values: Tensor) -> "RunningMoments":
-        """With these values in them, in whatever order they came."""
+        """With these values in them, in whatever order they came; none change nothing."""
+        if not values.numel():
+            return self
         ordered_M = values.flatten().double().sort().values
         var, mean = (moment.item() for moment in torch.var_mean(ordered_M, correction=0))
         num, total = len(ordered_M), self.count + len(ordered_M)

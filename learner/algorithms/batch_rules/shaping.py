@@ -52,17 +52,32 @@ def reward_over_length(rewards_G: Tensor, *, completion_lengths_G: Tensor, power
     return at_least_float32(rewards_G) / completion_lengths_G.clamp(min=1) ** power
 
 
-def running_norm(rewards_N: Tensor, *, reward_moments: RunningMoments, center: bool = False) -> Tensor:
+def running_norm(
+    rewards_N: Tensor,
+    *,
+    reward_moments: RunningMoments,
+    center: bool = False,
+    part: str | None = None,
+    part_weight: Annotated[float | None, InertWith("part", None)] = None,
+    part_rewards_N: Tensor | None = None,
+) -> Tensor:
     """Rewards on the scale of all rewards so far, which moves slowly: unlike a spread of the group or batch it keeps steps comparable.
+    With `part`, that part of the reward alone, such as a reward model's.
 
-    Formula: r / std, or (r − mean) / std (`center`), over all rewards that reached this step of the shaping in the run, the present ones
-        among them
+    Formula: n(r) = r / std, or (r − mean) / std (`center`), over all rewards that reached this step of the shaping in the run, the present
+        ones among them; with `part` r + w·(n(c) − c), c what the part gave, mean and std over all c so far, w its weight (`part_weight`:
+        a run takes that of `reward.parts`)
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: as long as all rewards are equal the std is 1
+    Degenerate: as long as all rewards are equal the std is 1; the reward of a trajectory without the part stays as it is; no weight is 1
     Peers: LightRFT `reward_running_norm` (`_minus_mean`: center), TRL PPO `use_score_scaling` (`use_score_norm`: center)
     """
     rewards_N = at_least_float32(rewards_N)
-    return reward_moments.normalise(rewards_N) if center else rewards_N / reward_moments.std
+    measured_N = rewards_N if part_rewards_N is None else part_rewards_N
+    normalised_N = reward_moments.normalise(measured_N) if center else measured_N / reward_moments.std
+    if part_rewards_N is None:
+        return normalised_N
+    weight = 1.0 if part_weight is None else part_weight
+    return torch.where(part_rewards_N.isnan(), rewards_N, rewards_N + weight * (normalised_N - part_rewards_N))
 
 
 def overlong_penalty(

@@ -79,6 +79,12 @@ class BatchTensors:
         """Off-policy steps of each token, 0 where the loss mask is false."""
         return torch.where(self.loss_mask_NT, self.current_version - self.policy_versions_NT, 0)
 
+    def component(self, name: str) -> Tensor:
+        """[N], NaN where a trajectory lacks it; a step may have none with it."""
+        if self.reward_components_NK is None or name not in self.reward_component_names:
+            return torch.full_like(self.rewards_N, torch.nan)
+        return self.reward_components_NK[:, self.reward_component_names.index(name)]
+
     def offered(self, **instead: Any) -> dict[str, Any]:
         """What variants may ask of a batch, by name, with these in the place of the batch's own; None where the run has none."""
         return {name: getattr(self, name, None) for name in OF_THE_BATCH} | instead

@@ -27,6 +27,7 @@ def refuse_contradictions(parts: Parts) -> None:
         _refuse_a_kl_that_is_summed_twice,
         _refuse_what_streaming_misleads,
         _refuse_two_sizes_of_question,
+        _require_shaping_of_parts_before_the_sum,
     ):
         check(parts)
 
@@ -133,6 +134,17 @@ def _refuse_two_sizes_of_question(parts: Parts) -> None:
         if any(name.endswith("_BT") for name in variant.asks):
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
+            )
+
+
+def _require_shaping_of_parts_before_the_sum(parts: Parts) -> None:
+    """It replaces weight times part in the sum of the parts, where that must still be."""
+    for place, step in enumerate(parts.reward_shaping):
+        before = [each for each in parts.reward_shaping[:place] if each.part in (None, step.part)]
+        if step.part is not None and before:
+            raise ConfigError(
+                f"{step.field}.part={step.part!r} comes after {before[0].field}={before[0].plugin.name!r}, which changed its share of the "
+                "reward; shape a part once, before the whole reward"
             )
 
 

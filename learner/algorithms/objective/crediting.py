@@ -41,12 +41,13 @@ def shaped(
     """Rewards after `reward_shaping`, and the running moments with those in them that a step of it asks for."""
     shaped_N, after = at_least_float32(batch.rewards_N), dict(moments)
     for step in parts.reward_shaping:
+        part_N = None if step.part is None else batch.component(step.part)
         if step.field in after:
-            after[step.field] = after[step.field].update(shaped_N)
+            after[step.field] = after[step.field].update(shaped_N if part_N is None else part_N[~part_N.isnan()])
         if not step.is_of_a_group:
             # Rewards per token follow from these, and come after them.
             given = batch.offered(rewards_N=shaped_N, token_rewards_NT=None, reward_moments=after.get(step.field))
-            shaped_N = step.with_given(given)
+            shaped_N = step.with_given(given | {"part_rewards_N": part_N})
             continue
         by_group_N = torch.empty_like(shaped_N)
         for rows, group in group_rules.of_batch(replace(batch, rewards_N=shaped_N)):
@@ -90,11 +91,8 @@ def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) 
     if not bool(is_bad_NT.any()):
         return
     name, components_NK = parts.advantage.plugin.name, batch.reward_components_NK
-    if (
-        components_NK is not None
-        and "reward_components_NK" in parts.advantage.asks
-        and bool(components_NK.isnan().any())
-    ):
+    asks = "reward_components_NK" in parts.advantage.asks
+    if components_NK is not None and asks and bool(components_NK.isnan().any()):
         row, component = components_NK.isnan().nonzero()[0].tolist()
         lacking = f"lacks the reward component {batch.reward_component_names[component]!r}"
         raise DataError(f"{batch.name(row)} {lacking}, and advantage {name!r} is not made for missing ones")

@@ -18,7 +18,7 @@ from torch import Tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import parameter_names
+from cluster.contracts.plugins import Plugin, parameter_names
 from cluster.contracts.types import GroupSummary
 from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import checks, group_rules
@@ -246,16 +246,30 @@ class Objective:
 
 
 def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
-    """An advantage that weighs components itself weighs those of `reward.parts` as they do, unless its own weights say otherwise."""
-    parts, advantage = config.reward.parts, config.algorithm.advantage
-    if not parts or "component_weights" not in parameter_names(advantage.name, home=HOMES["advantage"]):
-        return config.algorithm
+    """Shaping of one part, and an advantage that weighs components itself unless its own weights say otherwise, weigh as `reward.parts`."""
+    weights = {name: part.weight for name, part in config.reward.parts.items()}
+    shaping = [_weighted_as_its_part(step, i, weights) for i, step in enumerate(config.algorithm.reward_shaping)]
+    algorithm = config.algorithm.model_copy(update={"reward_shaping": tuple(shaping)})
+    advantage = algorithm.advantage
+    if not weights or "component_weights" not in parameter_names(advantage.name, home=HOMES["advantage"]):
+        return algorithm
     given = advantage.params.get("component_weights")
-    if isinstance(given, dict) and given.keys() != parts.keys():
+    if isinstance(given, dict) and given.keys() != weights.keys():
         raise ConfigError(
-            f"advantage.component_weights are of {', '.join(given)}, and reward.parts are {', '.join(parts)}; give a weight to each, or "
+            f"advantage.component_weights are of {', '.join(given)}, and reward.parts are {', '.join(weights)}; give a weight to each, or "
             "leave component_weights out: the weights are those of reward.parts"
         )
-    weights = {name: part.weight for name, part in parts.items()} if given is None else given
-    weighted = advantage.model_copy(update={"params": advantage.params | {"component_weights": weights}})
-    return config.algorithm.model_copy(update={"advantage": weighted})
+    params = advantage.params | {"component_weights": weights if given is None else given}
+    return algorithm.model_copy(update={"advantage": advantage.model_copy(update={"params": params})})
+
+
+def _weighted_as_its_part(step: Plugin, place: int, weights: Mapping[str, float]) -> Plugin:
+    name, field = step.params.get("part"), f"reward_shaping[{place}]"
+    if not isinstance(name, str) or "part_weight" not in parameter_names(step.name, home=HOMES["reward_shaping"]):
+        return step
+    if not weights.get(name):
+        known = ", ".join(each for each, weight in weights.items() if weight) or "none"
+        raise ConfigError(f"{field}.part={name!r} is no part with a weight; name one of reward.parts that has: {known}")
+    if step.params.get("part_weight") is not None:
+        raise ConfigError(f"{field}.part_weight is that of reward.parts.{name}, {weights[name]:g}; leave it out")
+    return step.model_copy(update={"params": step.params | {"part_weight": weights[name]}})

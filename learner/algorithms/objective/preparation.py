@@ -56,7 +56,7 @@ def prepare(
     returns_NT = credit.returns_NT
     if parts.config.value is not None and returns_NT is None:
         returns_NT = cumulative_returns(credit.token_rewards_NT, loss_mask_NT=batch.loss_mask_NT)
-    if returns_NT is not None and "returns" in moments and bool(is_kept_N.any()):
+    if returns_NT is not None and "returns" in moments:
         moments["returns"] = moments["returns"].update(returns_NT[mask_NT])
     return Prepared(
         batch=batch,

@@ -5,8 +5,8 @@ from cluster.contracts.plugins import Home
 OF_THE_BATCH = frozenset(
     {
         "rewards_N", "group_index_N", "completion_lengths_N", "truncated_N", "reward_components_NK", "reward_component_names",
-        "reward_moments", "columns", "loss_mask_NT", "token_rewards_NT", "values_NT", "entropies_NT", "rollout_logprobs_NT",
-        "proximal_logprobs_NT", "reference_logprobs_NT", "policy_versions_NT", "lags_NT", "advantages_NT",
+        "part_rewards_N", "reward_moments", "columns", "loss_mask_NT", "token_rewards_NT", "values_NT", "entropies_NT",
+        "rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "policy_versions_NT", "lags_NT", "advantages_NT",
     }
 )  # fmt: skip
 """Supplied before micro-batching, for the whole batch of the step."""

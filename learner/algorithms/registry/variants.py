@@ -48,6 +48,11 @@ class Variant:
         return OF_A_GROUP.issuperset(self.asks)
 
     @property
+    def part(self) -> str | None:
+        """The part of the reward that it works on, by its parameter `part`; None: the whole."""
+        return self.parameters.get("part") if "part_rewards_N" in self.asks else None
+
+    @property
     def function(self) -> Callable[..., Any]:
         return self.call.func if isinstance(self.call, functools.partial) else self.call
 

@@ -139,18 +139,27 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
         dtype=dtype,
         checkpoint={"asynchronous": asynchronous},
         algorithm={
-            "reward_shaping": ["running_norm"],
+            "reward_shaping": [{"name": "running_norm", "part": "helpful"}, "running_norm"],
             "kl": {"loss": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 100}}},
             "streaming": {"group_size": 5},
         },
+        reward={"parts": {"helpful": {"judge": "exact_match", "weight": 0.5}, "right": {"judge": "exact_match"}}},
         optimizer={"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2},
     )
+
+    def components(group: int, version: int) -> list[list[tuple[str, float]]]:
+        """The last group's source has no part `helpful`."""
+        return [[("right", 0.5)] if group == 3 else [("helpful", 0.5 * row * (version + 1))] for row in range(3)]
 
     def step(learner: Learner) -> dict[str, float]:
         lengths = [pa.compute.list_value_length(g["completion_token_ids"]).to_pylist() for g in _groups(learner)]
         groups = [
             make_group(
-                i, seed=learner.version, version=learner.version, reference_logprobs=[[-4.0] * n for n in lengths[i]]
+                i,
+                seed=learner.version,
+                version=learner.version,
+                reference_logprobs=[[-4.0] * n for n in lengths[i]],
+                reward_components=components(i, learner.version),
             )
             for i in range(4)
         ]
@@ -160,6 +169,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     learner = Learner(config)
     for _ in range(2):
         step(learner)
+    assert learner.objective.state_dict()["moments"]["reward_shaping[0]"]["count"] == 18
     learner.save(str(tmp_path / "step-000002"), {"policy_version": 2, "metric": 0.5})
     expected = [step(learner) for _ in range(2)]
     resumed = Learner(config)

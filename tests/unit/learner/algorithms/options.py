@@ -29,6 +29,7 @@ _BITES = {
     "max_length": 3, "cap": 0.7, "floor": 0.9, "constant_weight": 0.5, "ratio_cap": 1.05, "dual_clip": 1.5, "delta": 1.1,
     "log_ratio_clamp": 0.1, "log_ratio_max": 0.01, "log_weight_min": -0.05, "clip_range": 0.01, "epsilon_max": 1.1, "epsilon_min": 0.9,
     "cov_low": 4.9, "cov_high": 0.3, "cov_share": 0.3, "length_epsilon": 0.1, "low": 0.9, "high": 1.1, "ddof": 0, "epsilon": 0.3,
+    "part_weight": 0.5,
 }  # fmt: skip
 """Numbers that change something on a small batch, where half the default would not."""
 
@@ -108,6 +109,8 @@ def _values(name: str, hint: Any, before: Any) -> list[Any]:
     elif hint in (int, float):
         is_scaled = isinstance(before, int | float) and before != 0
         found = [_BITES[name] if name in _BITES else hint(before * 0.5) if is_scaled else hint(1)]
+    elif hint is str:
+        found = ["format"] if name == "part" else []
     else:
         found = [None] if hint is type(None) else []
     return [value for value in found if value != before]

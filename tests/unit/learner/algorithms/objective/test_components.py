@@ -1,6 +1,7 @@
 """Rewards of several components, by the road that a run takes."""
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -50,12 +51,12 @@ def test_a_component_that_one_trajectory_lacks_still_teaches_the_others():
     assert_close(first_advantages(made, lacking), tensor([-1.0, 1.0, 0.0, 0.0]).double() * 2**0.5)
 
 
-def of_run(advantage: Any = "gdpo") -> Objective:
+def of_run(advantage: Any = "gdpo", **algorithm: Any) -> Objective:
     """Of a run whose `right` counts fully, `format` against the reward, and `style` not at all."""
     weights = {"right": 1.0, "format": -0.5, "style": 0.0}
     parts = {name: {"judge": "exact_match", "weight": weight} for name, weight in weights.items()}
     by_source = {"maths": ["format", "right"], "chat": ["style"]}
-    fields = {"reward": {"parts": parts, "by_source": by_source}, "algorithm": {"advantage": advantage}}
+    fields = {"reward": {"parts": parts, "by_source": by_source}, "algorithm": {"advantage": advantage} | algorithm}
     return Objective.of_run(RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", **fields}))
 
 
@@ -77,6 +78,92 @@ def test_a_step_of_one_source_has_not_the_parts_of_the_others():
     made = of_run({"name": "gdpo", "component_weights": weights, "ddof": 0, "epsilon": 0})
     batch = batch_of([[0.0, 0.0], [9.0, 2.0]])
     assert_close(first_advantages(made, batch), tensor([-1.0, 1.0]).double())
+
+
+STEPS = (
+    batch_of([[1.0, 0.0], [3.0, 1.0], [math.nan, 1.0], [math.nan, 0.0]], rewards=[-0.5, -0.5, 1.0, 0.0]),
+    dataclasses.replace(
+        batch_of([[1.0], [0.25]], rewards=[1.0, 0.25]), reward_component_names=("right",)
+    ),  # of a source without `format`
+    batch_of([[8.0, 0.0], [4.0, 1.0], [math.nan, 0.0], [math.nan, 1.0]], rewards=[-4.0, -1.0, 0.0, 1.0]),
+)
+"""Steps of a run whose reward is `right` − `format`/2."""
+
+
+def normalising_format(**params: Any) -> Objective:
+    return of_run("raw_reward", reward_shaping=[{"name": "running_norm", "part": "format", **params}])
+
+
+@pytest.mark.parametrize(("center", "first", "last"), [(False, (1, 3), (8, 4)), (True, (-1, 1), (4, 0))])
+def test_one_part_of_the_reward_has_a_running_scale_of_its_own(center, first, last):
+    made = normalising_format(center=center, part_weight=None)  # as a run file with all defaults says it
+    expected = (
+        [0 - first[0] / 2 / 2**0.5, 1 - first[1] / 2 / 2**0.5, 1, 0],  # 1 and 3: mean 2, variance 2
+        [1, 0.25],
+        [0 - last[0] / 2 / (26 / 3) ** 0.5, 1 - last[1] / 2 / (26 / 3) ** 0.5, 0, 1],  # 1, 3, 8, 4: mean 4, 26/3
+    )
+    for batch, rewards in zip(STEPS, expected, strict=True):
+        prepared = made.prepare(batch)
+        assert_close(prepared.shaped_rewards_N, tensor(rewards, dtype=torch.float64))
+        lacks_it = batch.component("format").isnan()
+        assert (prepared.shaped_rewards_N[lacks_it] == batch.rewards_N[lacks_it]).all()
+        made.adopt(prepared)
+    assert made.state_dict()["moments"]["reward_shaping[0]"]["count"] == 4
+    assert made.formula()["reward_shaping"][0]["parameters"] == {
+        "center": center,
+        "part": "format",
+        "part_weight": -0.5,
+    }
+
+
+def test_a_resumed_run_goes_on_with_the_scale_of_the_part_and_so_does_a_rank_with_the_rows_in_another_order():
+    made, resumed = normalising_format(), normalising_format()
+    for step, batch in enumerate(STEPS):
+        order = [*reversed(range(len(batch.rewards_N)))]
+        whole, turned = made.prepare(batch), resumed.prepare(batch.rows(order))
+        assert (whole.shaped_rewards_N[order] == turned.shaped_rewards_N).all(), step
+        made.adopt(whole)
+        resumed = normalising_format()
+        resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
+        assert resumed.state_dict() == made.state_dict()
+
+
+OF_FORMAT = {"name": "running_norm", "part": "format"}
+
+
+@pytest.mark.parametrize(
+    ("shaping", "message"),
+    [
+        (
+            [{**OF_FORMAT, "part": "wrong"}],
+            r"\[0\].part='wrong' is no part with a weight; .* right, format$",
+        ),
+        (
+            [{**OF_FORMAT, "part": "style"}],
+            r"\[0\].part='style' is no part with a weight; .* right, format$",
+        ),
+        ([{**OF_FORMAT, "part": ["format"]}], r"\[0\].part=\['format'\] is not valid"),
+        (
+            [{**OF_FORMAT, "part_weight": 2}],
+            r"\[0\].part_weight is that of reward.parts.format, -0.5; leave it out",
+        ),
+        ([{"name": "running_norm", "part_weight": 2}], r"\[0\].part_weight=2 changes nothing while .*part=None"),
+        (["running_norm", OF_FORMAT], r"\[1\].part='format' comes after reward_shaping\[0\]='running_norm', .* before"),
+        (
+            [{**OF_FORMAT, "part": "right"}, OF_FORMAT, OF_FORMAT],
+            r"\[2\].part='format' comes after reward_shaping\[1\]",
+        ),
+    ],
+)
+def test_a_part_is_normalised_once_where_its_weight_counts(shaping, message):
+    with pytest.raises(ConfigError, match=rf"reward_shaping{message}"):
+        of_run("raw_reward", reward_shaping=shaping)
+
+
+def test_the_only_judge_is_no_part():
+    fields = {"model": {"path": "m"}, "prompts": "file", "algorithm": {"reward_shaping": [OF_FORMAT]}}
+    with pytest.raises(ConfigError, match=r"part='format' is no part with a weight; .* has: none"):
+        Objective.of_run(RunConfig.model_validate(fields))
 
 
 def test_weights_of_other_parts_than_the_runs_are_refused_at_the_start():
@@ -103,6 +190,7 @@ def test_a_weight_of_no_component_is_refused_and_says_what_there_is():
     ("fields", "message"),
     [
         ({"reward_shaping": [{"name": "reward_scale", "factor": 2.0}]}, "not the reward that reward_shaping changes"),
+        ({"reward_shaping": [{"name": "running_norm", "part": "right"}]}, "not the reward that reward_shaping changes"),
         (
             {"kl": {"reward": {"coefficient": 0.1, "credit": "trajectory"}}},
             "not the reward that kl.reward.credit='trajectory' changes; let the judge return that change as a component",
