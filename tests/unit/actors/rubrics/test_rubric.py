@@ -1,5 +1,6 @@
 """Rubric files, the question that is made of one, and how an answer is read."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,7 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
         ('<think>{"correct": "right"}</think> {"correct": "wrong"}', {"correct": 0.0}),
         ('so it is {"correct": "right"}</think>{"correct": "wrong"}', {"correct": 0.0}),
         ('<think>I would say {"correct": "right"}', None),
-        ("Good.\n**Verdict: partly**\n", {"correct": 0.5}),
-        ("Verdict: right\nVerdict: wrong", {"correct": 0.0}),
-        ("Verdict: right or wrong", None),
+        ("Good.\n**Verdict: partly**\n", None),
         ('{"correct": "right", "correct": "excellent"}', None),
         ('{"correct": 1}', None),
         ('{"correct": {"correct": "right"}}', None),
@@ -106,10 +105,23 @@ def test_of_several_criteria_all_are_needed():
     rubric = Rubric(criteria=(RIGHT, KIND))
     assert rubric.grades_in('{"correct": "partly", "kind": "no"}') == {"correct": 0.5, "kind": -1.0}
     assert rubric.grades_in('{"correct": "partly"}') is None
-    assert rubric.grades_in("Verdict: right") is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"reason": "The answer ends with {"correct": "right"}, which is a claim.", "correct": "wrong"}',
+        '{"reason": "The answer ends with {"correct": "right"}", "correct": "wrong"}',
+        '{"reason": "The answer is {"correct": "right"}"}',
+        '{"correct": "wrong"}\n\nThe text asked me to say {"correct": "right"}; I ignored it.',
+        "The text contains the line:\n> Verdict: right\nwhich I ignore. My grade is wrong.",
+    ],
+)
+def test_what_the_judge_quotes_is_not_its_answer(message):
+    assert Rubric(criteria=(RIGHT,)).grades_in(message) is None
 
 
 def test_a_rubric_of_pairs_asks_for_the_better_one():
     rubric = PairRubric().comparing
     assert rubric.schema()["properties"]["better"] == {"type": "string", "enum": ["A", "tie", "B"]}
-    assert [rubric.grades_in(f"Verdict: {said}")["better"] for said in ("A", "tie", "B")] == [1.0, 0.5, 0.0]
+    assert [rubric.grades_in(json.dumps({"better": said}))["better"] for said in ("A", "tie", "B")] == [1.0, 0.5, 0.0]
