@@ -48,6 +48,7 @@ class Reading:
         # A RoBERTa counts positions that no token takes; its tokenizer knows.
         longest = getattr(model.get_text_config(), "max_position_embeddings", None) or sys.maxsize
         self._max_tokens = min(longest, self._tokenizer.model_max_length)
+        self._vocab_size: int = getattr(model.get_text_config(), "vocab_size", sys.maxsize)
 
     def read(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int] | str:
         """Token ids, or why there are none that the model could score."""
@@ -57,7 +58,9 @@ class Reading:
             return str(error)
 
     def _token_ids(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int]:
-        """Raises DataError for more tokens than the model takes, for none, and for messages that the template refuses."""
+        """Raises DataError for more tokens than the model takes, for none, for one that it does not know, and for messages that the
+        template refuses.
+        """
         text = completion if self._text == "completion" else prompt + completion
         if self._text == "messages":
             messages = conversation(columns, prompt=prompt, completion=completion)
@@ -65,12 +68,17 @@ class Reading:
                 text = self._tokenizer.apply_chat_template(messages, tokenize=False)
             except Exception as error:
                 raise DataError(f"its chat template refuses: {type(error).__name__}: {headline(error)}") from error
-        # A template writes its bos itself.
+        # A template writes its bos itself: the model's own in messages, and the policy's in a prompt.
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=self._text != "messages").input_ids
+        if token_ids[:2] == [self._tokenizer.bos_token_id] * 2:
+            del token_ids[0]
         if not token_ids:
             raise DataError("the text is empty: there is no token to score")
         if len(token_ids) > self._max_tokens:
             raise DataError(f"{len(token_ids)} tokens, and the model takes {self._max_tokens}")
+        # On a GPU an id without an embedding costs the process, and not the call alone.
+        if max(token_ids) >= self._vocab_size:
+            raise DataError(f"its tokenizer writes token id {max(token_ids)}, and the model knows {self._vocab_size}")
         return token_ids
 
 
@@ -93,5 +101,5 @@ class RewardModel:
             self._reading.read(columns, prompt=prompt, completion=each) for each in batch["completion_text"].to_pylist()
         ]
         scores = iter(self._model.score([row for row in rows if not isinstance(row, str)]))
-        labels = self._reading.labels
-        return [row if isinstance(row, str) else dict(zip(labels, next(scores), strict=True)) for row in rows]
+        said = [row if isinstance(row, str) else next(scores) for row in rows]
+        return [each if isinstance(each, str) else dict(zip(self._reading.labels, each, strict=True)) for each in said]

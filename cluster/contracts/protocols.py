@@ -100,8 +100,8 @@ class LogprobModel(Protocol):
 class ClassifyingModel(Protocol):
     """A frozen sequence classifier; a reward model's actor hosts one, deploy/ supplies it from learner/."""
 
-    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """All outputs for each text, in the order given."""
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float] | str]:
+        """All outputs for each text, in the order given, or why there are none."""
         ...
 
 

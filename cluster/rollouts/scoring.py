@@ -51,6 +51,7 @@ class Scorers:
         self._calls: dict[RemoteActor, SharedCalls] = {}
         self._tasks = tasks
         self._models = models
+        self._model_turns = {name: asyncio.Lock() for name in models}
         self._reward = reward
         self._reference = reference
         self._servers = servers
@@ -71,6 +72,8 @@ class Scorers:
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
         UnavailableError, which ends the run, when what a judge calls was away for too long."""
+        if self._suspects.is_guilty(ticket):
+            return None
         scores = await self._scores(ticket, group)
         while True:
             alone = self._suspects.has(ticket)
@@ -102,12 +105,13 @@ class Scorers:
     async def _scores(self, ticket: Ticket, group: Group) -> list[Scores]:
         """Of the models of the group's recipe, one a trajectory. A model that dies is replaced, and the group waits for it."""
         names = self._reward.models_for(ticket.prompt.info())
-        asked = (
-            self._models[name].call("score", *group.pieces, deadline_s=self._reward.models[name].timeout_s)
-            for name in names
-        )
-        of_models = await asyncio.gather(*asked)
+        of_models = await asyncio.gather(*(self._scores_of(name, group) for name in names))
         return [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]
+
+    async def _scores_of(self, name: str, group: Group) -> list[dict[str, float] | str]:
+        # A model scores one group after another: only here does the deadline count this group's time and not the others' before it.
+        async with self._model_turns[name]:
+            return await self._models[name].call("score", *group.pieces, deadline_s=self._reward.models[name].timeout_s)
 
     def drain_stats(self) -> dict[str, float]:
         """Of the parts of the reward, since the last call."""

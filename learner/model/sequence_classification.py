@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from cluster.contracts.config import ModelConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.reward_config import RewardModelConfig
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
@@ -51,8 +51,16 @@ class SequenceClassifier:
         self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=self._device)
         self._prove(PROOF_TOLERANCE[dtype], field=field)
 
-    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """[texts][L], in the order given: outputs before any softmax or sigmoid."""
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float] | str]:
+        """[texts][L], in the order given: outputs before any softmax or sigmoid. A text that memory does not suffice for has a reason."""
+        try:
+            return [*self._scores(token_ids)]
+        except torch.OutOfMemoryError as error:
+            reason = f"{len(token_ids[0])} tokens: {headline(error)}"
+        # Outside of `except`, where the error keeps the tensors of its frames.
+        return [reason] if len(token_ids) == 1 else [each for ids in token_ids for each in self.score([ids])]
+
+    def _scores(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         # Predicting a token after the text reads the hidden state of the text's last one.
         rows = [token_row(ids, [0]) for ids in token_ids]
         scored = score(self._logits, rows, layout="padded", max_tokens=self._max_tokens, device=self._device)
@@ -77,7 +85,7 @@ class SequenceClassifier:
         ]
         texts = [ids[:5], ids[5:17], ids[7:15]]
         own = [self._model(input_ids=torch.tensor([each], device=self._device)).logits[0].cpu() for each in texts]
-        expected, found = torch.stack(own), torch.tensor(self.score(texts))
+        expected, found = torch.stack(own), torch.tensor(self._scores(texts))
         error = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
         if not error <= tolerance:
             raise ConfigError(

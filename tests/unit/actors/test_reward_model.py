@@ -17,27 +17,28 @@ TEMPLATE = (
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def reading(folder, *, template=None, max_tokens=64, **settings) -> Reading:
+def reading(folder, *, template=None, max_tokens=64, vocab_size=32000, **settings) -> Reading:
     make_tokenizer(adds_bos=True, chat_template=template).save_pretrained(folder)
     names = {number: f"label {number}" for number in range(12)}
     LlamaConfig(
-        max_position_embeddings=max_tokens, architectures=["LlamaForSequenceClassification"], id2label=names
+        max_position_embeddings=max_tokens, vocab_size=vocab_size, architectures=["LlamaForSequenceClassification"], id2label=names
     ).save_pretrained(folder)
     config = RewardModelConfig.model_validate({"path": str(folder), **settings})
     return Reading(config, field="reward.models.helpful")
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "expected"),
+    ("text", "columns", "prompt", "expected"),
     [
-        ("messages", MESSAGES, "<bos>[u]hi[a]no<eos>"),
-        ("messages", {}, "<bos>[u]hi?[a]no<eos>"),
-        ("prompt_and_completion", MESSAGES, "<bos>hi?no"),
-        ("completion", MESSAGES, "<bos>no"),
+        ("messages", MESSAGES, "hi?", "<bos>[u]hi[a]no<eos>"),
+        ("messages", {}, "hi?", "<bos>[u]hi?[a]no<eos>"),
+        ("prompt_and_completion", MESSAGES, "hi?", "<bos>hi?no"),
+        ("prompt_and_completion", MESSAGES, "<bos>hi?", "<bos>hi?no"),
+        ("completion", MESSAGES, "hi?", "<bos>no"),
     ],
 )
-def test_each_text_has_one_bos_be_it_the_templates_or_the_tokenizers(tmp_path, text, columns, expected):
-    ids = reading(tmp_path, template=TEMPLATE, text=text).read(columns, prompt="hi?", completion="no")
+def test_each_text_has_one_bos_be_it_the_templates_or_the_tokenizers(tmp_path, text, columns, prompt, expected):
+    ids = reading(tmp_path, template=TEMPLATE, text=text).read(columns, prompt=prompt, completion="no")
     assert AutoTokenizer.from_pretrained(tmp_path).decode(ids) == expected
 
 
@@ -47,6 +48,12 @@ def test_a_text_that_is_too_long_or_refused_by_the_template_says_so(tmp_path):
     assert own.read({}, prompt="ab", completion="four") == "14 tokens, and the model takes 12"
     refused = own.read({"messages": [{"role": "tool", "content": "x"}]}, prompt="", completion="four")
     assert refused == "its chat template refuses: TemplateError: no tools"
+
+
+def test_a_token_that_the_model_has_no_embedding_for_says_so(tmp_path):
+    own = reading(tmp_path, text="completion", vocab_size=90)
+    assert own.read({}, prompt="", completion="four") == [0, 19, 28, 34, 31]
+    assert own.read({}, prompt="", completion="]") == "its tokenizer writes token id 90, and the model knows 90"
 
 
 def test_labels_are_in_the_order_of_the_models_outputs(tmp_path):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cluster.contracts.errors import LostError, UnavailableError, WorkerError
+from cluster.contracts.errors import DeadlineError, LostError, UnavailableError, WorkerError
 from cluster.contracts.types import Group, Hold, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
@@ -265,3 +265,47 @@ async def test_a_group_waits_for_a_reward_model_that_died_and_its_scores_travel_
     assert await scene.take() == [0, 1, 2, 3]
     assert scene.events.kinds() == ["failure", "recovery"]
     assert given[1] == [{"kind": {"LABEL_0": 1.0}, "right": {"LABEL_0": 1.0}}, {"kind": "7 s", "right": "9 s"}]
+
+
+@simulated
+async def test_the_deadline_of_a_reward_model_counts_a_groups_own_scores_and_not_its_wait_for_the_others():
+    """Four groups of 5 seconds each, under a deadline of 7."""
+    busy = asyncio.Lock()
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, object_ref, *refs, deadline_s):
+            if method == "score_several":
+                return await super().call(method, object_ref, *refs, deadline_s=deadline_s)
+            try:
+                async with asyncio.timeout(deadline_s), busy:
+                    await asyncio.sleep(5)
+            except TimeoutError:
+                raise DeadlineError("'score' took too long", actor=self.name, stage="score") from None
+            return [{"LABEL_0": 1.0}] * 2
+
+    judge = {"name": "reward_model", "model": "kind"}
+    scene = Scene(make_scorer=Scorer, reward={"judge": judge, "models": {"kind": {"path": "a", "timeout_s": 7}}})
+    assert await scene.take() == [0, 1, 2, 3]
+    assert scene.events.kinds() == []
+
+
+@simulated
+async def test_a_guilty_prompt_costs_no_reward_model_another_call():
+    asked = []
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, object_ref, *refs, deadline_s):
+            if method == "score_several":
+                return await super().call(method, object_ref, *refs, deadline_s=deadline_s)
+            asked.append(object_ref)
+            return [{"LABEL_0": 1.0}] * 2
+
+    judge = {"name": "reward_model", "model": "kind"}
+    scene = Scene(make_scorer=Scorer, reward={"judge": judge, "models": {"kind": {"path": "a"}}})
+    async with scene.running():
+        (ticket,) = await scene.office.tickets(range(1), policy_version=0)
+        scorers = scene.production._scorers
+        for _ in range(3):
+            scorers._suspects.blame([ticket], death("reward-0", "score"), alone=True)
+        assert await scorers.judge(ticket, Group(pieces=(0,), summary=group_summary(0))) is None
+    assert asked == []

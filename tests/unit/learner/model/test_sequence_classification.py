@@ -62,6 +62,23 @@ def test_a_causal_models_score_is_that_of_the_last_token_even_where_that_one_is_
     assert not torch.allclose(alone(folder), expected, atol=0.01), "the numbers would not show the difference"
 
 
+def test_a_text_that_memory_does_not_suffice_for_has_its_reason_and_the_others_their_scores(tmp_path, monkeypatch):
+    folder = make_tiny_reward_model(tmp_path / "m")
+    model = classifier(folder)
+    logits = model._logits
+
+    def small(batch):
+        if batch.input_ids.numel() > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return logits(batch)
+
+    monkeypatch.setattr(model, "_logits", small)
+    *scores, reason, last = model.score(TEXTS)
+    assert reason == "32 tokens: CUDA out of memory."
+    expected = alone(folder, texts=[*TEXTS[:2], TEXTS[3]], pad_token_id=None)
+    torch.testing.assert_close(torch.tensor([*scores, last]), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_padding_on_the_left_gives_the_same_scores(tmp_path):
     folder = make_tiny_reward_model(tmp_path / "m")
     model = AutoModelForSequenceClassification.from_pretrained(folder, pad_token_id=None, dtype=torch.float32).eval()
