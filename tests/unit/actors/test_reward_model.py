@@ -21,7 +21,10 @@ def reading(folder, *, template=None, max_tokens=64, vocab_size=32000, **setting
     make_tokenizer(adds_bos=True, chat_template=template).save_pretrained(folder)
     names = {number: f"label {number}" for number in range(12)}
     LlamaConfig(
-        max_position_embeddings=max_tokens, vocab_size=vocab_size, architectures=["LlamaForSequenceClassification"], id2label=names
+        max_position_embeddings=max_tokens,
+        vocab_size=vocab_size,
+        architectures=["LlamaForSequenceClassification"],
+        id2label=names,
     ).save_pretrained(folder)
     config = RewardModelConfig.model_validate({"path": str(folder), **settings})
     return Reading(config, field="reward.models.helpful")
