@@ -93,11 +93,11 @@ class ChatFormatter:
         return len(self._encoded(prompt)[1])
 
     def cut(self, text: str, num_tokens: int, *, at_start: bool) -> str:
-        """`text` without so many tokens at one side; empty where it has no more."""
+        """`text` without so many tokens at one side; empty where it has no more. A character of several tokens stays or goes as a whole."""
         spans = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
         if len(spans) <= num_tokens:
             return ""
-        return text[spans[num_tokens][0] :] if at_start else text[: spans[-num_tokens][0]]
+        return text[spans[num_tokens - 1][1] :] if at_start else text[: spans[-num_tokens][0]]
 
     def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
         """A given completion as the model would have sampled it: its tokens, then the one that ends the turn or the sequence.

@@ -39,7 +39,7 @@ class PromptLimit:
             text = _text(shorter)
             excess = num_tokens - self.max_tokens
             kept = self._formatter.cut(text, excess, at_start=self._on_long == "truncate_start") if text else ""
-            if not kept.strip():
+            if not kept.strip() or kept == text:
                 raise _too_long(
                     prompt,
                     num_tokens,

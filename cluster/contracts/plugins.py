@@ -94,7 +94,7 @@ class Plugin(BaseModel):
             fields = cast(dict[str, Any], value)
             own = {key: item for key, item in fields.items() if cls._is_own(key, item)}
             params = {key: item for key, item in fields.items() if key not in own}
-            return {**own, "params": params} if "name" in fields else fields
+            return {**own, "params": params} if fields.get("name") is not None else fields
         return cast(Any, value)
 
     @classmethod
@@ -106,10 +106,8 @@ class Plugin(BaseModel):
     def _to_short_form(self, fields: SerializerFunctionWrapHandler) -> Any:
         whole = fields(self)
         defaults = {key: each.get_default(call_default_factory=True) for key, each in type(self).model_fields.items()}
-        own = {
-            key: whole[key] for key in defaults if key not in ("name", "params") and getattr(self, key) != defaults[key]
-        }
-        return {"name": self.name, **own, **self.params} if own or self.params else self.name
+        own = {key: whole[key] for key in defaults if key != "params" and getattr(self, key) != defaults[key]}
+        return self.name if own.keys() == {"name"} and not self.params else {**own, **self.params}
 
 
 def names(home: Home) -> list[str]:

@@ -3,19 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Mark, Section
-
-MIXTURE = "mixture"
-"""The name of a source that is made of several."""
 
 
 class WeightedSource(Plugin):
     """A source among others: `{name: file, path: gsm8k.jsonl, weight: 2}`."""
 
-    weight: PositiveFloat = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
 class DifficultyConfig(Section, mark=Mark.MATHEMATICS):
@@ -32,8 +29,9 @@ class DifficultyConfig(Section, mark=Mark.MATHEMATICS):
 class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     """A prompt source, `{name: file, path: train.jsonl}`, or several: `{sources: {gsm8k: {name: file, path: ..., weight: 2}, ...}}`."""
 
-    name: str = MIXTURE
-    """A name below actors.prompts: `reasoning_gym`, `file`, `dataset`; the parameters of that source stand beside it."""
+    name: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]  frozen: nothing else is assigned
+    """A name below actors.prompts: `reasoning_gym`, `file`, `dataset`; the parameters of that source stand beside it. Absent with
+    `sources`."""
     params: dict[str, Any] = Field(default={})
     """What a run file writes beside `name`, and is none of these settings."""
     sources: dict[str, WeightedSource] = Field(default={})
@@ -53,7 +51,9 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     @classmethod
     def _is_own(cls, key: str, value: Any) -> bool:
         # Some tasks of reasoning_gym have a `difficulty` of their own, a number.
-        return super()._is_own(key, value) and (key != "difficulty" or isinstance(value, Mapping))
+        return super()._is_own(key, value) and (
+            key != "difficulty" or isinstance(value, Mapping | DifficultyConfig | None)
+        )
 
     @model_validator(mode="after")
     def _require_a_limit_to_act_on(self) -> "PromptsConfig":
@@ -65,11 +65,15 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
 
     @model_validator(mode="after")
     def _require_one_source_or_several(self) -> "PromptsConfig":
-        if (self.name == MIXTURE) != bool(self.sources):
+        if not self.sources and self.name is None:
+            raise ValueError("no source; write {name: file, path: train.jsonl}, or several in sources")
+        if self.sources and (self.name is not None or self.params):
             raise ValueError(
-                f"name={self.name!r} beside sources: one source has a name, several stand in sources; leave one out"
-                if self.sources
-                else "no source; write {name: file, path: train.jsonl}, or several in sources"
+                f"name={self.name!r} beside sources: one source has a name and parameters, several stand in sources; leave one out"
+            )
+        if "difficulty" in self.params and self.name in ("file", "dataset"):
+            raise ValueError(
+                f"difficulty={self.params['difficulty']!r} must be a mapping; write difficulty: {{target: 0.5}}"
             )
         for name in self.sources:
             if not name.replace("_", "").replace("-", "").isalnum():

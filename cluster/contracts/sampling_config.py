@@ -94,7 +94,7 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
 
 class EvaluationConfig(Section, mark=Mark.RESOURCES):
     prompts: Resources[PromptsConfig | None] = None
-    """Held-out prompts, in the forms of `prompts`; None does not evaluate."""
+    """Held-out prompts, written as `prompts`, without weights and `difficulty`. A resumed run may change them; None does not evaluate."""
     num_prompts: PositiveInt = 256
     every_steps: PositiveInt | None = None
     """None evaluates before the first and after the last step only."""

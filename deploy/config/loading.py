@@ -164,8 +164,14 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _name_of(location: Sequence[int | str]) -> str:
-    # A union's branch names (`LoraConfig`, `function-before[...]`) are pydantic's, not the user's.
-    parts = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[a-z0-9_]+", part)]
+    # A union's branch names (`LoraConfig`, `function-before[...]`) are pydantic's; below these settings a name is the user's.
+    parts = [
+        str(part)
+        for before, part in zip((None, *location), location, strict=False)
+        if before in ("sources", "by_source", "parts", "models", "servers")
+        or isinstance(part, int)
+        or re.fullmatch(r"[a-z0-9_]+", part)
+    ]
     return ".".join(parts)
 
 

@@ -23,20 +23,27 @@ def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
     from learner.algorithms.registry.homes import HOMES
 
     parts = {f"reward.parts.{name}.judge": REWARDS for name in run.get("reward", {}).get("parts", {})}
-    homes = _HOMES | parts | {f"algorithm.{field}": home for field, home in HOMES.items()}
+    written = {"prompts": run.get("prompts"), "evaluation.prompts": run.get("evaluation", {}).get("prompts")}
+    several = {field: prompts["sources"] for field, prompts in written.items() if _is_of_several(prompts)}
+    sources = {f"{field}.sources.{name}": PROMPTS for field, named in several.items() for name in named}
+    homes = _HOMES | parts | sources | {f"algorithm.{field}": home for field, home in HOMES.items()}
     return _spelled_section(run, "", homes)
 
 
 def _spelled_section(section: Mapping[str, Any], prefix: str, homes: Mapping[str, Home]) -> dict[str, Any]:
     spelled = dict(section)
     for name, value in section.items():
-        if value is not None and (home := homes.get(f"{prefix}{name}")):
+        if value is not None and not _is_of_several(value) and (home := homes.get(f"{prefix}{name}")):
             spelled[name] = (
                 [_variant(each, home) for each in value] if isinstance(value, list) else _variant(value, home)
             )
         elif isinstance(value, Mapping):
             spelled[name] = _spelled_section(cast(Mapping[str, Any], value), f"{prefix}{name}.", homes)
     return spelled
+
+
+def _is_of_several(prompts: Any) -> bool:
+    return isinstance(prompts, Mapping) and "name" not in prompts
 
 
 def _variant(value: Any, home: Home) -> Any:

@@ -22,6 +22,9 @@ PRESET = FieldInfo(
 )
 """`algorithm.preset`, which a run file may have and a validated configuration has not: it is expanded before."""
 
+_AS_PROMPTS = "evaluation.prompts"
+"""Its settings are in the table of `prompts`."""
+
 
 def schema() -> str:
     """JSON schema of a run file, for editors."""
@@ -35,14 +38,19 @@ def schema() -> str:
 def configuration() -> str:
     """Every setting: name, default, meaning."""
     top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
-    sections = [(name, field) for name, field in fields(RunConfig) if section_in(field) is not None]
+    sections = [
+        (name, field)
+        for name, field in fields(RunConfig)
+        if section_in(field) is not None and not name.startswith(f"{_AS_PROMPTS}.")
+    ]
     parts = [f"## Top level\n\n{_table(top)}", *(_section(name, field) for name, field in sections)]
     return filled("configuration", settings="\n\n".join(parts))
 
 
 def _section(name: str, field: FieldInfo) -> str:
     section = typing.cast(type[Any], section_in(field))
-    own = [(f"{name}.{key}", each) for key, each in section.model_fields.items() if section_in(each) is None]
+    names = [key for key, each in section.model_fields.items() if section_in(each) is None and key != "params"]
+    own = [(f"{name}.{key}", section.model_fields[key]) for key in names if name != _AS_PROMPTS]
     if name == "algorithm":
         own.insert(0, ("algorithm.preset", PRESET))
     meaning = " ".join((field.description or inspect.cleandoc(section.__doc__ or "")).split())

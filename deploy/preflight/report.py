@@ -56,7 +56,7 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
         share = float(weight / sum(mixture.weights))
         repeats = f" and {source.num_duplicates:,} repeated ones" if config.prompts.deduplicate else ""
         epochs = f"{config.num_steps} steps see each {num_groups * share / len(source.rows):.2g} times"
-        name = source.name or config.prompts.name
+        name = source.name or config.prompts.name or ""
         yield (
             "prompts",
             name,

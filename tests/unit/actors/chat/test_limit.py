@@ -7,6 +7,7 @@ from actors.chat.limit import PromptLimit
 from cluster.contracts.errors import DataError
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt
+from deploy.quickstart.make_model import make_tokenizer as byte_level_tokenizer
 from tests.models import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
@@ -34,6 +35,22 @@ def test_a_text_is_cut_at_the_side_that_the_rule_names(rule, text):
 def test_of_messages_the_first_users_is_cut_and_the_template_stays_whole(rule, kept):
     fitted = limited(said("s", "1234", "a", "u"), rule, most=13, template=TEMPLATE)
     assert [message["content"] for message in fitted.messages] == ["s", kept, "a", "u"], "<s><1234><a><u> has 15 tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "kept"),
+    [
+        ("\U00013000abc", "truncate_start", "abc"),
+        ("ab\U00013000\U00013000", "truncate_start", "\U00013000"),
+        ("\U00013000\U00013000ab", "truncate_end", "\U00013000"),
+    ],
+)
+def test_a_character_of_several_tokens_is_cut_as_a_whole(text, rule, kept):
+    tokenizer = byte_level_tokenizer(["ab"])
+    assert len(tokenizer(text).input_ids) > 5, "a token a byte, four of the hieroglyph"
+    config = PromptsConfig.model_validate({"name": "file", "max_prompt_tokens": 5, "on_long_prompt": rule})
+    fitted = PromptLimit(config, ChatFormatter(tokenizer, max_context=64))(Prompt(prompt_id="p", text=text))
+    assert fitted.text == kept
 
 
 def test_a_prompt_at_the_limit_stays_as_it_is():

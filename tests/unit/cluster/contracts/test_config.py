@@ -1,5 +1,7 @@
 """Settings that contradict each other are refused together, with the way out."""
 
+import math
+
 import pytest
 from pydantic import ValidationError
 
@@ -67,6 +69,14 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
     ("sections", "named"),
     [
         ({"prompts": {"name": "file", **MATHS}}, "name='file' beside sources"),
+        ({"prompts": {"name": "mixture", **MATHS, "dedupe": True}}, "name='mixture' beside sources"),
+        ({"prompts": {"name": None, **MATHS, "dedupe": True}}, r"prompts\.dedupe\n  Extra inputs are not permitted"),
+        ({"prompts": MATHS | {"params": {"dedupe": True}}}, "beside sources"),
+        (
+            {"prompts": {"name": "file", "difficulty": 0.3}},
+            r"difficulty=0\.3 must be a mapping; write difficulty: {target: 0\.5}",
+        ),
+        ({"prompts": {"sources": {"maths": {"name": "file", "weight": math.inf}}}}, "should be a finite number"),
         ({"prompts": {}}, "no source; write"),
         ({"prompts": MATHS, "reward": PARTS | {"by_source": {"chat": ["right"]}}}, "no entry for the source 'maths'"),
         (
@@ -92,6 +102,7 @@ def test_sources_have_names_that_the_reward_knows(sections, named):
     [
         "chat",
         {"name": "file", "path": "a"},
+        MATHS,
         MATHS | {"deduplicate": True, "difficulty": {"target": 0.25}},
         {"name": "reasoning_gym", "difficulty": 3},
     ],
@@ -99,8 +110,7 @@ def test_sources_have_names_that_the_reward_knows(sections, named):
 def test_prompts_are_written_out_as_they_were_written(written):
     prompts = configured(prompts=written).prompts
     assert type(prompts).model_validate(prompts.model_dump(mode="json")) == prompts
-    if "sources" not in written:
-        assert prompts.model_dump() == written
+    assert prompts.model_dump(exclude_defaults=True) == written
 
 
 def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():

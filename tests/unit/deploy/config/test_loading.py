@@ -74,6 +74,10 @@ def test_a_missing_file_says_so(tmp_path):
             "learner.num_ranks=513 is more than the 512 trajectories of an update; use fewer ranks",
         ),
         ("learner.lora.rank=0", "learner.lora.rank=0 is not valid"),
+        (
+            "prompts={sources: {Ab-c: {name: file, weight: 0}}}",
+            "prompts.sources.Ab-c.weight=0 is not valid: input should be gr",
+        ),
         ("num_steps", "override 'num_steps' is not of the form"),
         ("num_steps.x=1", "num_steps"),
         ("model.path=[", "cannot be read as YAML"),

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import pytest
 import yaml
 
 from cluster.contracts.config import RunConfig
@@ -33,6 +34,16 @@ def test_a_parameter_that_is_changed_is_named_alone_with_the_default_that_it_had
 
 def test_parameters_in_a_list_of_variants_count():
     assert changed("algorithm.filters=[zero_variance]").keys() == {"algorithm.filters"}
+
+
+@pytest.mark.parametrize("field", ["prompts", "evaluation.prompts"])
+def test_a_default_that_is_written_out_in_a_source_of_several_changes_nothing(field):
+    def several(**written):
+        source = {"name": "file", "path": "a.jsonl", **written}
+        run = validated({"model": {"path": "none"}, "prompts": "file"}, [f"{field}={{sources: {{maths: {source}}}}}"])
+        return spelled_out(yaml.safe_load(resolved_yaml(run)))
+
+    assert several() == several(text_as="auto") != several(text_as="text")
 
 
 def test_a_variant_that_is_not_here_is_compared_as_it_is_written():
