@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from actors.http import HttpError
+from cluster.contracts.errors import UnavailableError
 
 T = TypeVar("T")
 _Waiting = asyncio.Future[Any]
@@ -20,13 +21,19 @@ class Batches(Generic[T]):
         self._size = size
         self._wait_s = wait_s
         self._open: list[tuple[T, _Waiting]] = []
+        self._alone = set[int]()
+        """Hashes of items whose batch found the server away, until each is answered."""
         self._context: contextvars.Context
         self._timer: asyncio.TimerHandle
 
     async def result(self, item: T) -> Any:
-        """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone."""
+        """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone. After a batch
+        that found the server away, which an item of it may cause, each goes alone when it is asked for again."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting = loop.create_future()
+        if self._alone and hash(repr(item)) in self._alone:
+            self._send_off([(item, waiting)], contextvars.copy_context())
+            return await waiting
         self._open.append((item, waiting))
         if len(self._open) == 1:
             self._context = contextvars.copy_context()
@@ -40,7 +47,10 @@ class Batches(Generic[T]):
         # Those whose deadline came while they waited want no answer.
         batch = [each for each in self._open if not each[1].done()]
         self._open = []
-        answering = asyncio.get_running_loop().create_task(self._answered(batch), context=self._context)
+        self._send_off(batch, self._context)
+
+    def _send_off(self, batch: Sequence[tuple[T, _Waiting]], context: contextvars.Context) -> None:
+        answering = asyncio.get_running_loop().create_task(self._answered(batch), context=context)
         for _, waiting in batch:
             waiting.add_done_callback(lambda _: all(each.done() for _, each in batch) and answering.cancel())
 
@@ -54,6 +64,11 @@ class Batches(Generic[T]):
             results = [error]
         except Exception as error:  # noqa: BLE001 - it belongs to the calls that wait, whatever it is
             results = [error] * len(batch)
+            if isinstance(error, UnavailableError) and len(batch) > 1:
+                self._alone |= {hash(repr(item)) for item, _ in batch}
+        else:
+            if self._alone:
+                self._alone -= {hash(repr(item)) for item, _ in batch}
         for (_, waiting), result in zip(batch, results, strict=True):
             if not waiting.done():
                 waiting.set_exception(result) if isinstance(result, Exception) else waiting.set_result(result)

@@ -3,10 +3,8 @@
 Failures of transport (no connection, a body cut off, 5xx, 429) are tried again, elsewhere at once or here with full jitter (Brooker, AWS,
 "Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
 
-A little before the deadline it tells an outage from a judgement that fails or takes too long. A server that has given no whole answer to
-any request since this one began is away: refusing, failing, or accepting and silent. One that answers others meanwhile is up, and
-this judgement runs into its own deadline, or its 5xx is its own. A server that is always slower than the deadline counts as away: no
-trajectory would ever get its reward, and to hold them loses none.
+What is still without an answer a little before the deadline is UnavailableError, whether the server refuses, fails or is silent. Whether it
+is away or cannot take this question, the service finds out. Only a request that began late in its judgement runs into the deadline.
 """
 
 import asyncio
@@ -27,13 +25,13 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from actors.reward_service.deadline import remaining_s
-from cluster.contracts.errors import ConfigError, DataError, DeadlineError, UnavailableError
+from actors.reward_service.deadline import is_late, remaining_s
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 
 _DEADLINE_S = 30.0
 """Of a request outside a judge's call."""
 _MARGIN_S = 1.0
-"""Before the deadline, or a tenth of it if that is less: time for an error to get out before the deadline cancels it."""
+"""Before the deadline, or a third of it if that is less: time for the errors of many calls to get out before it cancels them."""
 _CONNECT_S = 5.0
 _REST_S = 5.0
 """A server that failed is passed over so long while others are healthy."""
@@ -93,10 +91,11 @@ class _Call:
     path: str
     body: bytes
     num_tokens: int
-    began: float
     gives_up_at: float
     url: str = ""
-    """Asked last; none while it waits for its first place."""
+    """Asked last; all of them while it waits for its first place."""
+    failure: "_TransportError | None" = None
+    """Of the last attempt."""
 
 
 class _TransportError(Exception):
@@ -105,28 +104,24 @@ class _TransportError(Exception):
     def __init__(self, message: str, *, retry_after_s: float | None = None, status: int = 0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        self.status = status
+        self.is_limit = status == 429
 
 
 class _Pace:
     """So much a minute, spread evenly: no minute ever has more."""
 
-    def __init__(self, per_minute: float | None, *, name: str) -> None:
+    def __init__(self, per_minute: float | None) -> None:
         self._per_minute = per_minute
-        self._name = name
         self._next_at = 0.0
 
     def reserve(self, amount: float, *, before: float) -> float:
-        """Seconds to wait. Raises DeadlineError where its turn comes after `before`; then it takes none."""
+        """Seconds to wait. It takes no turn that comes after `before`."""
         if self._per_minute is None:
             return 0.0
         now = time.monotonic()
         starts_at = max(now, self._next_at)
-        if starts_at >= before:
-            raise DeadlineError(
-                f"{self._name}={self._per_minute:g} leaves no turn within the deadline; raise it, or the judge's timeout_s"
-            )
-        self._next_at = starts_at + 60 * amount / self._per_minute
+        if starts_at < before:
+            self._next_at = starts_at + 60 * amount / self._per_minute
         return starts_at - now
 
     def correct(self, amount: float) -> None:
@@ -152,33 +147,32 @@ class HttpClient:
         except OSError as error:
             raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error
         self._places = asyncio.Semaphore(endpoint.max_concurrency)
-        self._requests = _Pace(endpoint.requests_per_minute, name=f"{field}.requests_per_minute")
-        self._tokens = _Pace(endpoint.tokens_per_minute, name=f"{field}.tokens_per_minute")
+        self._requests = _Pace(endpoint.requests_per_minute)
+        self._tokens = _Pace(endpoint.tokens_per_minute)
         self._turns = itertools.count()
         self._rests_until: dict[str, float] = {}
-        self._last_answer: dict[str, float] = {}
-        """When each server last gave a whole answer, on the monotonic clock."""
-        self._num_under_way = 0
+        self._closed: dict[str, tuple[float, _TransportError]] = {}
+        """From when on a server takes requests again, as it said, and its last failure."""
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any, *, urls: Sequence[str] = (), num_tokens: int = 0) -> Any:
         """The parsed answer of one of `urls`, or of the endpoint's. The request may reach several, or one twice.
 
-        `num_tokens` is the estimate for the limit. Raises UnavailableError in an outage, HttpError for an answer that says no or is no
-        JSON, DeadlineError where the limits leave no room inside the deadline, TimeoutError where nothing else ends a slow request.
+        `num_tokens` is the estimate for the limit. Raises UnavailableError where it gets no answer, or no turn within the limits, in time;
+        HttpError for an answer that says no or is no JSON; TimeoutError where nothing else ends a request that began late.
         """
         left_s = remaining_s()
         total_s = _DEADLINE_S if left_s is None else left_s
-        margin_s = min(_MARGIN_S, total_s / 10)
+        margin_s = min(_MARGIN_S, total_s / 3)
         if not (urls := urls or self._endpoint.urls):
             raise UnavailableError("no server is up")
-        patience_s, now = total_s - margin_s, time.monotonic()
-        call = _Call(urls, path, json.dumps(body).encode(), num_tokens, now, now + patience_s)
+        patience_s, began_late = total_s - margin_s, is_late()
+        gives_up_at = time.monotonic() + patience_s
+        call = _Call(urls, path, json.dumps(body).encode(), num_tokens, gives_up_at, url=", ".join(urls))
         asking = asyncio.create_task(self._ask(call))
         try:
             done, _ = await asyncio.wait([asking], timeout=patience_s)
-            # A request that our own limits hold back says nothing, unless those under way come to nothing.
-            if not done and self._num_under_way and not self._has_answered(call):
+            if not done and not began_late:
                 self._rest(call.url, _REST_S)
                 raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
             async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
@@ -194,28 +188,34 @@ class HttpClient:
     async def _ask(self, call: _Call) -> Any:
         for attempt in itertools.count():
             async with self._places:
-                await asyncio.sleep(self._requests.reserve(1, before=call.gives_up_at))
-                await asyncio.sleep(self._tokens.reserve(call.num_tokens, before=call.gives_up_at))
+                await self._wait(self._requests.reserve(1, before=call.gives_up_at), call)
+                await self._wait(self._tokens.reserve(call.num_tokens, before=call.gives_up_at), call)
                 call.url = self._next(call.urls)
-                self._num_under_way += 1
-                try:
-                    return await self._asked(call.url, call)
-                except _TransportError as error:
-                    failure = error
-                finally:
-                    self._num_under_way -= 1
-            self._rest(call.url, failure.retry_after_s or _REST_S)
-            if any(map(self._is_healthy, call.urls)):
-                continue
-            wait_s = failure.retry_after_s
-            if wait_s is None:
-                wait_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
-            if time.monotonic() + wait_s >= call.gives_up_at:
-                why = f"{call.url}{call.path}: {failure}, after {time.monotonic() - call.began:.3g} s of retries"
-                if failure.status >= 500 and self._has_answered(call):
-                    raise HttpError(f"{why}, while it answers others", status=failure.status)
-                raise UnavailableError(why, endpoint=call.url)
-            await asyncio.sleep(wait_s)
+                if self._opens_at(call.url) > time.monotonic():
+                    call.failure = self._closed[call.url][1]
+                else:
+                    try:
+                        return await self._asked(call.url, call)
+                    except _TransportError as error:
+                        call.failure = error
+                        self._rest(call.url, error.retry_after_s or _REST_S)
+                        self._closed[call.url] = time.monotonic() + (error.retry_after_s or 0.0), error
+            if not any(map(self._is_healthy, call.urls)):
+                jitter_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
+                opens_in_s = min(map(self._opens_at, call.urls)) - time.monotonic()
+                await self._wait(max(jitter_s, opens_in_s), call)
+
+    async def _wait(self, seconds: float, call: _Call) -> None:
+        """Raises UnavailableError at once where that is too long."""
+        if not seconds or time.monotonic() + seconds < call.gives_up_at:
+            await asyncio.sleep(seconds)
+        elif call.failure is None:
+            why = "requests_per_minute and tokens_per_minute leave no turn within the deadline"
+            raise UnavailableError(f"{call.url}: {why}", retry_after_s=seconds / 2)
+        else:
+            retry_after_s = seconds if call.failure.is_limit else None
+            why = f"{call.url}{call.path}: {call.failure}, until just before the deadline"
+            raise UnavailableError(why, endpoint=call.url, retry_after_s=retry_after_s)
 
     async def _asked(self, url: str, call: _Call) -> Any:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
@@ -241,7 +241,6 @@ class HttpClient:
             raise _TransportError(
                 f"HTTP {response.status}: {said}", retry_after_s=retry_after_s, status=response.status
             )
-        self._last_answer[url] = time.monotonic()
         self._rests_until.pop(url, None)
         if response.status >= 300:
             goes_to = response.headers.get("Location", "")
@@ -259,21 +258,20 @@ class HttpClient:
         return answer
 
     def _next(self, urls: Sequence[str]) -> str:
-        """Round robin over those that are healthy; else the one that has rested longest."""
+        """Round robin over those that are healthy; else, of those that take requests soonest, the one that has rested longest."""
         turn = next(self._turns)
         in_turn = [urls[(turn + i) % len(urls)] for i in range(len(urls))]
-        return next(filter(self._is_healthy, in_turn), min(in_turn, key=lambda url: self._rests_until.get(url, 0.0)))
+        soonest = min(in_turn, key=lambda url: (self._opens_at(url), self._rests_until.get(url, 0.0)))
+        return next(filter(self._is_healthy, in_turn), soonest)
+
+    def _opens_at(self, url: str) -> float:
+        return self._closed[url][0] if url in self._closed else 0.0
 
     def _is_healthy(self, url: str) -> bool:
         return self._rests_until.get(url, 0.0) <= time.monotonic()
 
     def _rest(self, url: str, seconds: float) -> None:
         self._rests_until[url] = time.monotonic() + seconds
-
-    def _has_answered(self, call: _Call) -> bool:
-        """Whether the server asked last, or any while none was, has answered since the call began."""
-        asked = (call.url,) if call.url else call.urls
-        return any(self._last_answer.get(url, 0.0) >= call.began for url in asked)
 
     def _shown(self, content: bytes) -> str:
         text = content.decode(errors="replace")

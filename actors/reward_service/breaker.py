@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 from cluster.contracts.errors import UnavailableError
 from cluster.contracts.types import Hold
 
+T = TypeVar("T")
 _MOST_FAILURES = 3
 """In a row. One may be the call's own, such as a request that ends a server's worker; a client has retried before each of them."""
 _FIRST_PAUSE_S = 1.0
@@ -29,6 +31,7 @@ class Breaker:
         self._setting = setting
         self._hold_s = hold_s
         self._most_failures = _MOST_FAILURES if hold_s else 1
+        self._num_calls = 0
         self._num_failures = 0
         self._num_probes = 0
         self._failed_at = 0.0
@@ -36,6 +39,16 @@ class Breaker:
         """What the part waits for; None while its calls go through."""
         self.num_verdicts = 0
         self._turn = asyncio.Lock()
+
+    async def of(self, call: Awaitable[T]) -> T:
+        """Its result. With the last call that leaves, verdict or not, a hold ends: nothing waits for the endpoint."""
+        self._num_calls += 1
+        try:
+            return await call
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._let_go()
 
     @contextlib.asynccontextmanager
     async def passage(self) -> AsyncIterator[bool]:
@@ -56,7 +69,7 @@ class Breaker:
     def note_verdict(self) -> None:
         """The endpoint is there. All calls go on."""
         self.num_verdicts += 1
-        self._num_failures, self._num_probes, self.hold = 0, 0, None
+        self._let_go()
 
     def note_away(self, away: UnavailableError) -> None:
         """One more failure. Raises UnavailableError, which is for the run, when the outage is longer than `hold_s`."""
@@ -77,6 +90,9 @@ class Breaker:
             )
         since = self.hold.since if self.hold else time.time() - seconds
         self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
+
+    def _let_go(self) -> None:
+        self._num_failures, self._num_probes, self.hold = 0, 0, None
 
     def _pause_s(self) -> float:
         """Doubles from probe to probe, with jitter: many services do not ask in step. The last one is at the end of `hold_s`."""

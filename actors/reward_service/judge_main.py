@@ -109,7 +109,8 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
 
 def _answer(answers: TextIO, number: int, judged: Judged | UnavailableError, *, is_spent: bool) -> None:
     if isinstance(judged, UnavailableError):
-        said: Any = {"away": headline(judged)[:MAX_MESSAGE], "endpoint": judged.endpoint}
+        facts = {"endpoint": judged.endpoint, "retry_after_s": judged.retry_after_s}
+        said: Any = {"away": headline(judged)[:MAX_MESSAGE], **facts}
     else:
         said = judged and [[each.value, each.status, each.components, each.message] for each in judged]
     _say(answers, [number, said, is_spent])

@@ -162,7 +162,7 @@ class JudgeProcess:
             while (answer := await self._receive()) is not None:
                 number, said, is_spent = answer
                 verdict = (
-                    UnavailableError(said["away"], endpoint=said["endpoint"])
+                    UnavailableError(said.pop("away"), **said)
                     if isinstance(said, dict)
                     else said and [_reward(each) for each in said]
                 )

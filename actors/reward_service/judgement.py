@@ -35,7 +35,8 @@ class Judge:
     keeps_verdicts: bool
     """Declared by an attribute of this name: each verdict costs something, and the same question has the same answer."""
     digest: str
-    """Of its source file, and of what it declares as `identity`: that which decides its verdicts and is in neither code nor parameters."""
+    """Of its source file, and of what it declares as `identity`: that which decides its verdicts and is in neither code nor parameters, or
+    a function, whose source file counts."""
 
 
 def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
@@ -156,10 +157,20 @@ def _asked(call: Callable[..., Any], what: str) -> frozenset[str]:
 
 
 def _digest(judge: Any) -> str:
-    file = inspect.getsourcefile(judge if inspect.isfunction(judge) else type(judge))
-    digest = hashlib.sha256(Path(file).read_bytes() if file else b"")
-    digest.update(str(getattr(judge, "identity", "")).encode())
+    identity = getattr(judge, "identity", "")
+    digest = hashlib.sha256(_source(judge))
+    digest.update(_source(identity) if callable(identity) else str(identity).encode())
     return digest.hexdigest()
+
+
+def _source(of: Any) -> bytes:
+    """Its file; nothing of what was not read from one."""
+    inner = inspect.unwrap(getattr(of, "func", of))
+    try:
+        file = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
+    except TypeError:
+        return b""
+    return Path(file).read_bytes() if file else b""
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

@@ -17,7 +17,7 @@ from actors.reward_service.judge_process import Call, JudgeProcess
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
-from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.reward_config import RewardConfig, server_of
 from cluster.contracts.types import Hold, Reward, RewardStatus
 from cluster.record.verdicts import remember
 
@@ -25,6 +25,8 @@ _PATIENCE_S = 0.2
 """How long calls wait for a busy process before another one is started."""
 _MOST_TRIES = 5
 """Of a call that finds away what answers others: it may be the cause, and its reward fails."""
+_ANSWERS_BY = {"path", "revision", "dtype", "max_model_len"}
+"""Settings of a server that decide what it says."""
 _CALLS_PER_REQUEST = 8
 """Enough to make the round trip cheap, few enough to share the rows of a slow judge between processes."""
 
@@ -44,7 +46,18 @@ class Judging:
         self._config = config
         self._breaker = Breaker(part=part.name or "", setting=part.setting, hold_s=config.hold_s)
         self._known = known if (first.keeps_verdicts if part.cache is None else part.cache) else None
-        self._asked = json.dumps([part.name, part.judge.model_dump(mode="json"), first.digest], sort_keys=True)
+        only = server_of(part.judge)
+        servers = {
+            name: server.model_dump(include=_ANSWERS_BY)
+            for name, server in config.servers.items()
+            if "servers" in first.asks and only in (None, name)
+        }
+        asked = [part.name, part.judge.model_dump(mode="json"), first.digest, servers]
+        self._asked = json.dumps(asked, sort_keys=True)
+        self._each_asks = first.keeps_verdicts
+        """Whether each verdict shows that the endpoint is up: one that costs nothing may come without it."""
+        self._control: tuple[str, Call] | None = None
+        """What was answered last."""
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
         num_cores = max(1, _num_cores() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
@@ -76,6 +89,8 @@ class Judging:
         columns = json.dumps(json.loads(shared).get("columns"), sort_keys=True)
         keys = [self._key(columns, given) for _, given in calls]
         found = {key: _rewards(self._known[key]) for key in keys if key in self._known}
+        if self._control is None and self._each_asks:
+            self._control = next(((shared, call) for key, call in zip(keys, calls, strict=True) if key in found), None)
         answers = iter(
             await self._ask(shared, [call for key, call in zip(keys, calls, strict=True) if key not in found])
         )
@@ -95,7 +110,7 @@ class Judging:
     async def _ask(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
         each = self._calls_per_request
         requests = [calls[start : start + each] for start in range(0, len(calls), each)]
-        judged = await asyncio.gather(*(self._judge(shared, request) for request in requests))
+        judged = await asyncio.gather(*(self._breaker.of(self._judge(shared, request)) for request in requests))
         return [answer for request in judged for answer in request]
 
     async def close(self) -> None:
@@ -103,33 +118,56 @@ class Judging:
 
     async def _judge(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
         judged: list[Judged] = []
-        num_tries, num_verdicts = 0, self._breaker.num_verdicts
+        num_tries, num_verdicts, was_away = 0, self._breaker.num_verdicts, False
         while len(judged) < len(calls):
             async with self._breaker.passage() as is_probe:
                 left = calls[len(judged) :][: 1 if is_probe else None]
                 for answer in await self._answers(shared, left):
+                    call = calls[len(judged)]
                     if not isinstance(answer, UnavailableError):
                         judged.append(answer)
-                        num_tries = 0
-                        self._note(answer, is_probe=is_probe)
+                        if self._note(answer, is_probe=is_probe) and (self._each_asks or was_away):
+                            self._control = shared, call
+                        num_tries, was_away = 0, False
                         continue
+                    was_away, is_again = True, was_away or is_probe
+                    if answer.retry_after_s is not None:
+                        if answer.endpoint is not None:
+                            self._breaker.note_away(answer)
+                        await asyncio.sleep(answer.retry_after_s)
+                        continue
+                    if is_again and self._breaker.num_verdicts == num_verdicts:
+                        await self._ask_control(shared)
                     num_tries += self._breaker.num_verdicts > num_verdicts
                     num_verdicts = self._breaker.num_verdicts
                     if num_tries == _MOST_TRIES:
                         error = UnavailableError(f"{answer}; others were answered between {num_tries} tries")
-                        judged.append([failed(error)] * calls[len(judged)][0])
-                        num_tries = 0
+                        judged.append([failed(error)] * call[0])
+                        num_tries, was_away = 0, False
                         continue
                     self._breaker.note_away(answer)
         return judged
 
-    def _note(self, judged: Judged, *, is_probe: bool) -> None:
-        """A failed reward says nothing of the endpoint: the judge may have failed before it asked."""
+    async def _ask_control(self, shared: str) -> None:
+        """Asks again what was answered last. If it is answered again, the endpoint is up, and the call may be what it fails at."""
+        if self._control is None:
+            return
+        was_shared, call = self._control
+        # The run's servers may have moved since.
+        moved = json.loads(was_shared) | {name: urls for name, urls in json.loads(shared).items() if name == "servers"}
+        for answer in await self._answers(json.dumps(moved), [call]):
+            if not isinstance(answer, UnavailableError):
+                self._note(answer, is_probe=False)
+
+    def _note(self, judged: Judged, *, is_probe: bool) -> bool:
+        """Whether it shows that the endpoint is up. A failed reward says nothing: the judge may have failed before it asked."""
         failures = [reward for reward in judged or () if reward.status is not RewardStatus.OK]
         if judged is None or len(failures) < len(judged):
             self._breaker.note_verdict()
-        elif is_probe and (hold := self._breaker.hold):
+            return True
+        if is_probe and (hold := self._breaker.hold):
             self._breaker.note_away(UnavailableError(str(failures[0].message), endpoint=hold.endpoint))
+        return False
 
     async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         process = await self._take()

@@ -16,7 +16,7 @@ class OpenRlhfReward:
 
     def __init__(self, *, function: ImportString[Any], label_column: str = "label") -> None:
         """`function` is an import path, `my_package.rewards:reward_func`. Raises DataError for a prompt without the column."""
-        self._function = function
+        self._function = self.identity = function
         self._label_column = label_column
 
     def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> Any:

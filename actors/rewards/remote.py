@@ -84,6 +84,8 @@ class Remote:
         verdicts = await asyncio.gather(*map(self._batches.result, items), return_exceptions=True)
         if away := next((each for each in verdicts if isinstance(each, UnavailableError)), None):
             raise away
+        # Not None: all of them together would say that the judge does not judge this prompt.
+        verdicts = [DataError("the server answered null") if each is None else each for each in verdicts]
         return [failed(verdict) if isinstance(verdict, BaseException) else verdict for verdict in verdicts]
 
     def _query(self, columns: Mapping[str, Any], prompt: str, completion: str) -> Any:

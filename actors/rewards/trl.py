@@ -16,7 +16,7 @@ class TrlReward:
     def __init__(self, *, function: ImportString[Any], conversational: bool = False) -> None:
         """`function` is an import path, `my_package.rewards:f`. `conversational` gives it messages, as TRL does for data sets of
         messages."""
-        self._function = function
+        self._function = self.identity = function
         self._conversational = conversational
 
     def __call__(

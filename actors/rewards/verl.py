@@ -17,7 +17,7 @@ class VerlReward:
     def __init__(self, *, function: ImportString[Any], ground_truth: str | None = None) -> None:
         """`function` is an import path, `my_package.rewards:compute_score`. `ground_truth` names the column of the answer; None reads
         `reward_model: {ground_truth: ...}`, as verl does. Raises DataError for a prompt without it."""
-        self._function = function
+        self._function = self.identity = function
         self._ground_truth = ground_truth
 
     def __call__(self, *, completion: str, columns: Mapping[str, Any]) -> Any:

@@ -93,10 +93,14 @@ class LostError(TreadwheelError):
 class UnavailableError(TreadwheelError):
     """What a judge calls is away: nothing about the completion is known, and asking later may help."""
 
-    def __init__(self, message: str, *, endpoint: str | None = None, **facts: Any) -> None:
-        """`endpoint` names it for people: a URL without secrets."""
+    def __init__(
+        self, message: str, *, endpoint: str | None = None, retry_after_s: float | None = None, **facts: Any
+    ) -> None:
+        """`endpoint` names it for people: a URL without secrets. `retry_after_s` tells of a limit of rate, which says nothing of what was
+        asked: the endpoint's own, or without `endpoint` one that was set here."""
         super().__init__(message, **facts)
         self.endpoint = endpoint
+        self.retry_after_s = retry_after_s
 
 
 class NumericsError(TreadwheelError):

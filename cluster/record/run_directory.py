@@ -164,5 +164,6 @@ class RunDirectory(Storage):
         return any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))
 
     def _start_over(self) -> None:
-        for name in (LEDGER, METRICS, PASSPORT, *(f"trajectories/{file}" for file in self.names("trajectories"))):
+        trajectories = (f"trajectories/{file}" for file in self.names("trajectories"))
+        for name in (LEDGER, METRICS, PASSPORT, VERDICTS, *trajectories):
             self.remove(name)

@@ -40,6 +40,10 @@ class FaultyServer:
             case "retry after a date":
                 date = email.utils.format_datetime(datetime.datetime.fromtimestamp(time.time() + 1.9, datetime.UTC))
                 return web.Response(status=429, headers={"Retry-After": date})
+            case "retry after 0 s":
+                return web.Response(status=429, headers={"Retry-After": "0"})
+            case "retry after a past date":
+                return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
             case "retry after an hour":
                 return web.Response(status=429, headers={"Retry-After": "3600"})
             case "redirect":

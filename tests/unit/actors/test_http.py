@@ -9,7 +9,7 @@ import pytest
 
 from actors.http import Endpoint, HttpClient, HttpError
 from actors.reward_service.deadline import remaining_s, verdict_within
-from cluster.contracts.errors import ConfigError, DataError, DeadlineError, UnavailableError
+from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from tests.unit.actors.faulty_server import faulty_server
 
 
@@ -64,27 +64,43 @@ async def test_what_a_server_means_is_an_error_at_once(fault, status):
         assert (told.value.status, len(server.requests)) == (status, 1)
 
 
-async def test_a_slow_judgement_of_a_server_that_answers_others_is_no_outage():
-    async with faulty_server(echo, "hang") as server, client_of(server.url) as client:
-        with verdict_within(0.4):
-            slow = asyncio.create_task(client.post("", "slow"))
-            while not server.requests:
-                await asyncio.sleep(0)
-            await client.post("", "fast")
+@pytest.mark.parametrize("fault", ["503", "close", "hang"])
+async def test_requests_under_way_when_a_server_goes_away_are_in_the_outage_though_it_answered_one(fault):
+    async with (
+        faulty_server(echo, always=itertools.chain([None], itertools.repeat(fault))) as server,
+        client_of(server.url) as client,
+    ):
+        with verdict_within(0.6):
+            asking = (client.post("", number) for number in range(7))
+            asked = await asyncio.gather(*asking, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in asked) == ["UnavailableError"] * 6 + ["dict"]
+
+
+async def test_a_second_request_that_is_still_unanswered_at_the_end_of_its_judgement_is_a_slow_judgement():
+    async with faulty_server(echo, None, "hang") as server, client_of(server.url) as client:
+        with verdict_within(0.6):
+            await client.post("", "first")
+            await asyncio.sleep(0.4)
             with pytest.raises(TimeoutError):
-                await slow
+                await client.post("", "second")
 
 
-async def test_a_request_that_breaks_a_server_which_answers_others_is_an_error_and_no_outage():
-    faults = (None if number == 1 else "500" for number in itertools.count())
-    async with faulty_server(echo, always=faults) as server, client_of(server.url) as client:
-        with verdict_within(0.4):
-            poison = asyncio.create_task(client.post("", "poison"))
-            while not server.requests:
-                await asyncio.sleep(0)
-            await client.post("", "good")
-            with pytest.raises(HttpError, match=r"HTTP 500: out of order.*while it answers others"):
-                await poison
+@pytest.mark.parametrize("fault", ["retry after 0 s", "retry after a past date"])
+async def test_a_server_that_may_be_asked_again_at_once_is_asked_with_jitter(fault):
+    async with faulty_server(echo, always=itertools.repeat(fault)) as server, client_of(server.url) as client:
+        with verdict_within(0.6), pytest.raises(UnavailableError):
+            await client.post("", 1)
+    assert len(server.requests) < 50
+
+
+async def test_while_a_server_wants_no_request_none_is_sent_by_any_call():
+    async with faulty_server(echo, "retry after 1 s") as server, client_of(server.url) as client:
+        for number in range(3):
+            with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429") as limited:
+                await client.post("", number)
+            assert 0.5 < limited.value.retry_after_s <= 1
+        assert server.requests == [0]
+        assert await client.post("", 3) == {"said": 3}
 
 
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
@@ -156,8 +172,16 @@ async def test_limits_hold_on_concurrency_requests_and_tokens():
             assert 0.3 <= time.monotonic() - began < 1
         async with client_of(server.url, requests_per_minute=1) as client:
             await client.post("", 0)
-            with pytest.raises(DeadlineError, match=r"requests_per_minute=1 leaves no turn"):
+            with pytest.raises(UnavailableError, match=r"requests_per_minute .* no turn") as limited:
                 await client.post("", 0)
+            assert limited.value.endpoint is None and 28 < limited.value.retry_after_s < 30
+
+
+async def test_an_outage_under_a_limit_is_an_outage():
+    async with faulty_server(echo, "503") as server, client_of(server.url, requests_per_minute=1) as client:
+        with verdict_within(1), pytest.raises(UnavailableError, match="HTTP 503") as away:
+            await client.post("", 0)
+        assert (away.value.endpoint, away.value.retry_after_s) == (server.url, None)
 
 
 def test_an_inner_deadline_never_lengthens_an_outer_one():

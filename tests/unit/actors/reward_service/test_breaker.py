@@ -22,10 +22,10 @@ class Endpoint:
     """A judge's process whose server is away between these seconds: each call takes one, and its verdict is its own number."""
 
     asks, is_of_groups, is_spent, is_alive = frozenset({"completion"}), False, False, True
-    keeps_verdicts, digest = False, "of its source"
+    digest = "of its source"
 
-    def __init__(self, *outages: tuple[float, float], is_async: bool = True) -> None:
-        self.is_async = is_async
+    def __init__(self, *outages: tuple[float, float], is_async: bool = True, keeps_verdicts: bool = False) -> None:
+        self.is_async, self.keeps_verdicts = is_async, keeps_verdicts
         self._outages = outages
         self.asked: list[tuple[float, int]] = []
         self.answered: list[int] = []
@@ -33,13 +33,19 @@ class Endpoint:
         """Calls that find it away whenever they ask."""
         self.nonsense: set[int] = set()
         """Calls whose judge raises before it asks."""
+        self.free: set[int] = set()
+        """Calls whose judge has a verdict before it asks."""
+        self.limits: dict[int, list[UnavailableError]] = {}
+        """What calls find first."""
         self.now = asyncio.get_running_loop().time
 
-    def judging(self, *, hold_s: float = 600.0, max_concurrency: int = 64) -> Judging:
+    def judging(
+        self, *, hold_s: float = 600.0, max_concurrency: int = 64, known: dict[str, str] | None = None
+    ) -> Judging:
         part = RewardPart(judge=Plugin(name="remote"), max_concurrency=max_concurrency)
         config = RewardConfig(parts={"style": part}, hold_s=hold_s)
         fake: Any = self
-        return Judging(parts_of(config)[0], config, fake)
+        return Judging(parts_of(config)[0], config, fake, known)
 
     async def judge(self, shared: str, calls: Any) -> list[Any]:
         answers: list[Any] = []
@@ -49,7 +55,12 @@ class Endpoint:
             await asyncio.sleep(1)
             if number in self.nonsense:
                 answers.append([Reward(value=None, status=RewardStatus.ERROR, message="KeyError: 'anser'")])
-            elif number in self.never or any(begin <= self.now() < end for begin, end in self._outages):
+            elif self.limits.get(number):
+                answers.append(self.limits[number].pop())
+                return answers
+            elif number not in self.free and (
+                number in self.never or any(begin <= self.now() < end for begin, end in self._outages)
+            ):
                 answers.append(UnavailableError("connection refused", endpoint=ENDPOINT))
                 return answers
             else:
@@ -143,10 +154,11 @@ async def test_a_judge_that_fails_before_it_asks_ends_no_outage():
 
 @pytest.mark.parametrize("seed", range(20))
 @simulated
-async def test_whatever_the_outages_every_call_gets_its_own_verdict_once(seed):
+async def test_whatever_the_outages_every_call_gets_its_own_verdict(seed):
     chance = random.Random(seed)
     begins = sorted(chance.uniform(0, 3000) for _ in range(6))
-    endpoint = Endpoint(*((at, at + chance.uniform(0, 400)) for at in begins), is_async=chance.random() < 0.5)
+    outages = [(at, at + chance.uniform(0, 400)) for at in begins]
+    endpoint = Endpoint(*outages, is_async=chance.random() < 0.5, keeps_verdicts=chance.random() < 0.5)
     judging = endpoint.judging(hold_s=1e6, max_concurrency=chance.choice([1, 3, 64]))
 
     async def group(first: int) -> None:
@@ -156,5 +168,67 @@ async def test_whatever_the_outages_every_call_gets_its_own_verdict_once(seed):
     async with asyncio.TaskGroup() as tasks:
         for first in range(0, 240, 12):
             tasks.create_task(group(first))
-    assert sorted(endpoint.answered) == [*range(240)]
-    assert judging.hold is None
+    assert judging.hold is None and judging._breaker._num_failures == 0
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("is_resumed", [True, False])
+@simulated
+async def test_the_last_call_of_a_step_that_breaks_its_server_fails_alone(is_async, is_resumed):
+    """Nobody else asks: what was answered before is asked again. Two tries, then five between which that one is answered."""
+    known: dict[str, str] = {}
+    await Endpoint(keeps_verdicts=True).judging(known=known).judge("{}", calls(0, 1))
+    endpoint = Endpoint(is_async=is_async, keeps_verdicts=True)
+    endpoint.never.add(7)
+    judging = endpoint.judging(known=known if is_resumed else {})
+    await judging.judge("{}", calls(0, 1))
+    endpoint.asked.clear()
+    assert values(await judging.judge("{}", calls(7))) == [None]
+    assert [number for _, number in endpoint.asked].count(7) == 6 and len(endpoint.asked) == 11
+    assert judging.hold is None and endpoint.now() < 60
+
+
+@simulated
+async def test_a_verdict_that_a_judge_gave_without_asking_ends_no_outage():
+    """Number 0 has no code to run, say: to judge it again shows nothing of the sandbox, which is away."""
+    endpoint = Endpoint((0.0, 300.0))
+    endpoint.free.add(0)
+    judging = endpoint.judging()
+    await judging.judge("{}", calls(0))
+    assert values(await judging.judge("{}", calls(1, 2, 3))) == [1, 2, 3]
+    assert [number for _, number in endpoint.asked].count(0) == 1
+
+
+@pytest.mark.parametrize("of_the_server", [ENDPOINT, None])
+@simulated
+async def test_a_limit_of_rate_delays_a_reward_and_never_fails_it(of_the_server):
+    endpoint = Endpoint(keeps_verdicts=True)
+    endpoint.limits[3] = [UnavailableError("HTTP 429", endpoint=of_the_server, retry_after_s=7.0) for _ in range(9)]
+    judging = endpoint.judging()
+    limited = asyncio.create_task(judging.judge("{}", calls(3)))
+    for number in range(10, 100):
+        await judging.judge("{}", calls(number))
+    assert values(await limited) == [3]
+    asked = [at for at, number in endpoint.asked if number == 3]
+    assert all(later - earlier >= 8 for earlier, later in itertools.pairwise(asked)) and len(asked) == 10
+
+
+@simulated
+async def test_an_endpoint_that_limits_for_ever_stops_the_run():
+    endpoint = Endpoint()
+    endpoint.limits[3] = [UnavailableError("HTTP 429", endpoint=ENDPOINT, retry_after_s=7.0) for _ in range(99)]
+    with pytest.raises(UnavailableError, match=r"is away for 3\d\d s.*HTTP 429"):
+        await endpoint.judging(hold_s=300.0).judge("{}", calls(3))
+
+
+@simulated
+async def test_a_hold_ends_with_the_last_call_that_waits_and_the_next_outage_has_a_clock_of_its_own():
+    endpoint = Endpoint((0.0, 10.0), (905.0, 920.0))
+    judging = endpoint.judging()
+    waiting = asyncio.create_task(judging.judge("{}", calls(5)))
+    await asyncio.sleep(4)
+    assert judging.hold is not None
+    endpoint.nonsense.add(5)
+    assert values(await waiting) == [None] and judging.hold is None
+    await asyncio.sleep(905 - endpoint.now())
+    assert values(await judging.judge("{}", calls(6))) == [6]

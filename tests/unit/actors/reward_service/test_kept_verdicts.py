@@ -1,10 +1,13 @@
 """A verdict that was paid for is not asked for again, and nothing else is taken for it."""
 
+import importlib
 import json
+import sys
 from typing import Any
 
 import pytest
 
+from actors.reward_service.judgement import find_judge
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import parts_of
 from actors.reward_service.service import RewardService
@@ -63,6 +66,36 @@ async def test_where_the_runs_own_servers_are_is_no_part_of_the_question():
     for port in (8000, 8001):
         await made.judge(json.dumps({"columns": {}, "servers": {"grader": [f"http://node:{port}"]}}), calls(1))
     assert len(endpoint.asked) == 1
+
+
+@simulated
+async def test_another_model_behind_the_name_of_a_server_is_another_question_and_another_gpu_is_none():
+    known: dict[str, str] = {}
+    servers = {"path": "org/a", "revision": "1"}, {"path": "org/b"}, {"path": "org/a", "revision": "1", "gpus": 1.0}
+    num_asked: list[int] = []
+    for server in servers:
+        endpoint = Endpoint()
+        endpoint.asks = frozenset({"completion", "servers"})
+        judge = Plugin(name="llm_judge", params={"server": "grader"})
+        parts = {"style": RewardPart(judge=judge, cache=True)}
+        config = RewardConfig.model_validate({"parts": parts, "servers": {"grader": server}})
+        fake: Any = endpoint
+        await Judging(parts_of(config)[0], config, fake, known).judge(COLUMNS, calls(1))
+        num_asked.append(len(endpoint.asked))
+    assert num_asked == [1, 1, 0]
+
+
+@pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])
+def test_another_source_of_a_function_behind_an_adapter_is_another_question(adapter, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = Plugin(name=adapter, params={"function": f"of_{adapter}:judge"})
+    digests: list[str] = []
+    for reward in ("0.0", "0.0", "10.0"):
+        sys.modules.pop(f"of_{adapter}", None)
+        (tmp_path / f"of_{adapter}.py").write_text(f"def judge(**given):\n    return {reward}\n")
+        importlib.invalidate_caches()
+        digests.append(find_judge(judge).digest)
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.slow

@@ -185,6 +185,24 @@ async def test_a_trajectory_that_makes_the_server_refuse_its_batch_fails_alone()
     assert "HTTP 400: too long" in bad.message
 
 
+async def test_after_a_batch_that_breaks_its_server_each_trajectory_is_asked_for_alone():
+    def answer(body):
+        if "poison" in body["query"]:
+            raise web.HTTPInternalServerError
+        return {"rewards": lengths(body["query"])}
+
+    async with faulty_server(answer) as server:
+        judge = remote("openrlhf", server.url, batch_s=0.05)
+        given = [group("good", prompt=""), group("poison", prompt="")]
+        for others in ("away", 4.0):
+            with verdict_within(0.3):
+                asking = (judge_async(judge, each) for each in given)
+                good, bad = await asyncio.gather(*asking, return_exceptions=True)
+            assert isinstance(bad, UnavailableError)
+            assert isinstance(good, UnavailableError) if others == "away" else good[0].value == others
+        await judge.call._client.close()
+
+
 def certificate(tmp_path):
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1 "
     files = "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
@@ -237,7 +255,8 @@ async def test_a_server_that_is_down_for_a_while_costs_time_and_no_reward(dialec
         ("openrlhf", {"rewards": [float("nan"), float("inf")]}, "not finite"),
         ("slime", "good", "type str"),
         ("slime", {"grade": 1.0}, "without 'reward'"),
-        ("lightrft", {"rewards": [None, "1"]}, "NoneType"),
+        ("lightrft", {"rewards": [None, None]}, "the server answered null"),
+        ("slime", None, "the server answered null"),
     ],
 )
 async def test_an_answer_that_does_not_fit_fails_every_trajectory_and_says_how(dialect, answer, message):
@@ -303,10 +322,10 @@ async def test_plain_text_is_refused_where_the_messages_hold_more():
 
 async def test_a_group_whose_deadline_passes_leaves_nothing_running():
     async with faulty_server(SERVERS["openrlhf"][1], "hang") as server:
-        judge = remote("openrlhf", server.url)
+        judge = remote("openrlhf", endpoint={"urls": [server.url], "max_concurrency": 1})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.1):
                 await judge_async(judge, group("a", "b"), size=2)
         await asyncio.sleep(0.05)
-        assert judge.call._client._num_under_way == 0
+        assert not judge.call._client._places.locked()
         await judge.call._client.close()

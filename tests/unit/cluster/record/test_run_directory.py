@@ -11,7 +11,7 @@ from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, VERDICTS, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -87,12 +87,13 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.claim(CONFIG)
     directory.append_line("ledger/ledger.jsonl", "the groups of step 1, which ran out of memory")
     directory.write_file("trajectories/step-000001.arrow", b"")
+    directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
     directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
     directory.release()
     directory.check(OTHER)
     directory.claim(OTHER)
     assert directory.read_lines("ledger/ledger.jsonl") == []
-    assert directory.names("trajectories") == []
+    assert directory.names("trajectories") == [] and not directory.exists(VERDICTS)
     assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
 
 
