@@ -104,6 +104,7 @@ class ToFreePlaces:
         """Samples suspects one by one, and nothing else."""
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
+        self._end_trials(queue, lanes)
         free = sum(lane.num_free for lane in lanes if lane is not self._quarantine)
         # Suspects that wait for their trial take no place of these lanes.
         num_queued = sum(not self._suspects.has(job.ticket) for job in queue)
@@ -118,16 +119,19 @@ class ToFreePlaces:
 
     def _trial(self, suspects: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
         """One suspect at a time, on the worker that had least to do when the first one came."""
-        if self._quarantine not in lanes:
-            self._quarantine = None
+        self._end_trials(suspects, lanes)
         if self._quarantine is None and suspects and lanes:
             self._quarantine = min(lanes, key=lambda lane: lane.num_sequences)
         if self._quarantine is None or self._quarantine.under_way:
             return []
-        if not suspects:
-            self._quarantine = None
-            return []
         return [(self._quarantine, suspects[:1])]
+
+    def _end_trials(self, queue: Sequence[Job], lanes: Sequence[Lane]) -> None:
+        """Its worker is gone, or serves all again: before places are counted, or nothing would fill them until something else changes."""
+        kept = self._quarantine
+        is_over = kept and not kept.under_way and not any(self._suspects.has(job.ticket) for job in queue)
+        if kept not in lanes or is_over:
+            self._quarantine = None
 
 
 class ByIndex:

@@ -17,6 +17,7 @@ from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
+from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
@@ -53,6 +54,7 @@ async def cluster(
             specs=ActorSpecs(config, placement, run_dir),
             run_dir=run_dir,
             ledger=ledger,
+            verdicts=await asyncio.to_thread(Verdicts, run_dir),
             log=log,
             tasks=tasks,
             office=office,

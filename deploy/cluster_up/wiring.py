@@ -61,6 +61,7 @@ def wire(
     specs: ActorSpecs,
     run_dir: RunDirectory,
     ledger: Ledger,
+    verdicts: Verdicts,
     log: Log,
     tasks: asyncio.TaskGroup,
     office: TicketOffice | None,
@@ -99,7 +100,7 @@ def wire(
         supervisor=supervisor,
         tasks=tasks,
         office=office,
-        verdicts=Verdicts(run_dir),
+        verdicts=verdicts,
     )
     return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
 from cluster.weights.manifest import Canary
 from tests.models import make_tiny_model, make_tokenizer
@@ -32,7 +32,7 @@ def rows() -> list[dict[str, Any]]:
 
 async def _rows(path: Path) -> list[dict[str, Any]]:
     config = RunConfig(
-        prompts=Plugin(name="file"),
+        prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype="float32"),
         rollout=RolloutConfig(kv_cache_bytes=256 * 1024**2),
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),

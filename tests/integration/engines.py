@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason
 
@@ -28,7 +28,7 @@ def start_engine(
 ) -> VllmEngine:
     config = RunConfig(
         model=ModelConfig(path=str(path), dtype=dtype),
-        prompts=Plugin(name="file"),
+        prompts=PromptsConfig(name="file"),
         rollout=RolloutConfig(
             kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences, **rollout
         ),

@@ -62,10 +62,10 @@ def test_check_shows_what_a_run_will_be(run_file):
             "name a file that is there",
         ),
         ("prompts.column=question", "row 0: no 'question'", "name the prompt's column with column: NAME"),
-        ("prompts.path=EMPTY", "prompts='file': path='EMPTY' has no rows", "give a file with at least one prompt"),
+        ("prompts.path=EMPTY", "prompts='file': path='EMPTY' has no rows", "give one with at least one prompt"),
         ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'", "it takes: path, column"),
         ("prompts.path=LONG", "prompt 'file/long.jsonl/1' has 402 tokens", "shorten or drop the prompt"),
-        ("evaluation.prompts={name: file, path: EMPTY}", "evaluation.prompts='file': path='EMPTY'", "give a file"),
+        ("evaluation.prompts={name: file, path: EMPTY}", "evaluation.prompts='file': path='EMPTY'", "give one with"),
         (
             "evaluation.prompts={name: file, path: LONG}",
             "evaluation.prompts: prompt 'file/long.jsonl/1'",

@@ -9,7 +9,7 @@ import pytest
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.weights.manifest import Canary
 from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
@@ -34,7 +34,7 @@ def published(reference: Reference, *, version: int) -> list[Any]:
 
 def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> RolloutWorker:
     config = RunConfig(
-        prompts=Plugin(name="file"),
+        prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
         rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=16),
         sampling=SamplingConfig(),

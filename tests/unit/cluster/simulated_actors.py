@@ -154,9 +154,10 @@ class Worker(Actor):
         version = self.version
         seconds = self.world.dice.choice(nature.sampling_s)
         if prompt_id in nature.killer_prompts:
-            await self.work(min(seconds, 5.0), stage="generate")
-            self.world.note_kill(prompt_id)
-            await self.kill()
+            await self.work(min(seconds, 5.0), stage="generate", until=abort)
+            if not abort.is_set():
+                self.world.note_kill(prompt_id)
+                await self.kill()
         await self.work(seconds, stage="generate", until=abort)
         self.world.note_sampled(ticket.index, version=version, worker=self.name)
         sampled = group_summary(ticket.index, version=version, prompt_id=prompt_id, group_id=ticket.group_id)

@@ -1,6 +1,7 @@
 """Who is blamed for a death, and for how long."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,6 +9,7 @@ from cluster.contracts.errors import DeadlineError, EngineError, WeightsError, W
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.lanes import Job, Lane, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from tests.fakes import ListedEvents, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene, settled
@@ -163,6 +165,19 @@ async def test_a_suspect_runs_on_one_worker_while_the_others_go_on():
         assert buffer.drain_stats()["buffer/num_ready"] >= 7, "all but the suspect"
         trial.set()
         assert [index for index, _ in await buffer.take(8)] == list(range(8))
+
+
+def test_the_worker_of_a_trial_that_was_given_up_has_places_again_at_once():
+    """Its suspect was dropped as a straggler, and nothing else changes that would make anybody look again."""
+    known, group = suspects(max_failures=2), ticket("killer")
+    known.blame([group], death("rollout-0"), alone=False)
+    dealing, lane = ToFreePlaces(known, sequences_per_group=2), Lane(Mock(), max_sequences=4)
+    job = Job(ticket=group, destination=Mock())
+    assert dealing.deal([job], [lane], num_fetching=0) == [(lane, [job])]
+    lane.take([job])
+    assert dealing.num_wanted([], [lane], num_fetching=0) == 0, "it tries a suspect, and nothing beside it"
+    lane.pop(job.ticket.index)
+    assert dealing.num_wanted([], [lane], num_fetching=0) == 2
 
 
 @simulated

@@ -72,6 +72,7 @@ async def test_what_a_judged_group_shows_of_its_prompt_comes_into_the_record_of_
         specs=specs,
         run_dir=run_dir,
         ledger=ledger,
+        verdicts=Mock(),
         log=ListedEvents(),
         tasks=Mock(),
         office=office,
