@@ -99,6 +99,8 @@ class Evaluator:
 
     config: RunConfig
     source: PromptSource | Sequence[Prompt]
+    num_too_long: int = 0
+    """Prompts in whose place later ones of the source are."""
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
@@ -120,6 +122,7 @@ class Evaluator:
             "eval/num_failed": float(sum(summary.num_trajectories for summary in summaries) - num_known),
             "eval/num_dropped": float(held_out.num_dropped),
             "eval/num_prompts": float(len(summaries)),
+            "eval/num_too_long": float(self.num_too_long),
             "time/eval_s": time.monotonic() - began,
         }
 

@@ -41,6 +41,7 @@ METRICS: dict[str, str] = {
     "eval/reward/<source>": "Mean reward of the held-out prompts of a source (`evaluation.source_column`); `eval/accuracy/<source>` too.",
     "eval/num_failed": "Held-out completions whose reward raised or overran its deadline; they count nowhere else.",
     "eval/num_dropped": "Held-out prompts that the engine refuses, or that end whatever samples or judges them.",
+    "eval/num_too_long": "Held-out prompts beyond `evaluation.prompts.max_prompt_tokens`, in whose place later ones were sampled.",
     "eval/num_prompts": "Held-out prompts evaluated.",
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
     "tokens/trained": "Completion tokens that the step's gradient saw.",

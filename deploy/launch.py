@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import psutil
 
 from cluster.contracts.config import ModelConfig, PromptsConfig, RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
+from cluster.contracts.types import Prompt
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
@@ -197,7 +197,7 @@ def ticket_office(config: RunConfig, ledger: Ledger) -> TicketOffice:
         extra_trajectories=0 if config.algorithm.selection else config.rollout.extra_trajectories,
         sampling=config.sampling,
         num_ahead=config.buffer.groups_per_step,
-        fit=prompt_limit(config.prompts, config.model),
+        fit=_prompt_limit(config.prompts, config.model, field="prompts"),
         pass_rates=_pass_rates(config, ledger),
     )
 
@@ -210,22 +210,34 @@ def _pass_rates(config: RunConfig, ledger: Ledger) -> PassRates | None:
     return PassRates(config.prompts.difficulty, lag=lag, recorded=recorded)
 
 
-def prompt_limit(prompts: PromptsConfig, model: ModelConfig) -> "PromptLimit | None":
+def _prompt_limit(prompts: PromptsConfig, model: ModelConfig, *, field: str) -> "PromptLimit | None":
     """None where there is no limit but the context. Raises ConfigError for a tokenizer that cannot be opened."""
     if prompts.max_prompt_tokens is None:
         return None
     from actors.chat.formatter import ChatFormatter  # imports transformers
     from actors.chat.limit import PromptLimit
 
-    return PromptLimit(prompts, ChatFormatter.load(model))
+    return PromptLimit(prompts, ChatFormatter.load(model), field=field)
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
-    """None when the run has no held-out prompts."""
+    """None when the run has no held-out prompts. Raises ConfigError where all of them are too long."""
     if (held_out := config.evaluation.prompts) is None:
         return None
     source = open_prompts(held_out, field="evaluation.prompts", source_column=config.reward.source_column)
-    if limit := prompt_limit(held_out, config.model):
-        fitting = (fitted for row in range(len(source)) if (fitted := limit(source[row])))
-        return Evaluator(config=config, source=list(islice(fitting, config.evaluation.num_prompts)))
-    return Evaluator(config=config, source=source)
+    if (limit := _prompt_limit(held_out, config.model, field="evaluation.prompts")) is None:
+        return Evaluator(config=config, source=source)
+    fitting: list[Prompt] = []
+    num_too_long = 0
+    for row in range(len(source)):
+        if fitted := limit(source[row]):
+            fitting.append(fitted)
+        else:
+            num_too_long += 1
+        if len(fitting) == config.evaluation.num_prompts:
+            break
+    if not fitting:
+        raise ConfigError(
+            f"evaluation.prompts.max_prompt_tokens={limit.max_tokens}: all {num_too_long:,} prompts are longer; raise it"
+        )
+    return Evaluator(config=config, source=fitting, num_too_long=num_too_long)

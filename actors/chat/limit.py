@@ -9,11 +9,11 @@ from cluster.contracts.types import Prompt
 
 
 class PromptLimit:
-    """`prompts.max_prompt_tokens` and `prompts.on_long_prompt`. Prompts are measured one by one, as they are asked for: a large source
-    opens at once."""
+    """`max_prompt_tokens` and `on_long_prompt` of `field`; without them every prompt is as it is. Prompts are measured one by one, as
+    they are asked for: a large source opens at once."""
 
-    def __init__(self, config: PromptsConfig, formatter: ChatFormatter) -> None:
-        assert config.max_prompt_tokens is not None, "there is a limit"
+    def __init__(self, config: PromptsConfig, formatter: ChatFormatter, *, field: str) -> None:
+        self._field = field
         self.max_tokens = config.max_prompt_tokens
         self._on_long = config.on_long_prompt
         self._formatter = formatter
@@ -21,34 +21,35 @@ class PromptLimit:
     def __call__(self, prompt: Prompt) -> Prompt | None:
         """The prompt, shortened where that is asked for; None: it is dropped. Raises DataError for one that may not be too long, or
         cannot be shortened."""
-        num_tokens = self._formatter.num_tokens(prompt)
-        if num_tokens <= self.max_tokens:
+        most = self.max_tokens
+        if most is None or (num_tokens := self._formatter.num_tokens(prompt)) <= most:
             return prompt
         if self._on_long == "error":
-            raise _too_long(
-                prompt, num_tokens, self.max_tokens, "shorten it, raise the limit, or set prompts.on_long_prompt"
-            )
+            way_out = f"shorten it, raise the limit, or set {self._field}.on_long_prompt"
+            raise self._too_long(prompt, num_tokens, way_out)
         if self._on_long == "drop":
             return None
-        return self._truncated(prompt, num_tokens)
+        return self._truncated(prompt, num_tokens, most)
 
-    def _truncated(self, prompt: Prompt, num_tokens: int) -> Prompt:
+    def _truncated(self, prompt: Prompt, num_tokens: int, most: int) -> Prompt:
         shorter = prompt
         # More than once where the tokens beside the cut come out otherwise.
-        while num_tokens > self.max_tokens:
+        while num_tokens > most:
             text = _text(shorter)
-            excess = num_tokens - self.max_tokens
+            excess = num_tokens - most
             kept = self._formatter.cut(text, excess, at_start=self._on_long == "truncate_start") if text else ""
             if not kept.strip() or kept == text:
-                raise _too_long(
-                    prompt,
-                    num_tokens,
-                    self.max_tokens,
-                    "its text or first user message is too short to be cut by that much",
-                )
+                why = "its text or first user message is too short to be cut by that much"
+                raise self._too_long(prompt, num_tokens, why)
             shorter = _with_text(shorter, kept)
             num_tokens = self._formatter.num_tokens(shorter)
         return shorter
+
+    def _too_long(self, prompt: Prompt, num_tokens: int, way_out: str) -> DataError:
+        limit = f"{self._field}.max_prompt_tokens is {self.max_tokens}"
+        return DataError(
+            f"prompt {prompt.prompt_id!r} has {num_tokens} tokens, and {limit}; {way_out}", prompt_id=prompt.prompt_id
+        )
 
 
 def _text(prompt: Prompt) -> str | None:
@@ -67,10 +68,3 @@ def _with_text(prompt: Prompt, text: str) -> Prompt:
             message["content"] = text
             break
     return replace(prompt, text=None if prompt.text is None else text, messages=messages)
-
-
-def _too_long(prompt: Prompt, num_tokens: int, most: int, way_out: str) -> DataError:
-    return DataError(
-        f"prompt {prompt.prompt_id!r} has {num_tokens} tokens, and prompts.max_prompt_tokens is {most}; {way_out}",
-        prompt_id=prompt.prompt_id,
-    )

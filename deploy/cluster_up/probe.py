@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Sequence
 
 from actors.chat.formatter import ChatFormatter
+from actors.chat.limit import PromptLimit
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import PromptSource
 from cluster.rollouts.mixture import open_prompts
 
 _MAX_PROMPTS = 64
-"""Prompts that are looked at; those are read again where they are too short for the probe."""
+"""Prompts that are looked at, dropped ones aside; those are read again where they are too short for the probe."""
 
 
 def probe_token_ids(config: RunConfig) -> list[int]:
@@ -25,7 +26,8 @@ def probe_token_ids(config: RunConfig) -> list[int]:
     source = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)
     # The engine samples one token after the probe, which has to fit as well.
     num_tokens = min(config.weights.canary_tokens, formatter.max_context - 1)
-    prompts = _encoded(source, formatter, num_tokens=num_tokens)
+    limit = PromptLimit(config.prompts, formatter, field="prompts")
+    prompts = _encoded(source, formatter, limit, num_tokens=num_tokens)
     return one_text(prompts, bos=formatter.bos_token_id, num_tokens=num_tokens)
 
 
@@ -37,17 +39,18 @@ def one_text(prompts: Sequence[Sequence[int]], *, bos: int | None, num_tokens: i
     return [*front, *itertools.islice(itertools.cycle(text or front), num_tokens - len(front))]
 
 
-def _encoded(source: PromptSource, formatter: ChatFormatter, *, num_tokens: int) -> list[list[int]]:
-    """The first prompts that fit the context, until they are `num_tokens` long; one that does not fit is its group's problem, later."""
+def _encoded(source: PromptSource, formatter: ChatFormatter, limit: PromptLimit, *, num_tokens: int) -> list[list[int]]:
+    """The first prompts that are sampled, until they are `num_tokens` long; one that is refused is its group's problem, later."""
     encoded: list[list[int]] = []
-    refused: DataError | None = None
-    for index in range(min(len(source), _MAX_PROMPTS)):
-        if sum(map(len, encoded)) > num_tokens:
+    refused: list[DataError] = []
+    for index in range(len(source)):
+        if len(encoded) + len(refused) == _MAX_PROMPTS or sum(map(len, encoded)) > num_tokens:
             break
         try:
-            encoded.append(formatter.encode(source[index]).token_ids)
+            if prompt := limit(source[index]):
+                encoded.append(formatter.encode(prompt).token_ids)
         except DataError as error:
-            refused = refused or error
-    if refused is not None and not encoded:
-        raise refused
+            refused.append(error)
+    if not encoded:
+        raise refused[0] if refused else DataError("every prompt is longer than prompts.max_prompt_tokens; raise it")
     return encoded

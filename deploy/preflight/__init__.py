@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.contracts.protocols import PromptSource
 from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from cluster.rollouts.mixture import Mixture, open_prompts
@@ -43,7 +42,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     readable = formatter if has_room else None
     source, looks = _check_prompts(config, problems, readable, numbers=objective.columns if objective else ())
-    held_out = _check_held_out(config, problems, readable)
+    held_out, held_out_looks = _check_held_out(config, problems, readable)
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
     for field, each in sources.items():
@@ -64,6 +63,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
         rows=(
             *report.batch_rows(config),
             *report.prompt_rows(config, source, looks),
+            *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),
@@ -127,24 +127,28 @@ def _check_prompts(
     if config.reference.by_source:
         named["reference.source_column"] = config.reference.source_column
     problems.attempt(prompts.check_columns, source, named, config, field="prompts", numbers=numbers)
-    return source, problems.attempt(prompts.check_lengths, source, formatter, config) if formatter else None
+    if formatter is None:
+        return source, None
+    asked = (source, formatter, config, config.prompts)
+    return source, problems.attempt(prompts.check_lengths, *asked, field="prompts", most=len(source))
 
 
-def _check_held_out(config: RunConfig, problems: Problems, formatter: "ChatFormatter | None") -> PromptSource | None:
-    if config.evaluation.prompts is None:
-        return None
-    source = problems.attempt(
-        open_prompts, config.evaluation.prompts, field="evaluation.prompts", source_column=config.reward.source_column
-    )
+def _check_held_out(
+    config: RunConfig, problems: Problems, formatter: "ChatFormatter | None"
+) -> tuple[Mixture | None, Looks | None]:
+    held_out, field = config.evaluation, "evaluation.prompts"
+    if held_out.prompts is None:
+        return None, None
+    source = problems.attempt(open_prompts, held_out.prompts, field=field, source_column=config.reward.source_column)
     if source is None:
-        return None
-    if formatter is not None:
-        problems.attempt(prompts.check_held_out, source, formatter, config, config.evaluation.prompts)
+        return None, None
     # A held-out prompt without a value of its own is sampled as the run says.
-    column = config.evaluation.source_column
-    named = {} if column is None else {"evaluation.source_column": column}
-    problems.attempt(prompts.check_columns, source, named, config, field="evaluation.prompts")
-    return source
+    named = {} if held_out.source_column is None else {"evaluation.source_column": held_out.source_column}
+    problems.attempt(prompts.check_columns, source, named, config, field=field)
+    if formatter is None:
+        return source, None
+    asked = (source, formatter, config, held_out.prompts)
+    return source, problems.attempt(prompts.check_lengths, *asked, field=field, most=held_out.num_prompts)
 
 
 def _check_machine(

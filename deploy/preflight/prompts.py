@@ -39,16 +39,6 @@ class Looks:
     is_templated: bool
 
 
-def check_lengths(source: PromptSource, formatter: "ChatFormatter", config: RunConfig) -> Looks:
-    """Raises ConfigError for a prompt that leaves no room for a completion, or that `prompts.on_long_prompt` makes an error."""
-    return _scan(source, formatter, config, config.prompts, field="prompts", most=len(source))
-
-
-def check_held_out(source: PromptSource, formatter: "ChatFormatter", config: RunConfig, prompts: PromptsConfig) -> None:
-    most = min(config.evaluation.num_prompts, len(source))
-    _scan(source, formatter, config, prompts, field="evaluation.prompts", most=most)
-
-
 def check_columns(
     source: PromptSource, columns: Mapping[str, str], config: RunConfig, *, field: str, numbers: Collection[str] = ()
 ) -> None:
@@ -116,11 +106,7 @@ def check_demonstrations(config: RunConfig) -> None:
         raise ConfigError(f"algorithm.sft: {error}") from error
 
 
-def _firsts(source: PromptSource) -> list[Prompt]:
-    return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
-
-
-def _scan(
+def check_lengths(
     source: PromptSource,
     formatter: "ChatFormatter",
     config: RunConfig,
@@ -129,22 +115,23 @@ def _scan(
     field: str,
     most: int,
 ) -> Looks:
-    """Of the first `most` prompts, as many as there is time for."""
+    """Of the first prompts of which `most` are sampled, as many as there is time for. Raises ConfigError for one that leaves no room for
+    a completion, or that `on_long_prompt` makes an error."""
     from actors.chat.limit import PromptLimit
 
     deadline = time.monotonic() + _SCAN_S
     room = formatter.max_context - config.sampling.max_tokens
-    limit = PromptLimit(prompts, formatter) if prompts.max_prompt_tokens is not None else None
-    if limit and limit.max_tokens > room:
+    limit = PromptLimit(prompts, formatter, field=field)
+    if limit.max_tokens is not None and limit.max_tokens > room:
         why = _room(config, formatter, room)
         raise ConfigError(f"{field}.max_prompt_tokens={limit.max_tokens} is beyond {why}; lower one of them")
     first, longest, counts = None, source[0], Counter[str]()
-    for prompt in map(source.__getitem__, range(most)):
+    for prompt in map(source.__getitem__, range(len(source))):
         longest = max(longest, prompt, key=_num_bytes)
         try:
             # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
-            is_short = limit is None and first is not None and _num_bytes(prompt) < room // 2
-            fitted = limit(prompt) if limit else prompt
+            is_short = limit.max_tokens is None and first is not None and _num_bytes(prompt) < room // 2
+            fitted = limit(prompt)
             num_tokens = 0 if is_short or fitted is None else len(formatter.encode(fitted).token_ids)
         except DataError as error:
             raise ConfigError(f"{field}: {error}") from error
@@ -157,7 +144,7 @@ def _scan(
         counts["scanned"] += 1
         counts["dropped"] += fitted is None
         counts["truncated"] += fitted is not None and fitted is not prompt
-        if time.monotonic() > deadline:
+        if counts["scanned"] - counts["dropped"] == most or time.monotonic() > deadline:
             break
     if first is None:
         raise ConfigError(
@@ -173,6 +160,10 @@ def _scan(
         first_tokens=formatter.shown(encoded.token_ids),
         is_templated=formatter.has_template and first.messages is not None,
     )
+
+
+def _firsts(source: PromptSource) -> list[Prompt]:
+    return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
 
 
 def _room(config: RunConfig, formatter: "ChatFormatter", room: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import PromptsConfig, RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Reward, RewardStatus
 from cluster.rollouts.mixture import Mixture
@@ -65,14 +65,18 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     if looks.num_scanned < len(mixture):
         yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
     yield "prompts", "longest", f"{looks.longest:,} tokens"
-    if config.prompts.max_prompt_tokens is not None:
-        counts = f"{looks.num_dropped:,} dropped, {looks.num_truncated:,} truncated"
-        yield "prompts", f"beyond {config.prompts.max_prompt_tokens:,} tokens", counts
+    yield from limit_rows(config.prompts, looks, "prompts")
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
     if config.reference.by_source and (note := unseen_sources(mixture, config)):
         yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
+
+
+def limit_rows(prompts: PromptsConfig | None, looks: Looks | None, section: str) -> Rows:
+    if prompts and looks and prompts.max_prompt_tokens is not None:
+        counts = f"{looks.num_dropped:,} dropped, {looks.num_truncated:,} truncated"
+        yield section, f"beyond {prompts.max_prompt_tokens:,} tokens", counts
 
 
 def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import TreadwheelError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import CONTROL
 from deploy.config.loading import validated
+from tests.models import make_tiny_model
 
 
 @pytest.fixture
@@ -107,6 +108,37 @@ def test_an_evaluation_samples_as_the_run_does_but_for_its_temperature(tmp_path)
     assert evaluator.tickets(0)[0].sampling == SamplingConfig(
         max_tokens=9, temperature=0.7, top_p=0.9, top_k=20, stop=(".",)
     )
+
+
+def held_out(folder, **limit):
+    make_tiny_model(folder / "model")
+    rows = ["9" * 40, "1+1=", "9" * 40, "2+2=", "9" * 40]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    prompts = {"name": "file", "path": str(folder / "prompts.jsonl"), "text_as": "text", **limit}
+    evaluation = {"prompts": prompts, "num_prompts": 2}
+    return validated({"model": {"path": str(folder / "model")}, "prompts": "file", "evaluation": evaluation})
+
+
+def test_long_held_out_prompts_are_left_out_and_counted(tmp_path):
+    evaluator = launch.make_evaluator(held_out(tmp_path, max_prompt_tokens=4, on_long_prompt="drop"))
+    assert [ticket.prompt.text for ticket in evaluator.tickets(0)] == ["1+1=", "2+2="]
+    assert evaluator.num_too_long == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "rule", "why"),
+    [
+        (1, "drop", r"evaluation\.prompts\.max_prompt_tokens=1: all 5 prompts are longer; raise it"),
+        (
+            4,
+            "error",
+            r"has 40 tokens, and evaluation\.prompts\.max_prompt_tokens is 4; .* set evaluation\.prompts\.on_long",
+        ),
+    ],
+)
+def test_held_out_prompts_that_are_all_too_long_are_refused_under_their_own_name(tmp_path, limit, rule, why):
+    with pytest.raises(TreadwheelError, match=why):
+        launch.make_evaluator(held_out(tmp_path, max_prompt_tokens=limit, on_long_prompt=rule))
 
 
 def test_an_order_to_an_earlier_driver_is_gone_once_the_directory_is_claimed(tmp_path, monkeypatch):

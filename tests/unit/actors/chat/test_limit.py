@@ -15,7 +15,9 @@ TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
 
 def limited(prompt, on_long_prompt, *, most=6, template=None):
     config = PromptsConfig.model_validate({"name": "file", "max_prompt_tokens": most, "on_long_prompt": on_long_prompt})
-    return PromptLimit(config, ChatFormatter(make_tokenizer(chat_template=template), max_context=9))(prompt)
+    return PromptLimit(config, ChatFormatter(make_tokenizer(chat_template=template), max_context=9), field="prompts")(
+        prompt
+    )
 
 
 def said(*contents):
@@ -49,7 +51,9 @@ def test_a_character_of_several_tokens_is_cut_as_a_whole(text, rule, kept):
     tokenizer = byte_level_tokenizer(["ab"])
     assert len(tokenizer(text).input_ids) > 5, "a token a byte, four of the hieroglyph"
     config = PromptsConfig.model_validate({"name": "file", "max_prompt_tokens": 5, "on_long_prompt": rule})
-    fitted = PromptLimit(config, ChatFormatter(tokenizer, max_context=64))(Prompt(prompt_id="p", text=text))
+    fitted = PromptLimit(config, ChatFormatter(tokenizer, max_context=64), field="prompts")(
+        Prompt(prompt_id="p", text=text)
+    )
     assert fitted.text == kept
 
 

@@ -53,6 +53,14 @@ def test_a_tiny_context_shortens_the_probe_and_a_prompt_beyond_it_is_left_out(tm
     assert probe_token_ids(config) == [BOS, *characters("1+1=1+1")]
 
 
+@pytest.mark.parametrize(("rule", "text"), [("drop", "1+1=1+1"), ("truncate_end", "9999999")])
+def test_long_prompts_are_in_the_probe_as_they_are_sampled(tmp_path, rule, text):
+    config = config_with(tmp_path, ["9" * 40] * 100 + ["1+1="], max_context=9)
+    limit = {"max_prompt_tokens": 4, "on_long_prompt": rule}
+    prompts = config.prompts.model_copy(update=limit)
+    assert probe_token_ids(config.model_copy(update={"prompts": prompts})) == [BOS, *characters(text)]
+
+
 def test_a_source_whose_prompts_all_fail_says_why(tmp_path):
     with pytest.raises(DataError, match="40 tokens"):
         probe_token_ids(config_with(tmp_path, ["9" * 40], max_context=9))

@@ -351,6 +351,12 @@ def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
     assert "58 tokens" in text and f"beyond 30 tokens {counts}" in " ".join(text.split())
 
 
+def test_long_held_out_prompts_are_counted_too_and_those_after_them_looked_at(tmp_path, model):
+    held_out = f"{{name: file, path: {tmp_path / 'prompts.jsonl'}, max_prompt_tokens: 30, on_long_prompt: drop}}"
+    config = run(tmp_path, model, f"evaluation.prompts={held_out}", "evaluation.num_prompts=1", rows=LONG[1:])
+    assert "held-out prompts beyond 30 tokens 1 dropped, 0 truncated" in " ".join(shown(config).split())
+
+
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
