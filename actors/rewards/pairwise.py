@@ -57,7 +57,10 @@ class Pairwise:
     ) -> list[dict[str, float | None]]:
         texts = [str(messages[-1]["content"]) for messages in all_messages]
         if len(texts) < 2:
-            raise DataError("pairwise compares completions, and the group has one; raise buffer.trajectories_per_group")
+            raise DataError(
+                "pairwise compares completions, and the group has one; raise buffer.trajectories_per_group, and "
+                "evaluation.num_samples for held-out prompts"
+            )
 
         async def ask(first: str, second: str) -> Grades:
             filled = {"first": first, "second": second}

@@ -20,6 +20,8 @@ class JudgeServers:
         self._token = secrets.token_urlsafe(32)
         self._addresses: dict[str, str] = {}
         """host:port by the name of the actor, which may be down."""
+        self._before: dict[str, str] = {}
+        """Addresses of the actors that came up at their last start."""
         self._places = {
             name: [SupervisedActor(spec, start=self._start, supervisor=supervisor) for spec in each]
             for name, each in specs.items()
@@ -41,14 +43,14 @@ class JudgeServers:
     async def _start(self, spec: ActorSpec) -> RemoteActor:
         actor = await self._spawn(spec)
         try:
-            address = await actor.free_address()
-            before = self._addresses.get(spec.name, "")
-            # The same address on the same node: judges that wait for the server know this one.
-            if before.rpartition(":")[0] == address.rpartition(":")[0]:
-                address = before
+            free = await actor.free_address()
+            # The same address on the same node: judges that wait for the server know it. It is tried once, for another process may
+            # have taken it.
+            before = self._before.pop(spec.name, free)
+            address = before if before.rpartition(":")[0] == free.rpartition(":")[0] else free
             await actor.build(deadline_s=self._start_s, address=address, token=self._token)
         except BaseException:
             await actor.kill()
             raise
-        self._addresses[spec.name] = address
+        self._addresses[spec.name] = self._before[spec.name] = address
         return actor

@@ -6,6 +6,7 @@ GPUs are never shared beyond what is asked. The controller moves object refs and
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ _GPUS = {
     ActorKind.REWARD_MODEL: "reward.models.<name>.gpus",
     ActorKind.JUDGE_SERVER: "reward.servers.<name>.gpus",
 }
-"""The setting, by the kind of actor."""
+"""The setting, by the kind of actor, some of which have names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     ask = partial(_asked, config, available, needs=needs)
     fewest = _fewest_workers(config)
     _check_gpus(config, ask(num_workers=fewest), available)
-    for num_workers in range(_most_workers(config, available), fewest - 1, -1):
+    for num_workers in range(_most_workers(config, available, others=ask(num_workers=0)), fewest - 1, -1):
         asked = ask(num_workers=num_workers)
         if fitted := _fit(asked, available):
             return PlacementPlan(
@@ -175,11 +176,12 @@ def _fewest_workers(config: RunConfig) -> int:
     return min(config.elastic.min_workers, config.rollout.num_workers)
 
 
-def _most_workers(config: RunConfig, available: ClusterResources) -> int:
-    """All that were asked for. An elastic run waits for nodes instead: it starts with the workers that have CPUs of their own."""
+def _most_workers(config: RunConfig, available: ClusterResources, *, others: Sequence[Bundle]) -> int:
+    """All that were asked for. An elastic run waits for nodes instead: it starts with the workers that have CPUs of their own beside
+    the `others`."""
     takes_turns = config.buffer.max_off_policy_steps == 0
-    learning = 0.0 if takes_turns else config.learner.cpus_per_rank * config.learner.num_ranks
-    roomy = int((available.cpus - learning) / config.rollout.cpus_per_worker)
+    beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
+    roomy = int((available.cpus - beside) / config.rollout.cpus_per_worker)
     return min(config.rollout.num_workers, max(roomy, _fewest_workers(config)))
 
 
@@ -187,17 +189,22 @@ def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterR
     asked = sum(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
-    times = {
-        ActorKind.LEARNER: f" x {config.learner.num_ranks} ranks",
-        ActorKind.ROLLOUT_WORKER: f" x {config.rollout.num_workers} workers",
-        ActorKind.REWARD_SERVICE: f" x {config.reward.num_services} services",
-    }
-    by_kind = {each.kind: each.gpus for each in fewest if each.gpus}
-    names = ", ".join(f"{_GPUS[kind]}={gpus:g}{times.get(kind, '')}" for kind, gpus in by_kind.items())
+    settings = Counter(f"{_gpu_setting(config, each)}={each.gpus:g}" for each in fewest if each.gpus)
+    names = ", ".join(f"{setting} x {number}" for setting, number in settings.items())
     raise ConfigError(
         f"{names}: {asked:g} GPUs asked for, the cluster has {available.gpus:g}; "
         "use fewer ranks or workers, fractions of a GPU, or a larger cluster (--address)"
     )
+
+
+def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
+    servers = config.reward.servers
+    names = {
+        ActorKind.REWARD_MODEL: [*config.reward.models],
+        ActorKind.JUDGE_SERVER: [name for name, server in servers.items() for _ in range(server.num_servers)],
+    }
+    setting, named = _GPUS[bundle.kind], names.get(bundle.kind)
+    return setting.replace("<name>", named[bundle.index]) if named else setting
 
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources) -> tuple[Bundle, ...] | None:
@@ -238,7 +245,7 @@ def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterRes
     largest = max(bundles, key=lambda bundle: bundle.gpus)
     asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
     if largest.gpus:
-        asked = f"{_GPUS[largest.kind]}={largest.gpus:g}"
+        asked = f"{_gpu_setting(config, largest)}={largest.gpus:g}"
     nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
     return ConfigError(
         f"{asked}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "

@@ -47,12 +47,12 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     sources = {field: each for field, each in opened.items() if each is not None}
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
-    size = config.buffer.trajectories_per_group
+    sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
     trying = (config.reward, sources, formatter)
     models = problems.attempt(model.readings, config.reward)
     samples = None
     if sources and models is not None:
-        samples = problems.attempt(judge.judge_samples, *trying, models=models, trajectories_per_group=size)
+        samples = problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()

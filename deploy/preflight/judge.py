@@ -47,9 +47,10 @@ def judge_samples(
     formatter: "ChatFormatter | None",
     *,
     models: Mapping[str, "Reading"],
-    trajectories_per_group: int = 1,
+    group_sizes: Mapping[str, int],
 ) -> list[Sample]:
-    """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it.
+    """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it, in
+    groups of the size that it has by the same setting.
 
     Reward models are not run: 0 stands for their scores. Judges that ask `reward.servers` are built, and asked in the run. Raises
     ConfigError if the judge does not load, if what it calls is away, or if it or one of its parts fails on every sample of a source. One
@@ -60,7 +61,7 @@ def judge_samples(
         return []
     config = tried
     try:
-        samples = asyncio.run(_judged(config, sources, formatter, models, trajectories_per_group, failing))
+        samples = asyncio.run(_judged(config, sources, formatter, models, group_sizes, failing))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     except UnavailableError as error:
@@ -94,7 +95,7 @@ async def _judged(
     sources: Mapping[str, PromptSource],
     formatter: "ChatFormatter | None",
     models: Mapping[str, "Reading"],
-    group_size: int,
+    group_sizes: Mapping[str, int],
     failing: dict[tuple[str, str], bool],
 ) -> list[Sample]:
     """Up to a prompt on which a judge overran its deadline: it may do so on all others.
@@ -106,9 +107,8 @@ async def _judged(
     service, samples = RewardService(config.model_copy(update={"hold_s": 0.0})), list[Sample]()
     try:
         for field, source in sources.items():
-            for prompt in _firsts(source, config):
-                completions = dict(_completions(prompt))
-                size = max(len(completions), min(group_size, _MOST_IN_GROUP))
+            size = min(group_sizes[field], _MOST_IN_GROUP)
+            for prompt, completions in _groups(source, config, size=size):
                 said = [*islice(cycle(completions.values()), size)]
                 asked = Asked(
                     columns=prompt.info(),
@@ -126,6 +126,14 @@ async def _judged(
     finally:
         await service.close()
     return samples
+
+
+def _groups(source: PromptSource, config: RewardConfig, *, size: int) -> Iterator[tuple[Prompt, dict[str, str]]]:
+    """Prompts, and completions for one group each, by their descriptions."""
+    for prompt in _firsts(source, config):
+        completions = [*_completions(prompt)]
+        for start in range(0, len(completions), size):
+            yield prompt, dict(completions[start : start + size])
 
 
 def _trajectory(

@@ -102,7 +102,7 @@ def test_check_shows_what_a_run_will_be(run_file):
         ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place 1002 actors", "fewer"),
         (
             "rollout.gpus_per_worker=64",
-            "rollout.gpus_per_worker=64 x 1 workers: 64 GPUs asked for",
+            "rollout.gpus_per_worker=64 x 1: 64 GPUs asked for",
             "use fewer ranks or",
         ),
         ("run_dir=OTHER", "run_dir='OTHER' belongs to another configuration: seed is 1 there", "name another run_dir"),

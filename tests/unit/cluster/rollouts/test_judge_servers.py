@@ -12,8 +12,8 @@ class Actor:
 
     pid, last_progress, is_hung, node_id = 1, None, False, "node"
 
-    def __init__(self, spec, free, built):
-        self.name, self.spec = spec.name, spec
+    def __init__(self, spec, free, built, taken=()):
+        self.name, self.spec, self._taken = spec.name, spec, taken
         self._free, self._built = free, built
 
     async def free_address(self):
@@ -21,6 +21,8 @@ class Actor:
 
     async def build(self, *, deadline_s, **more):
         self._built.append(more)
+        if more["address"] in self._taken:
+            raise death(self.name)
 
     async def kill(self):
         pass
@@ -44,3 +46,18 @@ async def test_a_server_that_is_replaced_has_its_address_again_unless_it_went_to
         assert servers.urls() == {"grader": [f"http://:{token}@{expected}/v1"]}
         await place.replace(actor, death(place.spec.name))
     assert len({each["token"] for each in built}) == 1
+
+
+async def test_a_server_whose_port_was_taken_meanwhile_comes_up_at_another():
+    free, built, taken = iter(["10.0.0.1:5000", "10.0.0.1:6000", "10.0.0.1:7000"]), [], []
+
+    async def spawn(spec):
+        return Actor(spec, next(free), built, taken)
+
+    specs = {"grader": [actor_spec("server-grader-0", ActorKind.JUDGE_SERVER)]}
+    supervisor = Supervisor(SupervisionConfig(backoff_s=0), ListedEvents())
+    (place,) = JudgeServers(specs, spawn=spawn, supervisor=supervisor).places()
+    actor = await place.ready()
+    taken.append("10.0.0.1:5000")
+    await place.replace(actor, death(place.spec.name))
+    assert [each["address"] for each in built] == ["10.0.0.1:5000", "10.0.0.1:5000", "10.0.0.1:7000"]

@@ -104,6 +104,14 @@ def test_the_judge_is_tried_on_the_held_out_prompts_too(tmp_path, model):
     assert message.startswith("evaluation.prompts: reward.judge='exact_match' fails on each of 2 samples")
 
 
+def test_a_judge_that_compares_is_refused_where_held_out_prompts_have_one_sample(tmp_path, model):
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": "3+3=", "answer": "6"}\n')
+    held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
+    overrides = ("reward.judge=tests.unit.actors.judges:compares", "buffer.trajectories_per_group=8", held_out)
+    assert refusal(run(tmp_path, model, *overrides)).startswith("evaluation.prompts: reward.judge='tests")
+    check(run(tmp_path, model, *overrides, "evaluation.num_samples=4", "evaluation.temperature=1"))
+
+
 def test_a_held_out_prompt_that_leaves_no_room_is_named(tmp_path, model):
     (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1" * 300, "answer": "2"}))
     held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
@@ -335,7 +343,7 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
         )
     assert "prompts='file'" in str(refused.value), "the learner proves its weights on the first prompts"
     assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
-    assert "learner.gpus_per_rank=9 x 1 ranks: 9 GPUs asked for" in str(refused.value)
+    assert "learner.gpus_per_rank=9 x 1: 9 GPUs asked for" in str(refused.value)
 
 
 LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt": "2+2=", "answer": "4"})

@@ -23,8 +23,11 @@ class Says(NumberedPrompts):
         return Prompt(prompt_id="p0", text="?", columns={"answer": self._command})
 
 
+SIZES = {"prompts": 2}
+
+
 def samples(judge: str, source, **settings):
-    return judge_samples(RewardConfig(judge=judge, **settings), {"prompts": source}, None, models={})
+    return judge_samples(RewardConfig(judge=judge, **settings), {"prompts": source}, None, models={}, group_sizes=SIZES)
 
 
 def test_what_the_judge_said_is_kept():
@@ -55,7 +58,7 @@ def test_a_part_whose_server_is_away_is_refused_at_once(tmp_path):
     judge = {"name": f"{JUDGES}:away_while", "file": str(tmp_path)}
     config = RewardConfig.model_validate({"parts": {"style": {"judge": judge}}, "hold_s": 600.0})
     with pytest.raises(ConfigError, match=r"reward\.parts\.style: http://judge:8000 is away now: connection refused"):
-        judge_samples(config, {"prompts": ANSWERED}, None, models={})
+        judge_samples(config, {"prompts": ANSWERED}, None, models={}, group_sizes=SIZES)
 
 
 def test_judges_of_the_runs_own_servers_are_built_and_the_others_tried(tmp_path):
@@ -65,20 +68,27 @@ def test_judges_of_the_runs_own_servers_are_built_and_the_others_tried(tmp_path)
     servers = {"grader": {"path": str(model)}}
     with pytest.raises(ConfigError, match=r"reward.parts.good.judge='llm_judge' .* cannot be read: No such file"):
         judge_samples(
-            RewardConfig.model_validate({"parts": parts, "servers": servers}), {"prompts": ANSWERED}, None, models={}
+            RewardConfig.model_validate({"parts": parts, "servers": servers}),
+            {"prompts": ANSWERED},
+            None,
+            models={},
+            group_sizes=SIZES,
         )
     rubric.write_text("criteria: [{name: a, question: b, choices: [{name: x, value: 1}, {name: y, value: 0}]}]")
     config = RewardConfig.model_validate({"parts": parts, "servers": servers})
-    assert [each.reward.components for each in judge_samples(config, {"prompts": ANSWERED}, None, models={})] == [
+    assert [
+        each.reward.components
+        for each in judge_samples(config, {"prompts": ANSWERED}, None, models={}, group_sizes=SIZES)
+    ] == [
         {"right": 0.0},
         {"right": 1.0},
     ]
     alone = RewardConfig.model_validate({"judge": asking, "servers": servers})
-    assert judge_samples(alone, {"prompts": ANSWERED}, None, models={}) == []
+    assert judge_samples(alone, {"prompts": ANSWERED}, None, models={}, group_sizes=SIZES) == []
     make_tiny_model(model)
     (model / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match=r"reward.servers.grader.path='.*' has no chat template"):
-        judge_samples(alone, {"prompts": ANSWERED}, None, models={})
+        judge_samples(alone, {"prompts": ANSWERED}, None, models={}, group_sizes=SIZES)
 
 
 def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():
@@ -86,7 +96,9 @@ def test_a_part_that_fails_on_all_its_samples_is_refused_even_if_it_may_leave():
     with pytest.raises(
         ConfigError, match=r"prompts: reward.parts.style fails on each of its samples, .* KeyError: 'anser'"
     ):
-        judge_samples(RewardConfig.model_validate({"parts": parts}), {"prompts": ANSWERED}, None, models={})
+        judge_samples(
+            RewardConfig.model_validate({"parts": parts}), {"prompts": ANSWERED}, None, models={}, group_sizes=SIZES
+        )
 
 
 def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
@@ -95,13 +107,23 @@ def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
     sources = ["maths"] * 5 + ["chat"]
     prompts = [Prompt(prompt_id=f"p{i}", text="?", columns={"answer": "2", "source": s}) for i, s in enumerate(sources)]
     with pytest.raises(ConfigError, match=r"reward.parts.style fails on each of its samples"):
-        judge_samples(config, {"prompts": prompts}, None, models={})
+        judge_samples(config, {"prompts": prompts}, None, models={}, group_sizes=SIZES)
 
 
 def test_a_judge_that_compares_the_tokens_of_a_group_is_tried_on_a_group():
     config = RewardConfig(judge=f"{JUDGES}:compares")
-    tried = judge_samples(config, {"prompts": ANSWERED}, None, models={}, trajectories_per_group=8)
+    tried = judge_samples(config, {"prompts": ANSWERED}, None, models={}, group_sizes={"prompts": 8})
     assert [sample.reward for sample in tried] == [Reward(value=1.0)] * 2
+
+
+def test_a_judge_that_compares_is_tried_on_held_out_prompts_with_as_many_samples_as_they_get():
+    judge = {"name": "pairwise", "endpoint": {"urls": ["http://127.0.0.1:9"], "model": "m"}}
+    sizes = {"prompts": 8, "evaluation.prompts": 1}
+    message = (
+        "evaluation.prompts: .*'pairwise' fails on each of 2 samples, .* the group has one; .*evaluation.num_samples"
+    )
+    with pytest.raises(ConfigError, match=message):
+        judge_samples(RewardConfig(judge=judge), {"evaluation.prompts": ANSWERED}, None, models={}, group_sizes=sizes)
 
 
 def test_a_judge_that_hangs_meets_its_deadline():
