@@ -71,7 +71,9 @@ def _of_the_hub(path: str, config: str | None, split: str, revision: str | None)
             f"path={path!r} is a data set of the hub and revision={revision!r} is no commit; set revision to the 40 hexadecimal digits of "
             "the commit that its page shows, so that a resumed run sees the same prompts"
         )
+    package = _package()
     try:
-        return _package().load_dataset(path, config, split=split, revision=revision)
-    except (OSError, ValueError) as error:
+        return package.load_dataset(path, config, split=split, revision=revision)
+    # A RuntimeError is of a data set that is a script.
+    except (OSError, ValueError, RuntimeError, package.exceptions.DatasetsError) as error:
         raise ConfigError(f"path={path!r} does not load: {type(error).__name__}: {error}") from error

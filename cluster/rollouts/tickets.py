@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import lru_cache
+from itertools import chain
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.sampling_config import SamplingConfig
@@ -56,6 +57,8 @@ class TicketOffice:
         self.pass_rates = pass_rates
         self._fit: Fit = fit or (lambda prompt: prompt)
         self._unfit = set[tuple[int, int]]()
+        self._ids: dict[tuple[int, int], str] = {}
+        """Of the prompts that fit: one that is not wanted is not made again."""
         self._counts = Counter[str]()
         self._order = lru_cache(maxsize=_KEPT_EPOCHS * len(source.sources))(self._shuffled)
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
@@ -71,27 +74,37 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of group `index`. Raises DataError where none of its source seems to fit."""
+        """The prompt of group `index`. Raises DataError where none of its source fits."""
         number, turn = place(index, self._source.weights)
         size = len(self._source.sources[number].rows)
         epoch, position = divmod(turn, size)
-        draws = random.Random(f"{self._seed}/instead/{index}")
-        candidate, resting = self._order(number, epoch)[position], None
+        order, draws, rates = (
+            self._order(number, epoch),
+            random.Random(f"{self._seed}/instead/{index}"),
+            self.pass_rates,
+        )
+
+        def is_wanted(prompt_id: str) -> bool:
+            return rates is None or rates.wants(prompt_id, index=index, drawn=draws.random())
+
+        row, resting = order[position], list[int]()
         for _ in range(_MAX_DRAWS):
-            if prompt := self._fitting(number, candidate):
-                rates = self.pass_rates
-                if rates is None or rates.wants(prompt.prompt_id, index=index, drawn=draws.random()):
-                    return prompt
-                self._counts["skipped"] += 1
-                resting = resting or prompt
+            known = self._ids.get((number, row))
+            prompt = self._fitting(number, row) if known is None or is_wanted(known) else None
+            if prompt and (known is not None or is_wanted(prompt.prompt_id)):
+                self._counts.update("skipped" for other in resting if other != row)
+                return prompt
+            if prompt or known is not None:
+                resting.append(row)
             else:
                 self._counts["dropped"] += 1
-            candidate = draws.randrange(size)
-        if resting:
-            return resting
-        raise DataError(
-            f"none of {_MAX_DRAWS} prompts of {self._source.sources[number].name or 'the source'} fits prompts.max_prompt_tokens; raise it"
-        )
+            row = draws.randrange(size)
+        # Draws can miss the few prompts that fit.
+        walk = chain(resting[:1], (order[(position + step) % size] for step in range(size)))
+        if prompt := next(filter(None, (self._fitting(number, row) for row in walk)), None):
+            return prompt
+        source = self._source.sources[number].name or "the source"
+        raise DataError(f"none of the {size:,} prompts of {source} fits prompts.max_prompt_tokens; raise it")
 
     def _fitting(self, number: int, position: int) -> Prompt | None:
         if (number, position) in self._unfit:
@@ -100,7 +113,10 @@ class TicketOffice:
         fitted = self._fit(prompt)
         if fitted is None:
             self._unfit.add((number, position))
-        elif fitted is not prompt:
+            return None
+        if self.pass_rates:
+            self._ids[number, position] = fitted.prompt_id
+        if fitted is not prompt:
             self._counts["truncated"] += 1
         return fitted
 

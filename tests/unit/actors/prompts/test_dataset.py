@@ -1,6 +1,7 @@
 """Data sets: a folder that `datasets` saved is read as its rows, and one of the hub is pinned by a commit."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_what_cannot_be_opened_says_the_way_out(tmp_path, monkeypatch, params, w
     save(tmp_path / "saved", [], monkeypatch, test=ROWS, train=ROWS)
     with pytest.raises(ConfigError, match=why):
         DatasetPrompts(**({"path": str(tmp_path / "saved"), "column": "question"} | params))
+
+
+@pytest.mark.parametrize("kind", ["script", "generation", "missing"])
+def test_a_data_set_of_the_hub_that_does_not_load_is_a_mistake_of_the_run_file(monkeypatch, kind):
+    base = type("DatasetsError", (Exception,), {})
+    errors = {
+        "script": RuntimeError("Dataset scripts are no longer supported, but found name.py"),
+        "generation": type("DatasetGenerationError", (base,), {})("An error occurred while generating the dataset"),
+        "missing": FileNotFoundError("Dataset 'org/name' doesn't exist on the Hub"),
+    }
+
+    def load_dataset(*_, **__):
+        raise errors[kind]
+
+    exceptions = SimpleNamespace(DatasetsError=base)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions))
+    with pytest.raises(ConfigError, match=r"path='org/name' does not load: .*Error: .*[dD]ataset"):
+        DatasetPrompts(path="org/name", revision="0" * 40)
 
 
 def test_without_the_package_the_error_is_a_line_of_pip(tmp_path, monkeypatch):

@@ -97,9 +97,9 @@ class Numbers:
         return Prompt(prompt_id=str(index), text="?")
 
 
-def office(known, seed=3):
+def office(known, seed=3, source=None):
     settings = {"trajectories_per_group": 1, "sampling": SamplingConfig(max_tokens=1)}
-    return TicketOffice(source=Mixture.of(Numbers()), seed=seed, pass_rates=known, **settings)
+    return TicketOffice(source=Mixture.of(source or Numbers()), seed=seed, pass_rates=known, **settings)
 
 
 def test_prompts_are_sampled_in_proportion_to_their_preference():
@@ -114,6 +114,24 @@ def test_where_every_prompt_is_solved_the_epoch_goes_on():
     solved = rates((0, dict.fromkeys("0123", 1.0)), skip_solved_steps=1000)
     plain = office(None)
     assert [office(solved).prompt(index) for index in range(8)] == [plain.prompt(index) for index in range(8)]
+
+
+def test_a_prompt_that_is_passed_over_is_not_made_again_and_none_was_skipped_where_all_rest():
+    made = []
+
+    class Counted(Numbers):
+        def __getitem__(self, index):
+            made.append(index)
+            return super().__getitem__(index)
+
+    solved = rates((0, dict.fromkeys("0123", 1.0)), skip_solved_steps=1000)
+    desk = office(solved, source=Counted())
+    for index in range(8):
+        desk.prompt(index)
+    assert len(made) == 4 + 8, "each once to know its id, and one for every group"
+    assert desk.drain_stats() == {}
+    picky = office(rates((0, dict.fromkeys("012", 1.0)), skip_solved_steps=1000))
+    assert picky.prompt(0).prompt_id == "3" and picky.drain_stats()["prompts/num_skipped"] == 2, "two draws before it"
 
 
 def test_the_ledger_gives_a_resumed_run_the_same_prompts(tmp_path):

@@ -112,6 +112,11 @@ def test_a_shortened_prompt_is_sampled_and_counted():
     assert desk.drain_stats() == {"prompts/num_truncated": 1.0}
 
 
+def test_the_only_prompt_that_fits_is_found_where_a_thousand_draws_miss_it():
+    desk = limited(lambda prompt: prompt if prompt.prompt_id == "123" else None, size=500)
+    assert {desk.prompt(index).prompt_id for index in range(60)} == {"123"}, "0.998^1000 = 0.14 miss it"
+
+
 def test_a_source_of_which_nothing_fits_is_an_error_and_no_loop():
-    with pytest.raises(DataError, match=r"none of 1000 prompts of the source fits prompts\.max_prompt_tokens"):
+    with pytest.raises(DataError, match=r"none of the 5 prompts of the source fits prompts\.max_prompt_tokens"):
         limited(lambda prompt: None).prompt(0)
