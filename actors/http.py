@@ -4,7 +4,8 @@ Failures of transport (no connection, a body cut off, 5xx, 429) are tried again,
 "Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
 
 What is still without an answer a little before the deadline is UnavailableError, whether the server refuses, fails or is silent. Whether it
-is away or cannot take this question, the service finds out. Only a request that began late in its judgement runs into the deadline.
+is away or cannot take this question, the service finds out. Only a second request that began late in its judgement runs into the
+deadline.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from actors.reward_service.deadline import is_late, remaining_s
+from actors.reward_service.deadline import is_late, note_answer, remaining_s
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 
 _DEADLINE_S = 30.0
@@ -136,16 +137,13 @@ class HttpClient:
         """`key` is a bearer token that is in no environment. Raises ConfigError naming `field` for a key that is not in the environment and
         authorities that cannot be read."""
         self._endpoint = endpoint
-        name, ca_file = endpoint.key_env, endpoint.ca_file
+        name = endpoint.key_env
         self._key = key or (name and os.environ.get(name, "").strip())
         if name and not self._key:
             raise ConfigError(
                 f"{field}.key_env={name!r} is not in the judge's environment; export it, and name it in reward.env: [{name}]"
             )
-        try:
-            self._tls = _tls(ca_file)
-        except OSError as error:
-            raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error
+        self._tls = tls_of(endpoint.ca_file, field=field)
         self._places = asyncio.Semaphore(endpoint.max_concurrency)
         self._requests = _Pace(endpoint.requests_per_minute)
         self._tokens = _Pace(endpoint.tokens_per_minute)
@@ -159,7 +157,7 @@ class HttpClient:
         """The parsed answer of one of `urls`, or of the endpoint's. The request may reach several, or one twice.
 
         `num_tokens` is the estimate for the limit. Raises UnavailableError where it gets no answer, or no turn within the limits, in time;
-        HttpError for an answer that says no or is no JSON; TimeoutError where nothing else ends a request that began late.
+        HttpError for an answer that says no or is no JSON; TimeoutError where nothing else ends a second request that began late.
         """
         left_s = remaining_s()
         total_s = _DEADLINE_S if left_s is None else left_s
@@ -241,6 +239,7 @@ class HttpClient:
             raise _TransportError(
                 f"HTTP {response.status}: {said}", retry_after_s=retry_after_s, status=response.status
             )
+        note_answer()
         self._rests_until.pop(url, None)
         if response.status >= 300:
             goes_to = response.headers.get("Location", "")
@@ -311,5 +310,9 @@ def _checked(url: str) -> str:
 
 
 @functools.cache
-def _tls(ca_file: str | None) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=ca_file)
+def tls_of(ca_file: str | None, *, field: str) -> ssl.SSLContext:
+    """Raises ConfigError naming `field` for a file that holds no authorities."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"{field}.ca_file={ca_file!r} cannot be read: {error}; give a PEM file") from error

@@ -104,15 +104,17 @@ def _refusal(status: int, why: str) -> Response:
 
 
 def _key(key_env: str | None, *, host: str) -> str | None:
-    if key_env is not None and not os.environ.get(key_env):
-        raise ConfigError(f"--key-env {key_env} is not set in the environment; export it")
+    # A client sends it without white space around it, which a file of secrets often has.
+    key = os.environ.get(key_env, "").strip() if key_env is not None else None
+    if key == "":
+        raise ConfigError(f"--key-env {key_env} is not set in the environment, or empty; export it")
     try:
         is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_here = False
     if key_env is None and not is_here:
         raise ConfigError(f"--host {host} can be reached from other machines: set a token, and name it: --key-env NAME")
-    return key_env and os.environ[key_env]
+    return key
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -4,30 +4,45 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
-_span: ContextVar[tuple[float, float] | None] = ContextVar("span", default=None)
-"""When the judgement began, and when it ends."""
+
+@dataclass(slots=True)
+class _Judgement:
+    began: float
+    ends_at: float
+    is_answered: bool = False
+    """Whether it has had an answer of what it calls."""
+
+
+_judgement: ContextVar[_Judgement | None] = ContextVar("judgement", default=None)
 
 
 @contextmanager
 def verdict_within(seconds: float) -> Iterator[None]:
     """The tasks that start inside have the same deadline. An inner one never lengthens an outer one."""
-    left_s = remaining_s()
-    now = time.monotonic()
-    token = _span.set((now, now + (seconds if left_s is None else min(seconds, left_s))))
+    left_s, now = remaining_s(), time.monotonic()
+    token = _judgement.set(_Judgement(now, now + (seconds if left_s is None else min(seconds, left_s))))
     try:
         yield
     finally:
-        _span.reset(token)
+        _judgement.reset(token)
 
 
 def remaining_s() -> float | None:
     """None outside a judge's call."""
-    span = _span.get()
-    return None if span is None else max(0.0, span[1] - time.monotonic())
+    judgement = _judgement.get()
+    return None if judgement is None else max(0.0, judgement.ends_at - time.monotonic())
+
+
+def note_answer() -> None:
+    if judgement := _judgement.get():
+        judgement.is_answered = True
 
 
 def is_late() -> bool:
-    """Whether over half of its time has passed: what has no answer by its end may be no slower than what came before."""
-    span = _span.get()
-    return span is not None and time.monotonic() > sum(span) / 2
+    """Whether it has had an answer, and less than half of its time is left: what is slow now may be the judgement itself."""
+    judgement = _judgement.get()
+    return (
+        judgement is not None and judgement.is_answered and 2 * time.monotonic() > judgement.began + judgement.ends_at
+    )

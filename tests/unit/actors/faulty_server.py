@@ -19,6 +19,8 @@ class FaultyServer:
     """What a healthy server answers to the parsed body."""
     faults: Iterator[str | None]
     """One a request, None for none; when they have run out the server is well."""
+    fault_of: Callable[[Any], str | None] = lambda body: None
+    """One that a body itself causes."""
     url: str = ""
     elsewhere: str = ""
     """Where a redirect goes."""
@@ -30,7 +32,7 @@ class FaultyServer:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        match next(self.faults, None):
+        match self.fault_of(body) or next(self.faults, None):
             case None:
                 return web.json_response(self.answer(body))
             case "hang":

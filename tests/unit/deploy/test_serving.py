@@ -120,12 +120,23 @@ def test_what_a_served_judge_calls_may_be_away_which_is_an_outage_for_the_run_to
     [
         ("exact_match", {"host": "0.0.0.0"}, "can be reached from other machines"),
         ("exact_match", {"key_env": "NOT_SET"}, "--key-env NOT_SET is not set"),
+        (
+            "exact_match",
+            {"key_env": "BLANK", "host": "0.0.0.0"},
+            "--key-env BLANK is not set in the environment, or empty",
+        ),
         ("exact_match", {"host": "203.0.113.1", "key_env": "HOME"}, "cannot listen on 203.0.113.1:0"),
         ("exact_macht", {}, "did you mean 'exact_match'"),
         (f"{JUDGES}:after_others", {}, "asks for rewards, which only a run has"),
     ],
 )
-def test_what_cannot_be_served_is_refused(judge, settings, message):
+def test_what_cannot_be_served_is_refused(judge, settings, message, monkeypatch):
+    monkeypatch.setenv("BLANK", " \n")
     given = {"host": "127.0.0.1", "port": 0, "key_env": None} | settings
     with pytest.raises(ConfigError, match=message):
         serving.serve(RewardConfig(judge=Plugin(name=judge)), says=print, **given)
+
+
+def test_a_key_is_read_as_its_clients_read_it_without_white_space(monkeypatch):
+    monkeypatch.setenv("KEY", "s3cret\n")
+    assert serving._key("KEY", host="0.0.0.0") == "s3cret"

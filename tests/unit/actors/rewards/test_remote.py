@@ -250,6 +250,8 @@ async def test_a_server_that_is_down_for_a_while_costs_time_and_no_reward(dialec
         ("openrlhf", {"scores": [1.0]}, "not an answer of dialect openrlhf"),
         ("lightrft", {"rewards": 1.0}, "not an answer of dialect lightrft"),
         ("classify", {"data": [{"index": 0, "probs": []}] * 2}, "not an answer of dialect classify"),
+        ("classify", {"data": [{"index": 0, "probs": [1.0]}] * 2}, "not an answer of dialect classify"),
+        ("classify", {"data": [{"index": i, "probs": [1.0]} for i in (1, 2)]}, "not an answer of dialect classify"),
         ("native", {"groups": [[{}, {}]]}, "not an answer of dialect native"),
         ("openrlhf", [1.0, 2.0], "not an answer of dialect openrlhf"),
         ("openrlhf", {"rewards": [float("nan"), float("inf")]}, "not finite"),
@@ -293,6 +295,29 @@ async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all
     finally:
         await service.close()
     assert [reward.value for reward in rewards] == [1.0, 2.0]
+
+
+@pytest.mark.slow
+async def test_completions_that_break_their_server_fail_though_nothing_else_is_asked_any_more():
+    faults = {"crash": "500", "hang": "hang", "reset": "close"}
+
+    def asked(*completions):
+        given = {"prompt": "", "token_ids": [1], "finish_reason": "stop", "seed": 0}
+        return Asked(columns={"answer": ""}, trajectories=[given | {"completion": said} for said in completions])
+
+    async with faulty_server(SERVERS["slime"][1]) as server:
+        server.fault_of = lambda body: faults.get(body["response"])
+        judge = {"name": "remote", "endpoint": server.url, "dialect": "slime"}
+        service = RewardService(RewardConfig.model_validate({"judge": judge, "timeout_s": 0.6, "hold_s": 60}))
+        try:
+            await service.judge(asked("good"))
+            judged = await asyncio.gather(*(service.judge(asked(said)) for said in faults))
+        finally:
+            await service.close()
+    rewards = [reward for (reward,), _ in judged]
+    assert [(reward.value, reward.status) for reward in rewards] == [(None, "error")] * 3
+    assert all("others were answered between 5 tries" in reward.message for reward in rewards)
+    assert service.progress().phase == "idle"
 
 
 @pytest.mark.parametrize(
