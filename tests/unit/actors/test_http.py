@@ -70,7 +70,7 @@ async def test_requests_under_way_when_a_server_goes_away_are_in_the_outage_thou
         faulty_server(echo, always=itertools.chain([None], itertools.repeat(fault))) as server,
         client_of(server.url) as client,
     ):
-        with verdict_within(0.6):
+        with verdict_within(1.2):
             asking = (client.post("", number) for number in range(7))
             asked = await asyncio.gather(*asking, return_exceptions=True)
     assert sorted(type(each).__name__ for each in asked) == ["UnavailableError"] * 6 + ["dict"]
@@ -78,9 +78,9 @@ async def test_requests_under_way_when_a_server_goes_away_are_in_the_outage_thou
 
 async def test_a_second_request_that_is_still_unanswered_at_the_end_of_its_judgement_is_a_slow_judgement():
     async with faulty_server(echo, None, "hang") as server, client_of(server.url) as client:
-        with verdict_within(0.6):
+        with verdict_within(1.2):
             await client.post("", "first")
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.7)
             with pytest.raises(TimeoutError):
                 await client.post("", "second")
 
@@ -94,13 +94,12 @@ async def test_a_server_that_may_be_asked_again_at_once_is_asked_with_jitter(fau
 
 
 async def test_while_a_server_wants_no_request_none_is_sent_by_any_call():
-    async with faulty_server(echo, "retry after 1 s") as server, client_of(server.url) as client:
+    async with faulty_server(echo, "retry after an hour") as server, client_of(server.url) as client:
         for number in range(3):
-            with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429") as limited:
+            with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 429") as limited:
                 await client.post("", number)
-            assert 0.5 < limited.value.retry_after_s <= 1
+            assert 50 < limited.value.retry_after_s <= 60
         assert server.requests == [0]
-        assert await client.post("", 3) == {"said": 3}
 
 
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
@@ -179,7 +178,7 @@ async def test_limits_hold_on_concurrency_requests_and_tokens():
 
 async def test_an_outage_under_a_limit_is_an_outage():
     async with faulty_server(echo, "503") as server, client_of(server.url, requests_per_minute=1) as client:
-        with verdict_within(1), pytest.raises(UnavailableError, match="HTTP 503") as away:
+        with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as away:
             await client.post("", 0)
         assert (away.value.endpoint, away.value.retry_after_s) == (server.url, None)
 
