@@ -51,7 +51,8 @@ METRICS: dict[str, str] = {
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks; every epoch counts them.",
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until every worker serves its weights.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
-    "time/<part>/judging_s": "Seconds that a part of the reward took for a group, mean; `time/judging_s` without parts.",
+    "time/<part>/judging_s": "Seconds that a part of the reward took for a group in its service, mean; a reward model "
+    "has scored the group before. `time/judging_s` without parts.",
     "time/<part>/held_s": "Seconds since the last step in which the part's groups waited, because what its judge calls was away; "
     "`time/held_s` without parts. Absent where none did.",
     "time/learning_s": "Seconds of the learner's step.",

@@ -1,7 +1,7 @@
 """Who samples what: deals tickets to the workers by their free places, and follows each group to its destination.
 
-A group's way is worker -> reward -> destination, and only object refs pass through here. What a failed worker did not finish is
-dealt again, under the same tickets. Training and evaluation share one queue; evaluations go first.
+A group's way is worker -> reward -> destination. Object refs pass through here, and rewards; trajectories do not. What a failed worker
+did not finish is dealt again, under the same tickets. Training and evaluation share one queue; evaluations go first.
 """
 
 import asyncio

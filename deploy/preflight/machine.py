@@ -29,8 +29,8 @@ class Memory:
     """Where a worker's key-value cache is, in words."""
     reference: int | None
     """None without a reference scorer."""
-    reward_models: dict[str, int]
-    """By name."""
+    judging: dict[str, int]
+    """Reward models and judge servers, in words."""
     total: int
     free: int | None
     """None where it is not this machine's memory that counts."""
@@ -64,9 +64,14 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
     worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
-    models = {} if config.recorded is not None else config.reward.models
-    reward_models = {name: num_bytes(model, field=f"reward.models.{name}") for name, model in models.items()}
-    on_cpu = sum(size for name, size in reward_models.items() if not models[name].gpus)
+    judging, on_cpu = dict[str, int](), 0
+    for name, model in config.reward.models.items() if config.recorded is None else ():
+        size = judging[f"reward model {name}"] = num_bytes(model, field=f"reward.models.{name}")
+        on_cpu += 0 if model.gpus else size
+    for name, server in config.reward.servers.items() if config.recorded is None else ():
+        size = num_bytes(server, field=f"reward.servers.{name}") + (0 if server.gpus else server.kv_cache_bytes)
+        judging[f"judge server {name} x {server.num_servers}"] = size
+        on_cpu += 0 if server.gpus else size * server.num_servers
     total = on_cpu + rank.total_bytes * config.learner.num_ranks + worker * num_workers + (reference or 0)
     free = psutil.virtual_memory().available if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
@@ -82,7 +87,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         if on_gpus
         else "with its cache",
         reference=reference,
-        reward_models=reward_models,
+        judging=judging,
         total=total,
         free=free if is_here else None,
     )
@@ -110,6 +115,7 @@ def _check_total(config: RunConfig, total: int, free: int, *, num_workers: int) 
         workers, cache = (
             (f"rollout.num_workers={num_workers}, ", "rollout.kv_cache_bytes or ") if num_workers else ("", "")
         )
+        cache += "reward.servers.<name>.kv_cache_bytes or " if config.reward.servers else ""
         raise ConfigError(
             f"{workers}learner.num_ranks={config.learner.num_ranks}: all actors together take about {total / GIB:,.1f} GiB, "
             f"{free / GIB:,.1f} GiB are free; lower one of them, {cache}learner.max_tokens_per_micro_batch, or take a smaller model"

@@ -132,8 +132,8 @@ def memory_rows(memory: Memory) -> Rows:
     yield "memory", "rollout worker", f"{_gib(memory.worker)}, {memory.cache}"
     if memory.reference is not None:
         yield "memory", "reference scorer", _gib(memory.reference)
-    for name, size_bytes in memory.reward_models.items():
-        yield "memory", f"reward model {name}", _gib(size_bytes)
+    for name, size_bytes in memory.judging.items():
+        yield "memory", name, _gib(size_bytes)
     if memory.free is not None:
         verdict = "" if memory.total <= memory.free else " (tight: this may swap or be killed)"
         yield "memory", "all together", f"{_gib(memory.total)} of {_gib(memory.free)} free{verdict}"

@@ -10,23 +10,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
-from cluster.contracts.reward_config import RewardModelConfig
+from cluster.contracts.reward_config import JudgeServerConfig, RewardModelConfig
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
 from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, token_row
 
 
-def num_bytes(config: RewardModelConfig, *, field: str) -> int:
-    """Of its weights. Raises ConfigError as `skeleton` does."""
-    built = skeleton(as_model(config), kind=AutoModelForSequenceClassification, field=f"{field}.path")
+def num_bytes(config: RewardModelConfig | JudgeServerConfig, *, field: str) -> int:
+    """Of its weights, without a language model's head. Raises ConfigError as `skeleton` does."""
+    kind = AutoModelForSequenceClassification if isinstance(config, RewardModelConfig) else AutoModel
+    built = skeleton(as_model(config), kind=kind, field=f"{field}.path")
     return sum(each.numel() for each in built.parameters()) * (2 if config.dtype == "bfloat16" else 4)
 
 
-def as_model(config: RewardModelConfig) -> ModelConfig:
+def as_model(config: RewardModelConfig | JudgeServerConfig) -> ModelConfig:
     return ModelConfig(path=config.path, revision=config.revision, dtype=config.dtype)
 
 

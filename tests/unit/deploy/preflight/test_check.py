@@ -153,6 +153,12 @@ def test_actors_that_cannot_fit_memory_together_are_refused(tmp_path, model):
     assert "rollout.num_workers=1, learner.num_ranks=1: all actors together take about 1,024" in message
 
 
+def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
+    servers = f"reward.servers={{grader: {{path: {model}, num_servers: 2, kv_cache_bytes: {2**40}}}}}"
+    message = refusal(run(tmp_path, model, "reward.judge=tests.unit.actors.judges:compares", servers))
+    assert "all actors together take about 2,04" in message and "reward.servers.<name>.kv_cache_bytes" in message
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no file system here takes no files")
 def test_a_run_dir_that_takes_no_files_is_refused_even_for_root(tmp_path, model):
     assert "run_dir='/proc/run' cannot be written" in refusal(run(tmp_path, model, "run_dir=/proc/run"))
