@@ -113,6 +113,11 @@ def test_prompts_are_written_out_as_they_were_written(written):
     assert prompts.model_dump(exclude_defaults=True) == written
 
 
+def test_a_difficulty_of_null_is_none():
+    prompts = configured(prompts={"name": "file", "difficulty": None}).prompts
+    assert prompts.difficulty is None and not prompts.params
+
+
 def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():
     theirs = {"prompts": MATHS, "evaluation": {"prompts": {"name": "file", "path": "a", "deduplicate": False}}}
     ours = {"prompts": MATHS, "evaluation": {"prompts": {"name": "file", "path": "b", "deduplicate": True}}}
