@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
     "mismatch/off_policy_steps": "Off-policy steps of those tokens: beyond 0 the policy's own last steps are in the difference.",
     "rollout/num_wanted": "Rollout workers that there should be: asked for, or decided by `elastic`.",
     "rollout/num_workers": "Rollout workers that serve attested weights.",
+    "rollout/num_services": "Reward services that serve.",
     "rollout/num_aborted": "Trajectories aborted because enough of their groups' were finished (`rollout.extra_trajectories`).",
     "supervision/num_restarts": "Actors restarted since the last step, all kinds; events.jsonl names them.",
     "supervision/num_deaths": "Of the restarts, those after a death of the process or its node.",

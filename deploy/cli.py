@@ -237,19 +237,21 @@ def serve_reward(
 @app.command()
 def scale(
     run_dir: RunDir,
-    asked: Annotated[str, typer.Argument(metavar="rollout_workers=N", help="How many rollout workers to have.")],
+    asked: Annotated[
+        str, typer.Argument(metavar="ACTORS=N", help="How many to have: rollout_workers=4, or reward_services=4.")
+    ],
     debug: Debug = False,
 ) -> None:
-    """Change the number of rollout workers of a live run."""
+    """Change the number of rollout workers, or of reward services, of a live run."""
     with _reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.cluster_up import steering
 
         name, _, number = asked.partition("=")
-        if name != "rollout_workers" or not number.isdecimal():
-            raise ConfigError(f"{asked!r} is not of the form rollout_workers=4")
-        steering.scale(RunDirectory(run_dir), rollout_workers=int(number))
-        typer.echo(f"asked for {number} rollout workers; `treadwheel info {run_dir}` shows them come and go")
+        if name not in steering.SETTINGS or not number.isdecimal():
+            raise ConfigError(f"{asked!r} is not of the form rollout_workers=4 or reward_services=4")
+        steering.scale(RunDirectory(run_dir), actors=name, number=int(number))
+        typer.echo(f"asked for {number} {name.replace('_', ' ')}; `treadwheel info {run_dir}` shows them come and go")
 
 
 @passport.command(name="diff")

@@ -108,8 +108,9 @@ class RewardConfig(Section):
     servers: Mathematics[dict[str, JudgeServerConfig]] = Field(default={})
     """Language models that the run serves for its judges, by name: `{grader: {path: org/model, gpus: 1}}`. `llm_judge` and `pairwise` ask
     one with `server: grader`; a judge of yours gets all URLs by its parameter `servers`."""
-    num_services: Layout[PositiveInt] = 1
-    """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups."""
+    num_services: Resources[PositiveInt] = 1
+    """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups. `treadwheel scale`
+    changes their number while the run goes on."""
     cpus_per_service: Layout[PositiveFloat] = 0.25
     """Places a service, as `learner.cpus_per_rank` places a rank; its judges are not limited by it."""
     gpus_per_service: Layout[NonNegativeFloat] = 0.0

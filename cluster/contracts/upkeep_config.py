@@ -54,7 +54,8 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: PositiveInt | None = None
-    """None does not scale by itself."""
+    """Of rollout workers, whose number follows the learner's wait for groups; None does not scale by itself. The number of reward
+    services changes by `treadwheel scale` alone."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added while the learner waits for groups for a larger share of its time."""
     scale_down_full_steps: PositiveInt = 10

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from cluster.contracts.errors import DeadlineError
-from cluster.contracts.types import Ticket
+from cluster.contracts.types import ActorKind, Ticket
 from cluster.remote.actor import describe
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.destinations import Destination, HeldOutGroups
@@ -13,7 +13,7 @@ from cluster.rollouts.dispatcher import Dispatcher, Training
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
-from cluster.supervision.supervisor import SupervisedActor
+from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 
 
@@ -27,21 +27,25 @@ class Production:
         scorers: Scorers,
         dispatcher: Dispatcher,
         office: TicketOffice | None,
+        supervisor: Supervisor,
         destination: Callable[[Buffer], Destination],
     ) -> None:
         """`destination` says which judged groups go into a buffer. Without an `office` there are evaluations only."""
         self.fleet = fleet
+        self.services = scorers.services
         self._scorers = scorers
         self._dispatcher = dispatcher
         self._office = office
+        self._supervisor = supervisor
         self._destination = destination
 
     async def start(self) -> None:
-        """Reward, reference and the first worker are up when this returns; in a deterministic run, all workers.
+        """The first reward service, the other scorers and the first worker are up when this returns; in a deterministic run, all workers.
 
-        The fleet is kept at its size from now on.
+        Fleet and services are kept at their sizes from now on.
         """
-        await together(self.fleet.start(), *(place.ready() for place in self._scorers.places()))
+        scorers = (place.ready() for place in self._scorers.places() if place not in self.services.places())
+        await together(self.fleet.start(), self.services.start(), *scorers)
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
         """Deals tickets, for as long as `tasks` run."""
@@ -67,13 +71,23 @@ class Production:
             raise DeadlineError(f"{error}; {self.describe()}") from None
 
     def drain_stats(self) -> dict[str, float]:
-        """Of tickets, dispatcher, fleet and scorers, since the last call."""
+        """Of tickets, dispatcher, scorers and supervision, since the last call, and how many serve."""
         tickets = self._office.drain_stats() if self._office else {}
-        return tickets | self._dispatcher.drain_stats() | self.fleet.drain_stats() | self._scorers.drain_stats()
+        sizes = {
+            "rollout/num_workers": float(len(self.fleet.serving())),
+            "rollout/num_wanted": float(self.fleet.num_wanted),
+            "rollout/num_services": float(len(self.services.serving())),
+        }
+        drained = self._dispatcher.drain_stats() | self._scorers.drain_stats() | self._supervisor.drain_stats()
+        return tickets | sizes | drained
 
     def places(self) -> list[SupervisedActor]:
         """Where actors are, or will be again."""
         return [*self.fleet.places(), *self._scorers.places()]
+
+    def pool_of(self, kind: ActorKind) -> WorkerPool | None:
+        """Where actors of this kind are replaced; None for those whose place cannot be given up."""
+        return {ActorKind.ROLLOUT_WORKER: self.fleet, ActorKind.REWARD_SERVICE: self.services}.get(kind)
 
     def note_progress(self) -> None:
         """All actors have said what they do."""

@@ -1,14 +1,15 @@
 """Reward and reference: what a sampled group still needs before it is worth training on. Each adds columns of its own to the group.
 
-A service that dies is replaced while the others serve. A group whose judging kills reward services again and again is quarantined.
+A service that dies is replaced while the others serve; one that leaves finishes its groups first. A group whose judging kills reward
+services again and again is quarantined.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 
-from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Scores, Ticket
@@ -18,8 +19,8 @@ from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.shared_calls import SharedCalls
+from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import SupervisedActor
-from cluster.supervision.tasks import background
 
 _MOST_TOLD = 16
 """Kinds of failed rewards that get a message in a run; further ones are in the events."""
@@ -31,7 +32,7 @@ class Scorers:
     def __init__(
         self,
         *,
-        rewards: Sequence[SupervisedActor],
+        services: WorkerPool,
         models: Mapping[str, SupervisedActor],
         reference: SupervisedActor | None,
         servers: JudgeServers | None = None,
@@ -44,10 +45,9 @@ class Scorers:
         source_column: str | None = None,
         keep: Callable[[Mapping[str, str]], None] = lambda verdicts: None,
     ) -> None:
-        """`suspects` are those of judging; a group that kills rollout workers is another matter. Services are replaced in `tasks`, whose
-        failure ends the run. `source_column` of a prompt says whose metrics its rewards are; None keeps no metrics by source.
-        `keep` gets the verdicts that are not to be asked for again."""
-        self._rewards = list(rewards)
+        """`suspects` are those of judging; a group that kills rollout workers is another matter. `source_column` of a prompt says
+        whose metrics its rewards are; None keeps no metrics by source. `keep` gets the verdicts that are not to be asked for again."""
+        self.services = services
         self._calls: dict[RemoteActor, SharedCalls] = {}
         self._tasks = tasks
         self._models = models
@@ -67,7 +67,7 @@ class Scorers:
     def places(self) -> list[SupervisedActor]:
         reference = [self._reference] if self._reference else []
         servers = self._servers.places() if self._servers else []
-        return [*self._rewards, *self._models.values(), *reference, *servers]
+        return [*self.services.places(), *self._models.values(), *reference, *servers]
 
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
         """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
@@ -80,17 +80,18 @@ class Scorers:
             async with self._turns.turn(alone=alone):
                 if self._suspects.is_guilty(ticket):
                     return None
-                place, actor = await self._least_busy()
+                member, actor = await self._least_busy()
                 if self._suspects.has(ticket) and not alone:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
                     inputs = JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
-                    columns = await self._calls_of(actor).score(group, inputs)
+                    with member.in_use():
+                        columns = await self._calls_of(actor).score(group, inputs)
                 except (WorkerError, DeadlineError) as error:
-                    if may_be_their_doing(error, given_up=place.failure_of(actor)):
+                    if may_be_their_doing(error, given_up=member.place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
                     # Within the turn: nobody else may call the actor that failed, and be blamed for it.
-                    self._replace(place, actor, error)
+                    self.services.replace(actor, error)
                 else:
                     if columns is None:
                         continue
@@ -119,29 +120,20 @@ class Scorers:
 
     def note_holds(self) -> None:
         """Events of the parts that hold, or go on, by what the services said last."""
-        told = [place.progress() for place in self._rewards]
+        told = [place.progress() for place in self.services.places()]
         self._holds.note(hold for progress in told if progress for hold in progress.holds)
 
-    async def _least_busy(self) -> tuple[SupervisedActor, RemoteActor]:
-        """A service that is up, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""
-        while True:
-            up = [(place, place.actor) for place in self._rewards if place.actor and not place.failure_of(place.actor)]
-            if up:
-                return min(up, key=lambda one: len(self._calls_of(one[1])))
-            async with background() as waiting:
-                coming = [waiting.create_task(place.ready()) for place in self._rewards]
-                await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+    async def _least_busy(self) -> tuple[Member, RemoteActor]:
+        """A service, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""
+        up = [(member, member.actor) for member in await self.services.some_serving() if member.actor]
+        return min(up, key=lambda one: len(self._calls_of(one[1])))
 
     def _calls_of(self, actor: RemoteActor) -> SharedCalls:
         if actor not in self._calls:
+            living = self.services.workers()
+            self._calls = {each: calls for each, calls in self._calls.items() if each in living}
             self._calls[actor] = SharedCalls(actor, tasks=self._tasks, deadline_s=self._judging_deadline_s)
         return self._calls[actor]
-
-    def _replace(self, place: SupervisedActor, actor: RemoteActor, error: TreadwheelError) -> None:
-        """Nobody calls `actor` from now on. Returns at once."""
-        place.give_up(actor, error)
-        self._calls.pop(actor, None)
-        self._tasks.create_task(place.replace(actor, error))
 
     async def with_reference_logprobs(self, group: Group) -> Group:
         """The group itself when there is no reference scorer. Raises LostError when it went with its node."""

@@ -1,4 +1,6 @@
-"""The fleet of rollout workers: started, replaced, scaled. Wanted against actual, every tick.
+"""Workers that can stand in for each other: started, replaced, scaled. Wanted against actual, every tick.
+
+A run has two pools, its rollout workers (the fleet) and its reward services.
 
 A worker that fails is replaced in its place. A worker that cannot join is tried again later; a worker that leaves finishes what it
 has first. The run ends when no worker is left that serves or may come.
@@ -17,7 +19,7 @@ _MAX_BACKOFF_S = 60.0
 
 
 class Member:
-    """A rollout worker's place in the fleet, whichever actor fills it now."""
+    """A worker's place in the pool, whichever actor fills it now."""
 
     def __init__(self, place: SupervisedActor) -> None:
         self.place = place
@@ -57,7 +59,7 @@ class Member:
 
 
 class WorkerPool:
-    """All rollout workers of one run."""
+    """All rollout workers of one run, or all its reward services."""
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class WorkerPool:
     ) -> None:
         """`specs` are the workers to start with; `joining` makes the spec of worker number n, beyond them.
 
-        `join` brings the current weights to a new actor before it serves; `left` hears of a worker whose place is empty for good.
-        A deterministic run keeps exactly its first workers.
+        `join` brings a new actor what it must know before it serves, as the current weights; `left` hears of a worker whose place is
+        empty for good. A deterministic pool keeps exactly its first workers.
         """
         self._joining = joining
         self._start = start
@@ -97,14 +99,14 @@ class WorkerPool:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """The first worker serves when this returns; in a deterministic run, all of them. The fleet is kept at its size from now on."""
+        """The first worker serves when this returns; in a deterministic pool, all of them. The pool is kept at its size from now on."""
         for member in self._members:
             self._tasks.create_task(self._bring_up(member))
         if not self._is_deterministic:
             self._tasks.create_task(self._keep_size())
-        while not (self.is_complete if self._is_deterministic else self.serving()):
-            self._changed.clear()
-            await self._changed.wait()
+        await self.some_serving()
+        while self._is_deterministic and not self.is_complete:
+            await self._arrival()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """`listener` is called when a worker comes, or comes back. It must return at once."""
@@ -114,6 +116,12 @@ class WorkerPool:
 
     def serving(self) -> list[Member]:
         return [member for member in self._members if member.is_serving]
+
+    async def some_serving(self) -> list[Member]:
+        """Those that serve; waits for the first where none does."""
+        while not (serving := self.serving()):
+            await self._arrival()
+        return serving
 
     def workers(self) -> list[RemoteActor]:
         """All living workers, leaving ones among them: they take new weights too."""
@@ -176,11 +184,6 @@ class WorkerPool:
         member.place.give_up(actor, error)
         await self._heal(member, actor, error)
         return await member.place.ready()
-
-    def drain_stats(self) -> dict[str, float]:
-        """Size of the fleet, and restarts of all actors since the last call."""
-        size = {"rollout/num_workers": float(len(self.serving())), "rollout/num_wanted": float(self._num_wanted)}
-        return size | self._supervisor.drain_stats()
 
     async def _keep_size(self) -> None:
         while True:
@@ -256,6 +259,10 @@ class WorkerPool:
         await member.place.stop()
         self._left(member.place.spec)
         self._supervisor.events.event("worker_left", actor=member.name)
+
+    async def _arrival(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def _note_arrival(self) -> None:
         """A worker came, or came back: the next that fails to join is the first again."""

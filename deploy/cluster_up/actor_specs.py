@@ -36,9 +36,7 @@ class ActorSpecs:
         """One is called `reward`, several `reward-0`, `reward-1`."""
         bundles = self._placement.of(ActorKind.REWARD_SERVICE)
         names = ["reward"] if len(bundles) == 1 else [f"reward-{bundle.index}" for bundle in bundles]
-        return [
-            self._seated(bundle, name, "reward_service", name=name) for bundle, name in zip(bundles, names, strict=True)
-        ]
+        return [self._reward_service(bundle, name) for bundle, name in zip(bundles, names, strict=True)]
 
     def reward_models(self) -> dict[str, ActorSpec]:
         """By their names in `reward.models`."""
@@ -76,14 +74,26 @@ class ActorSpecs:
         )
 
     def joining_worker(self, number: int) -> ActorSpec:
-        """A worker beyond the plan: Ray finds its place, or its autoscaler a node.
+        """A rollout worker beyond the plan."""
+        return self._rollout_worker(
+            self._unplanned(ActorKind.ROLLOUT_WORKER, number, cpus=self._config.rollout.cpus_per_worker)
+        )
+
+    def joining_service(self, number: int) -> ActorSpec:
+        """A reward service beyond the plan."""
+        bundle = self._unplanned(ActorKind.REWARD_SERVICE, number, cpus=self._config.reward.cpus_per_service)
+        return self._reward_service(bundle, f"reward-{number}")
+
+    def _unplanned(self, kind: ActorKind, number: int, *, cpus: float) -> Bundle:
+        """It is no seat of the plan: Ray finds a place, or its autoscaler a node.
 
         Actors that share CPUs hold all of them. One more shares them too and asks for none, unless the run is elastic: it waits for nodes.
         """
         shares = self._placement.is_time_shared and self._config.elastic.max_workers is None
-        planned = self._placement.of(ActorKind.ROLLOUT_WORKER)[0]
-        bundle = replace(planned, index=number, cpus=0.0 if shares else self._config.rollout.cpus_per_worker)
-        return replace(self._rollout_worker(bundle), bundle=None)
+        return replace(self._placement.of(kind)[0], index=number, cpus=0.0 if shares else cpus)
+
+    def _reward_service(self, bundle: Bundle, name: str) -> ActorSpec:
+        return self._seated(bundle, name, "reward_service", name=name)
 
     def _rollout_worker(self, bundle: Bundle) -> ActorSpec:
         name = f"rollout-{bundle.index}"

@@ -25,7 +25,7 @@ class Seats:
         self._vacant: list[ActorSpec] = []
         self._taken: dict[str, ActorSpec] = {}
         """Seats that were vacant, by the name of the worker that joined."""
-        self._outside: dict[str, asyncio.Task[RemoteActor]] = {}
+        self._outside: dict[tuple[ActorKind, str], asyncio.Task[RemoteActor]] = {}
         """Workers that joined when no seat was vacant, and wait for a node; the first one waits longest."""
 
     async def start(self, spec: ActorSpec) -> RemoteActor:
@@ -41,13 +41,15 @@ class Seats:
     async def spawn(self, spec: ActorSpec) -> RemoteActor:
         """A process with nothing in it yet: ranks must know each other's address to be built.
 
-        A joining worker takes a vacant seat: nothing outside the group can use what it holds. Without one it looks for a node outside,
-        until a seat is vacated.
+        A joining worker takes a vacant seat of its kind: nothing outside the group can use what it holds. Without one it looks for a
+        node outside, until a seat is vacated.
         """
-        if spec.kind is not ActorKind.ROLLOUT_WORKER or spec.bundle is not None:
+        if spec.bundle is not None:
             return await self._spawn(spec)
-        if self._vacant and spec.name not in self._taken:
-            self._taken[spec.name] = self._vacant.pop(0)
+        vacant = next((seat for seat in self._vacant if seat.kind is spec.kind), None)
+        if vacant and spec.name not in self._taken:
+            self._vacant.remove(vacant)
+            self._taken[spec.name] = vacant
         if spec.name not in self._taken and (actor := await self._spawn_outside(spec)):
             return actor
         seat = self._taken[spec.name]
@@ -58,20 +60,21 @@ class Seats:
         seat = self._taken.pop(spec.name, spec)
         if seat.bundle is None:
             return
-        waiting = next((name for name, outside in self._outside.items() if not outside.done()), None)
-        if waiting is None:
+        waiting = (one for one, outside in self._outside.items() if one[0] is seat.kind and not outside.done())
+        first = next(waiting, None)
+        if first is None:
             self._vacant.append(seat)
             return
-        self._taken[waiting] = seat
-        self._outside.pop(waiting).cancel()
+        self._taken[first[1]] = seat
+        self._outside.pop(first).cancel()
 
     async def _spawn_outside(self, spec: ActorSpec) -> RemoteActor | None:
         """None when the worker was given a seat before it found a node."""
-        outside = self._outside[spec.name] = asyncio.create_task(self._spawn(spec))
+        outside = self._outside[spec.kind, spec.name] = asyncio.create_task(self._spawn(spec))
         try:
             await asyncio.wait({outside})
         finally:
-            self._outside.pop(spec.name, None)
+            self._outside.pop((spec.kind, spec.name), None)
             outside.cancel()
         return None if outside.cancelled() else outside.result()
 

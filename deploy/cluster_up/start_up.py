@@ -11,7 +11,6 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
-from cluster.contracts.types import ActorKind
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -141,11 +140,11 @@ async def _watch(
     production: Production | None = None,
 ) -> None:
     """Replaces actors that died or hang, and says what all are doing: in status.json, and in events where the reward waits.
-    `production` has the rollout workers among `places`."""
+    `production` has the rollout workers and reward services among `places`."""
 
     def heal(actor: RemoteActor, error: TreadwheelError) -> None:
-        if production is not None and actor.spec.kind is ActorKind.ROLLOUT_WORKER:
-            production.fleet.replace(actor, error)
+        if production is not None and (pool := production.pool_of(actor.spec.kind)):
+            pool.replace(actor, error)
         elif actor in learner.actors():
             tasks.create_task(learner.heal(actor, error))
         else:

@@ -1,4 +1,5 @@
-"""Changes a run's workers while it runs: `treadwheel scale`, the rule of `elastic`, and nodes that announce that they go away."""
+"""Changes how many workers and reward services a run has: `treadwheel scale`, the rule of `elastic`, and nodes that announce that they
+go away."""
 
 import asyncio
 import contextlib
@@ -6,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, TreadwheelError
@@ -23,46 +24,71 @@ _POLL_S = 1.0
 """How often an order is looked for."""
 _CLUSTER_POLL_S = 5.0
 """How often Ray's head node is asked which nodes go away."""
+SETTINGS = {"rollout_workers": "rollout.num_workers", "reward_services": "reward.num_services"}
+"""What an order may change, and the setting that a run starts with."""
 
 
 class _Order(BaseModel):
-    """What control.json asks for."""
+    """What control.json asks for; None leaves a number as it is."""
 
-    rollout_workers: PositiveInt
+    model_config = ConfigDict(extra="forbid")
+
+    rollout_workers: PositiveInt | None = None
+    reward_services: PositiveInt | None = None
 
 
-def scale(run_dir: RunDirectory, *, rollout_workers: int) -> None:
-    """Asks the run's driver for so many workers; it obeys within seconds. Raises ConfigError when it would not, or there is none."""
-    if rollout_workers < 1:
-        raise ConfigError(f"rollout_workers={rollout_workers}: a run needs at least 1")
+def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
+    """Asks the run's driver for so many of `actors`, a name in `SETTINGS`; it obeys within seconds. Raises ConfigError when it would not,
+    or there is none."""
     if run_dir.owner() is None:
-        raise ConfigError(f"{run_dir.url!r} has no living driver; set rollout.num_workers and start the run")
-    config = config_of(run_dir)
-    if config.deterministic:
-        raise ConfigError(
-            f"rollout_workers={rollout_workers}: {run_dir.url!r} is deterministic, which worker samples what is fixed; "
-            "start a run of its own with another rollout.num_workers, or with deterministic=false"
-        )
+        raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
+    _check(config_of(run_dir), actors, number, url=run_dir.url)
+    waiting = _order_of(run_dir.read_text(CONTROL)) if run_dir.exists(CONTROL) else _Order()
+    run_dir.write_json(CONTROL, waiting.model_copy(update={actors: number}).model_dump(exclude_none=True))
+
+
+def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
+    """Raises ConfigError when the run at `url` would not have so many."""
+    asked = f"{actors}={number}"
+    if number < 1:
+        raise ConfigError(f"{asked}: a run needs at least 1; ask for 1 or more")
     if config.recorded is not None:
         raise ConfigError(
-            f"rollout_workers={rollout_workers}: {run_dir.url!r} learns from recorded={config.recorded!r} and samples nothing; "
-            "only a run of `treadwheel train` has rollout workers"
+            f"{asked}: {url!r} learns from recorded={config.recorded!r}, samples and judges nothing; "
+            "only a run of `treadwheel train` has rollout workers and reward services"
+        )
+    if actors == "reward_services":
+        return
+    if config.deterministic:
+        raise ConfigError(
+            f"{asked}: {url!r} is deterministic, which worker samples what is fixed; "
+            "start a run of its own with another rollout.num_workers, or with deterministic=false"
         )
     elastic = config.elastic
-    if elastic.max_workers is not None and not elastic.min_workers <= rollout_workers <= elastic.max_workers:
+    if elastic.max_workers is not None and not elastic.min_workers <= number <= elastic.max_workers:
         raise ConfigError(
-            f"rollout_workers={rollout_workers} is outside what {run_dir.url!r} keeps to, elastic.min_workers={elastic.min_workers} to "
+            f"{asked} is outside what {url!r} keeps to, elastic.min_workers={elastic.min_workers} to "
             f"elastic.max_workers={elastic.max_workers}; ask for a number between them, or start the run again with other bounds"
         )
-    run_dir.write_json(CONTROL, _Order(rollout_workers=rollout_workers).model_dump())
+
+
+def _order_of(text: str) -> _Order:
+    try:
+        return _Order.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{CONTROL}={text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
+        ) from error
 
 
 class Steering:
-    """Watches, and tells the fleet how many workers to have. Deterministic runs keep theirs: which worker samples what is fixed."""
+    """Watches, and tells the fleet and the reward services how many to be. Deterministic runs keep their workers: which worker samples
+    what is fixed. A reward is the same whichever service judges."""
 
     def __init__(self, config: RunConfig, *, cluster: Cluster, run_dir: RunDirectory, log: MetricLog) -> None:
         self._config = config
         self._fleet = cluster.production.fleet
+        self._pools = {"rollout_workers": self._fleet, "reward_services": cluster.production.services}
         self._supervisor = cluster.supervisor
         self._run_dir = run_dir
         self._log = log
@@ -72,14 +98,12 @@ class Steering:
 
     @contextlib.asynccontextmanager
     async def steering(self) -> AsyncIterator[None]:
-        if self._config.deterministic:
-            yield
-            return
-        self._log.add(self)
-        self._set(self._config.rollout.num_workers, why="asked for")
         async with background() as tasks:
             tasks.create_task(self._every(_POLL_S, self._look))
-            tasks.create_task(self._every(_CLUSTER_POLL_S, self._leave_draining_nodes))
+            if not self._config.deterministic:
+                self._log.add(self)
+                self._set("rollout_workers", self._config.rollout.num_workers, why="asked for")
+                tasks.create_task(self._every(_CLUSTER_POLL_S, self._leave_draining_nodes))
             yield
 
     # A metric sink: what the steps say.
@@ -109,33 +133,33 @@ class Steering:
                 self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     async def _look(self) -> None:
-        if (asked := await asyncio.to_thread(self._asked)) is not None:
-            self._set(asked, why="treadwheel scale")
+        order = await asyncio.to_thread(self._asked)
+        for actors, number in order.model_dump(exclude_none=True).items():
+            _check(self._config, actors, number, url=self._run_dir.url)
+            self._set(actors, number, why="treadwheel scale")
+        if self._config.deterministic:
+            return
         wanted, num_coming = self._fleet.num_wanted, self._fleet.num_coming
         if num_coming < self._num_coming:
             self._loads.clear()  # with the one that came a step takes another time
         self._num_coming = num_coming
         wanted = decide(self._loads, num_workers=wanted, num_coming=num_coming, config=self._config.elastic)
-        self._set(wanted, why="elastic")
+        self._set("rollout_workers", wanted, why="elastic")
 
-    def _set(self, num_workers: int, *, why: str) -> None:
-        if num_workers == self._fleet.num_wanted:
+    def _set(self, actors: str, number: int, *, why: str) -> None:
+        pool = self._pools[actors]
+        if number == pool.num_wanted:
             return
-        self._log.event("scale", num_workers=num_workers, before=self._fleet.num_wanted, reason=why)
+        self._log.event("scale", actors=actors, num_workers=number, before=pool.num_wanted, reason=why)
         self._loads.clear()
-        self._fleet.want(num_workers)
+        pool.want(number)
 
-    def _asked(self) -> int | None:
+    def _asked(self) -> _Order:
         if not self._run_dir.exists(CONTROL):
-            return None
+            return _Order()
         order = self._run_dir.read_text(CONTROL)
         self._run_dir.remove(CONTROL)
-        try:
-            return _Order.model_validate_json(order).rollout_workers
-        except ValidationError as error:
-            raise ConfigError(
-                f"{CONTROL}={order!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
-            ) from error
+        return _order_of(order)
 
     async def _leave_draining_nodes(self) -> None:
         """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""

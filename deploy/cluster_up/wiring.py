@@ -78,20 +78,21 @@ def wire(
         pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
     )
     weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
-    fleet = WorkerPool(
+    pool = partial(WorkerPool, start=seats.start, left=seats.vacate, supervisor=supervisor, tasks=tasks)
+    fleet = pool(
         specs.rollout_workers(),
         joining=specs.joining_worker,
-        start=seats.start,
-        left=seats.vacate,
-        supervisor=supervisor,
         join=weights.join,
-        tasks=tasks,
         is_deterministic=config.deterministic,
     )
+
+    async def tell(service: RemoteActor) -> None:
+        await service.call("remember", verdicts.known, deadline_s=_TELL_S)
+
     rollouts = production(
         config,
         start=seats.start,
-        rewards=specs.reward_services(),
+        services=pool(specs.reward_services(), joining=specs.joining_service, join=tell),
         models=specs.reward_models(),
         reference=specs.reference_scorer(),
         servers=specs.judge_servers(),
@@ -100,7 +101,7 @@ def wire(
         supervisor=supervisor,
         tasks=tasks,
         office=office,
-        verdicts=verdicts,
+        keep=verdicts.add,
     )
     return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
 
@@ -135,7 +136,7 @@ def production(
     config: RunConfig,
     *,
     start: Start,
-    rewards: Sequence[ActorSpec],
+    services: WorkerPool,
     models: Mapping[str, ActorSpec],
     reference: ActorSpec | None,
     servers: Mapping[str, Sequence[ActorSpec]],
@@ -144,17 +145,14 @@ def production(
     supervisor: Supervisor,
     tasks: asyncio.TaskGroup,
     office: TicketOffice | None,
-    verdicts: Verdicts,
+    keep: Callable[[Mapping[str, str]], None],
 ) -> Production:
-    """Everything that makes judged groups on `fleet`."""
+    """Everything that makes judged groups on `fleet`. `keep` as for the `Scorers`."""
     from learner.algorithms.objective import Objective  # imports torch
-
-    async def tell(service: RemoteActor) -> None:
-        await service.call("remember", verdicts.known, deadline_s=_TELL_S)
 
     max_failures, events = config.supervision.max_prompt_failures, supervisor.events
     scorers = Scorers(
-        rewards=[SupervisedActor(reward, start=start, supervisor=supervisor, on_start=tell) for reward in rewards],
+        services=services,
         models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         servers=JudgeServers(servers, spawn=spawn, supervisor=supervisor),
@@ -165,7 +163,7 @@ def production(
         judging_deadline_s=judging_deadline_s(config),
         reference_deadline_s=config.reference.timeout_s,
         source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,
-        keep=verdicts.add,
+        keep=keep,
     )
     dispatcher = Dispatcher(
         fleet=fleet,
@@ -194,7 +192,14 @@ def production(
             events=events,
         )
 
-    return Production(fleet=fleet, scorers=scorers, dispatcher=dispatcher, office=office, destination=destination)
+    return Production(
+        fleet=fleet,
+        scorers=scorers,
+        dispatcher=dispatcher,
+        office=office,
+        supervisor=supervisor,
+        destination=destination,
+    )
 
 
 def judging_deadline_s(config: RunConfig) -> float:

@@ -22,8 +22,6 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import added, columns_of, to_batch
 from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
-from cluster.record.run_directory import RunDirectory
-from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import Mixture
@@ -202,7 +200,9 @@ async def _measure(size: int) -> dict[str, float]:
             rollouts = production(
                 config,
                 start=start,
-                rewards=[_spec("reward", ActorKind.REWARD_SERVICE, "Scorer")],
+                services=WorkerPool(
+                    [_service(0)], joining=_service, start=start, supervisor=supervisor, join=join, tasks=tasks
+                ),
                 models={},
                 reference=None,
                 servers={},
@@ -211,7 +211,7 @@ async def _measure(size: int) -> dict[str, float]:
                 supervisor=supervisor,
                 tasks=tasks,
                 office=office,
-                verdicts=Verdicts(RunDirectory(config.run_dir)),
+                keep=lambda verdicts: None,
             )
             await rollouts.start()
             while not fleet.is_complete:
@@ -225,6 +225,10 @@ async def _measure(size: int) -> dict[str, float]:
 
 def _worker(number: int) -> ActorSpec:
     return _spec(f"rollout-{number}", ActorKind.ROLLOUT_WORKER, "ScriptedWorker", name=f"rollout-{number}")
+
+
+def _service(number: int) -> ActorSpec:
+    return _spec(f"reward-{number}", ActorKind.REWARD_SERVICE, "Scorer")
 
 
 def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:

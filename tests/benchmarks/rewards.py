@@ -20,10 +20,11 @@ from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import info_of, summarize
 from cluster.contracts.types import ActorKind, Group, Prompt, Ticket
-from cluster.remote.actor import ActorSpec
+from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.quarantine import Suspects
 from cluster.rollouts.scoring import Scorers
-from cluster.supervision.supervisor import SupervisedActor, Supervisor
+from cluster.rollouts.worker_pool import WorkerPool
+from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from deploy.cluster_up.seats import Seats
 from tests.unit.actors.batches import batch_of
@@ -76,19 +77,30 @@ async def _measure(size: int, batch: pa.RecordBatch) -> tuple[float, dict[str, f
     await asyncio.to_thread(lambda: ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False))
     supervisor = Supervisor(SupervisionConfig(), _Silent())
     start = Seats(None, start_s=600.0).start
-    specs = [
-        ActorSpec(
+
+    def spec(number: int) -> ActorSpec:
+        return ActorSpec(
             name=f"reward-{number}",
             kind=ActorKind.REWARD_SERVICE,
             factory="tests.benchmarks.rewards:service",
             arguments={"num_services": size},
         )
-        for number in range(size)
-    ]
+
+    async def join(actor: RemoteActor) -> None: ...
+
     try:
         async with background() as tasks:
+            pool = WorkerPool(
+                [spec(number) for number in range(size)],
+                joining=spec,
+                start=start,
+                supervisor=supervisor,
+                join=join,
+                tasks=tasks,
+            )
+            await pool.start()
             scorers = Scorers(
-                rewards=[SupervisedActor(spec, start=start, supervisor=supervisor) for spec in specs],
+                services=pool,
                 models={},
                 reference=None,
                 suspects=Suspects(max_failures=2, events=_Silent()),

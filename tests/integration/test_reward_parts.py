@@ -1,16 +1,19 @@
-"""A reward of three parts over two sources, two of them bad judges: a group is whole or gone, and nothing is a zero that was a failure."""
+"""A reward of three parts over two sources, two of them bad judges: a group is whole or gone, and nothing is a zero that was a failure.
+
+A second reward service joins in mid-run and leaves again.
+"""
 
 import json
 import math
 
 import pytest
 
-from tests.integration.faults import Run, write_run
+from tests.integration.commands import treadwheel
+from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 JUDGES = "tests.integration.judges"
-NUM_STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +24,10 @@ def run(tmp_path_factory) -> Run:
     file = write_run(
         folder,
         make_tiny_model(folder / "model"),
-        num_steps=NUM_STEPS,
+        num_steps=100_000,
         deterministic=False,
         prompts={"name": "file", "path": str(folder / "prompts.jsonl"), "text_as": "text"},
         reward={
-            "num_services": 2,
             "parts": {
                 "digits": {"judge": f"{JUDGES}:digit_share", "weight": 2.0},
                 "picky": {"judge": f"{JUDGES}:picky", "weight": 0.25},
@@ -37,13 +39,47 @@ def run(tmp_path_factory) -> Run:
         },
         algorithm={},
     )
-    return Run(folder / "run").to_end(file)
+    run = Run(folder / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 3, process=driver)
+        _scale(run, 2)
+        until(lambda: _is_judging(run, "reward-1"), process=driver)
+        assert "reward-1" in treadwheel("info", run.path).stdout
+        shared_from = run.num_steps()
+        until(lambda: run.num_steps() >= shared_from + 3, process=driver)
+        _scale(run, 1)
+        until(lambda: run.events("worker_left"), process=driver)
+        alone_from = run.num_steps()
+        until(lambda: run.num_steps() >= alone_from + 3, process=driver)
+        driver.press_ctrl_c()
+        assert driver.exit_code() == 130, driver.output
+    return run
 
 
-def test_the_run_ends_and_every_group_is_accounted_for(run):
-    assert run.num_steps() == NUM_STEPS
+def _scale(run: Run, num_services: int) -> None:
+    ended = treadwheel("scale", run.path, f"reward_services={num_services}")
+    assert ended.returncode == 0, ended.stderr
+
+
+def _is_judging(run: Run, service: str) -> bool:
+    status = json.loads((run.path / "status.json").read_text())
+    return any(each["actor"] == service and each["phase"] == "judging" for each in status["actors"])
+
+
+def test_every_group_is_accounted_for_whichever_service_judged_it(run):
     assert run.problems() == ()
-    assert {"reward-0", "reward-1"} <= run.events("started")[0]["actors"].keys()
+    consumed = [index for groups in run.groups() for index in groups]
+    assert consumed == [*range(len(consumed))]
+
+
+def test_a_service_joins_by_an_order_judges_and_leaves_by_the_next(run):
+    changes = [(event["actors"], event["before"], event["num_workers"]) for event in run.events("scale")]
+    assert changes == [("reward_services", 1, 2), ("reward_services", 2, 1)]
+    joined = [event["actor"] for event in run.events("worker_joined")]
+    assert joined.count("reward") == joined.count("reward-1") == 1
+    assert [event["actor"] for event in run.events("worker_left")] == ["reward-1"]
+    assert not run.events("failure")
+    assert {each["rollout/num_services"] for each in run.metrics().values()} == {1.0, 2.0}
 
 
 def test_each_reward_is_the_sum_of_its_groups_recipe(run):

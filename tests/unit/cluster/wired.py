@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import ActorKind, GroupSummary
+from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.production import Production
@@ -41,13 +42,25 @@ def wired(
     def suspects() -> Suspects:
         return Suspects(max_failures=supervisor.config.max_prompt_failures, events=events)
 
+    def service(number: int) -> ActorSpec:
+        return actor_spec(f"reward-{number}", ActorKind.REWARD_SERVICE)
+
+    async def join(actor: RemoteActor) -> None: ...
+
     def scorer(name: str, kind: ActorKind) -> Any:
         return SupervisedActor(actor_spec(name, kind), start=start, supervisor=supervisor)
 
     scorers = Scorers(
         models={name: scorer(f"reward-model-{name}", ActorKind.REWARD_MODEL) for name in reward.models},
         reward=reward,
-        rewards=[scorer(f"reward-{index}", ActorKind.REWARD_SERVICE) for index in range(num_services)],
+        services=WorkerPool(
+            [service(number) for number in range(num_services)],
+            joining=service,
+            start=start,
+            supervisor=supervisor,
+            join=join,
+            tasks=tasks,
+        ),
         reference=scorer("reference", ActorKind.REFERENCE_SCORER) if wants_reference else None,
         suspects=suspects(),
         events=events,
@@ -71,6 +84,7 @@ def wired(
         scorers=scorers,
         dispatcher=dispatcher,
         office=office,
+        supervisor=supervisor,
         destination=lambda buffer: TrainingGroups(
             buffer,
             scorers=scorers,

@@ -111,9 +111,7 @@ async def test_a_guilty_prompt_that_waits_to_be_judged_twice_is_not_judged_again
 
     scene = Scene(score=score, prompts=EachTwice(4))
     assert len(await scene.take()) == 4
-    assert len(kills) == 3, (
-        "twice in company, where one of its groups was under way and the other waited, and once alone"
-    )
+    assert kills == [1, 1, 3, 3], "twice in company, at last with both its groups, and once alone"
     assert scene.events.kinds().count("quarantine") == 1
 
 
@@ -173,7 +171,7 @@ async def test_a_service_whose_replacement_finds_no_node_keeps_none_of_its_group
 
 @simulated
 async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up():
-    """Seen before: all were counted only once they called, so that all chose the same one and waited for it."""
+    """Seen before: all chose one of those that were down, and waited for that one."""
     calls, killed = [], set()
 
     class Scorer(ScriptedScorer):
@@ -191,7 +189,52 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
     assert killed == {"reward-0", "reward-1"}
-    assert calls[-2:] in (["reward-0", "reward-1"], ["reward-1", "reward-0"]), "two groups, one each"
+    assert len(set(calls[-2:])) == 1, "two groups, together"
+
+
+@simulated
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_service_that_joins_gets_groups_once_it_is_up_and_one_that_leaves_gets_none_and_is_not_replaced(dies):
+    """Group 2 comes while the second service is still starting; 3 to 5 even the numbers out; 6 and 7 come once it is to leave."""
+    judged = {"reward-0": [], "reward-1": []}
+
+    class Scorer(ScriptedScorer):
+        async def call_for_columns(self, method, object_ref, *args, deadline_s):
+            columns = await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
+            if dies and self.name == "reward-1":
+                raise death(self.name, "score")
+            judged[self.name].append(object_ref)
+            return columns
+
+    async def judge(*indices):
+        for ticket in await scene.office.tickets(indices, policy_version=0):
+            group = Group(pieces=(ticket.index,), summary=group_summary(ticket.index))
+            judging.append(asyncio.create_task(scene.production._scorers.judge(ticket, group)))
+        await asyncio.sleep(1)
+
+    scene, judging = Scene(make_scorer=Scorer), []
+    scene.judging.clear()
+    async with scene.running():
+        services = scene.production.services
+        await judge(0, 1)
+        scene.coming.clear()
+        services.want(2)
+        await judge(2)
+        scene.coming.set()
+        await asyncio.sleep(1)
+        await judge(3, 4, 5)
+        services.want(1)
+        await judge(6, 7)
+        assert [place.spec.name for place in scene.production.places()] == ["rollout-0", "reward-0", "reward-1"]
+        assert [each["actor"] for each in scene.events.events] == ["reward-1"], "it joined, and has not left"
+        scene.judging.set()
+        assert all(await asyncio.gather(*judging))
+        await asyncio.sleep(60)
+        assert [place.spec.name for place in services.places()] == ["reward-0"]
+        assert scene.production.drain_stats()["rollout/num_services"] == 1.0
+    assert judged["reward-1"] == ([] if dies else [3, 4, 5])
+    assert sorted(judged["reward-0"] + judged["reward-1"]) == [*range(8)]
+    assert scene.events.kinds() == ["worker_joined", "worker_left"], "what leaves and dies is no failure of the run"
 
 
 @simulated

@@ -1,4 +1,4 @@
-"""What a worker beyond the plan asks Ray for."""
+"""What a worker or a reward service beyond the plan asks Ray for."""
 
 import pytest
 
@@ -11,7 +11,11 @@ from deploy.config.loading import validated
 
 
 def joining(tmp_path, *, cpus: float, **settings) -> ActorSpec:
-    """Worker 7 of a run whose actors ask for 4.25 CPUs, on a machine with `cpus`."""
+    return specs(tmp_path, cpus=cpus, **settings).joining_worker(7)
+
+
+def specs(tmp_path, *, cpus: float, **settings) -> ActorSpecs:
+    """Of a run whose actors ask for 4.25 CPUs, on a machine with `cpus`."""
     config: RunConfig = validated(
         {
             "model": {"path": "some/model"},
@@ -22,7 +26,7 @@ def joining(tmp_path, *, cpus: float, **settings) -> ActorSpec:
         }
     )
     placement = plan(config, ClusterResources(nodes=(Node(cpus=cpus),)), needs=())
-    return ActorSpecs(config, placement, RunDirectory(str(tmp_path))).joining_worker(7)
+    return ActorSpecs(config, placement, RunDirectory(str(tmp_path)))
 
 
 def test_a_worker_that_joins_a_roomy_run_asks_for_cpus_of_its_own(tmp_path):
@@ -39,3 +43,11 @@ def test_a_worker_that_joins_a_run_whose_actors_share_cpus_shares_them_too(tmp_p
 @pytest.mark.parametrize("cpus", [2, 8])
 def test_a_worker_that_joins_an_elastic_run_waits_for_a_node(tmp_path, cpus):
     assert joining(tmp_path, cpus=cpus, elastic={"max_workers": 8}).num_cpus == 2.0
+
+
+@pytest.mark.parametrize(("cpus", "asked"), [(2, 0.0), (8, 0.25)])
+def test_a_service_that_joins_has_a_name_of_its_own_and_shares_cpus_as_workers_do(tmp_path, cpus, asked):
+    made = specs(tmp_path, cpus=cpus)
+    spec = made.joining_service(1)
+    assert [each.name for each in made.reward_services()] == ["reward"]
+    assert (spec.name, spec.arguments["name"], spec.bundle, spec.num_cpus) == ("reward-1", "reward-1", None, asked)

@@ -115,3 +115,14 @@ async def test_other_actors_leave_vacant_seats_alone(ray, seats):
     seats.vacate(SEATED)
     await seats.start(actor_spec("recorder", ActorKind.RECORDER))
     assert ray.asked == [("recorder", None, 0.0)]
+
+
+async def test_a_seat_of_a_reward_service_is_for_the_next_service_and_for_no_worker(ray, seats):
+    service = actor_spec("reward-1", ActorKind.REWARD_SERVICE)
+    waiting = asyncio.create_task(seats.start(EIGHTH))
+    await until_it_waits(ray)
+    seats.vacate(replace(service, bundle=6, num_cpus=0.25))
+    await seats.start(replace(service, name="reward-2", num_cpus=1.0))
+    assert ray.asked == [("rollout-8", None, 1.0), ("reward-2", 6, 0.25)]
+    seats.vacate(SEATED)
+    assert (await waiting).spec.bundle == 4

@@ -1,6 +1,7 @@
 """`treadwheel scale` says no where the driver would not obey, and a driver reads an order once."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -24,34 +25,49 @@ def claimed(path, **settings) -> RunDirectory:
 
 def test_an_order_is_left_for_the_driver(tmp_path):
     directory = claimed(tmp_path)
-    scale(directory, rollout_workers=4)
+    scale(directory, actors="rollout_workers", number=4)
     assert directory.read_text(CONTROL) == '{\n  "rollout_workers": 4\n}\n'
 
 
 @pytest.mark.parametrize(
     ("settings", "asked", "reason"),
     [
-        ({}, 0, "rollout_workers=0: a run needs at least 1"),
-        ({"recorded": "runs/other"}, 2, "learns from recorded='runs/other' and samples nothing"),
-        ({"deterministic": True}, 2, "is deterministic, which worker samples what is fixed; start a run of its own"),
+        ({}, "rollout_workers=0", "rollout_workers=0: a run needs at least 1; ask for 1 or more"),
+        ({}, "reward_services=0", "reward_services=0: a run needs at least 1; ask for 1 or more"),
+        (
+            {"recorded": "runs/other"},
+            "rollout_workers=2",
+            "learns from recorded='runs/other', samples and judges nothing",
+        ),
+        ({"recorded": "runs/other"}, "reward_services=2", "only a run of `treadwheel train` has .* reward services"),
+        ({"deterministic": True}, "rollout_workers=2", "which worker samples what is fixed; start a run of its own"),
         (
             {"elastic": {"max_workers": 3}},
-            4,
+            "rollout_workers=4",
             "rollout_workers=4 is outside .* elastic.max_workers=3; ask for a number between",
         ),
     ],
 )
 def test_what_the_driver_would_not_do_is_refused(settings, asked, reason, tmp_path):
     directory = claimed(tmp_path, **settings)
+    actors, number = asked.split("=")
     with pytest.raises(ConfigError, match=reason):
-        scale(directory, rollout_workers=asked)
+        scale(directory, actors=actors, number=int(number))
     assert not directory.exists(CONTROL)
+
+
+def test_an_order_that_waits_for_the_driver_is_kept_beside_the_next_one_and_replaced_by_one_of_its_kind(tmp_path):
+    """The bounds of `elastic` are of rollout workers."""
+    directory = claimed(tmp_path, elastic={"max_workers": 3})
+    for actors, number in (("rollout_workers", 2), ("reward_services", 4), ("rollout_workers", 3)):
+        scale(directory, actors=actors, number=number)
+    assert json.loads(directory.read_text(CONTROL)) == {"rollout_workers": 3, "reward_services": 4}
 
 
 def test_a_run_without_a_driver_is_not_steered(tmp_path):
     claimed(tmp_path).release()
     with pytest.raises(ConfigError, match="has no living driver; set rollout"):
-        scale(RunDirectory(str(tmp_path)), rollout_workers=4)
+        scale(RunDirectory(str(tmp_path)), actors="rollout_workers", number=4)
 
 
 class ScriptedFleet:
@@ -83,15 +99,31 @@ def fleet() -> ScriptedFleet:
 
 
 @pytest.fixture
-def steering(tmp_path, fleet, monkeypatch):
-    """Of a run with two workers, that looks as often as it can."""
+def services() -> ScriptedFleet:
+    return ScriptedFleet("stays")
+
+
+@pytest.fixture
+def deterministic() -> bool:
+    return False
+
+
+@pytest.fixture
+def steering(tmp_path, fleet, services, deterministic, monkeypatch):
+    """Of a run with two workers and a reward service, that looks as often as it can."""
     monkeypatch.setattr("deploy.cluster_up.steering._POLL_S", 0.0)
     monkeypatch.setattr("deploy.cluster_up.steering._CLUSTER_POLL_S", 0.0)
-    config = validated({"model": {"path": "some/model"}, "prompts": "file", "rollout": {"num_workers": 2}})
+    config = validated(
+        {"model": {"path": "m"}, "prompts": "file", "rollout": {"num_workers": 2}, "deterministic": deterministic}
+    )
     events = ListedEvents()
     supervisor = Supervisor(config.supervision, events)
     cluster = Cluster(
-        production=SimpleNamespace(fleet=fleet), learner=None, recorder=None, weights=None, supervisor=supervisor
+        production=SimpleNamespace(fleet=fleet, services=services),
+        learner=None,
+        recorder=None,
+        weights=None,
+        supervisor=supervisor,
     )
     events.add = lambda sink: None
     return Steering(config, cluster=cluster, run_dir=RunDirectory(str(tmp_path)), log=events)
@@ -116,6 +148,24 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     assert fleet.told == [("want", 5)] and not directory.exists(CONTROL)
     assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
     assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
+
+
+@pytest.mark.parametrize("deterministic", [True])
+async def test_a_deterministic_run_changes_its_reward_services_and_never_its_workers(
+    steering, fleet, services, tmp_path
+):
+    """The second order is written by hand."""
+    directory = RunDirectory(str(tmp_path))
+    async with asyncio.timeout(10), steering.steering():
+        directory.write_json(CONTROL, {"reward_services": 3})
+        await services.was_told.wait()
+        directory.write_json(CONTROL, {"rollout_workers": 5})
+        while len(steering._log.events) < 2:
+            await asyncio.sleep(0)
+    assert services.told == [("want", 3)] and not fleet.told
+    scaled, refused = steering._log.events
+    assert (scaled["actors"], scaled["before"], scaled["num_workers"]) == ("reward_services", 1, 3)
+    assert "which worker samples what is fixed" in refused["reason"]
 
 
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
