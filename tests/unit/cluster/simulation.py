@@ -75,7 +75,7 @@ class World:
         """Workers, by the prompt that killed them."""
         self.longest_starved_s = 0.0
         """Seconds in a row in which a group could have started, and did not."""
-        self._reward: RewardService | None = None
+        self._services: list[RewardService] = []
         self.sampled_by: dict[int, str] = {}
         """The worker that finished a group, by its index."""
         self._versions: dict[int, int] = {}
@@ -129,7 +129,7 @@ class World:
                 ),
             )
             async with asyncio.timeout(self.config.stall_s):
-                while self.unfinished() or not self.fleet.is_complete:
+                while self.unfinished() or not (self.fleet.is_complete and self.production.services.is_complete):
                     await asyncio.sleep(10.0)
 
     def _produced(self, supervisor: Supervisor, tasks: asyncio.TaskGroup) -> Production:
@@ -211,27 +211,30 @@ class World:
             raise self._failing_starts.pop()(f"{spec.name} failed in {stage!r}", actor=spec.name, stage=stage)
         node_id = f"node-{self.dice.randint(0, 1)}"
         if spec.kind is ActorKind.REWARD_SERVICE:
-            self._reward = RewardService(self, spec, node_id)
-            return self._reward
+            self._services.append(RewardService(self, spec, node_id))
+            return self._services[-1]
         self.workers.append(Worker(self, spec, node_id))
         return self.workers[-1]
 
     async def _accidents(self) -> None:
-        kinds = ["death", "hang", "node", "reward", "starts"]
+        kinds = ["death", "hang", "node", "reward", "services", "starts"]
         if not self.nature.is_deterministic:  # such a run keeps its workers
             kinds += ["drain", "scale"]
         for _ in range(self.nature.num_accidents):
             await asyncio.sleep(self.dice.expovariate(1 / 40.0))
             living = [worker for worker in self.workers if not worker.is_dead]
+            services = [service for service in self._services if not service.is_dead]
             match self.dice.choice(kinds):
                 case "death" if living:
                     await self.dice.choice(living).kill()
                 case "hang" if living:
-                    self.dice.choice([*living, self._reward]).hangs = True
+                    self.dice.choice([*living, *services]).hangs = True
                 case "node" if living:
                     await self._lose(self.dice.choice(living).node_id)
-                case "reward":
-                    await self._reward.kill()
+                case "reward" if services:
+                    await self.dice.choice(services).kill()
+                case "services":
+                    self.production.services.want(self.dice.randint(1, 3))
                 case "drain" if living:
                     self.fleet.drain(self.dice.choice(living).name)
                 case "scale":
@@ -240,7 +243,7 @@ class World:
                     self._failing_starts.append(self.dice.choice([WorkerError, ConfigError, DeadlineError]))
 
     async def _lose(self, node_id: str) -> None:
-        for actor in (*self.workers, self._reward):
+        for actor in (*self.workers, *self._services):
             if actor.node_id == node_id:
                 await actor.kill()
 

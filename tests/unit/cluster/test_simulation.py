@@ -49,7 +49,8 @@ def check(world: World) -> None:
     else:
         assert world.most_sequences <= nature.max_sequences + PER_GROUP - 1, "capacity"
     assert max(world.num_killed_by.values(), default=0) <= SupervisionConfig().max_prompt_failures, "tried, then left"
-    assert len(world.fleet.serving()) == world.fleet.num_wanted, "the fleet is whole"
+    for pool in (world.fleet, world.production.services):
+        assert len(pool.serving()) == pool.num_wanted, "the pool is whole"
     check_evaluations(world)
     check_joins(world)
 
