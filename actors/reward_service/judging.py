@@ -58,6 +58,8 @@ class Judging:
         """Whether each verdict shows that the endpoint is up: one that costs nothing may come without it."""
         self._control: tuple[str, Call] | None = None
         """What was answered last."""
+        self.servers: Mapping[str, Sequence[str]] = {}
+        """Where the run's servers are by now, whatever the calls were begun with: they may have moved while a call waited."""
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
         num_cores = max(1, _num_cores() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
@@ -137,7 +139,7 @@ class Judging:
                         await asyncio.sleep(answer.retry_after_s)
                         continue
                     if is_again and self._breaker.num_verdicts == num_verdicts:
-                        await self._ask_control(shared)
+                        await self._ask_control()
                     num_tries += self._breaker.num_verdicts > num_verdicts
                     num_verdicts = self._breaker.num_verdicts
                     if num_tries == _MOST_TRIES:
@@ -148,14 +150,12 @@ class Judging:
                     self._breaker.note_away(answer)
         return judged
 
-    async def _ask_control(self, shared: str) -> None:
+    async def _ask_control(self) -> None:
         """Asks again what was answered last. If it is answered again, the endpoint is up, and the call may be what it fails at."""
         if self._control is None:
             return
         was_shared, call = self._control
-        # The run's servers may have moved since.
-        moved = json.loads(was_shared) | {name: urls for name, urls in json.loads(shared).items() if name == "servers"}
-        for answer in await self._answers(json.dumps(moved), [call]):
+        for answer in await self._answers(was_shared, [call]):
             if not isinstance(answer, UnavailableError):
                 self._note(answer, is_probe=False)
 
@@ -171,6 +171,8 @@ class Judging:
 
     async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         process = await self._take()
+        if self.servers and "servers" in self.asks:
+            shared = json.dumps(json.loads(shared) | {"servers": self.servers})
         try:
             return await process.judge(shared, calls)
         finally:

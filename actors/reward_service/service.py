@@ -130,6 +130,12 @@ class RewardService:
         )
         return schema.with_part_stats(columns, stats)
 
+    async def note_servers(self, servers: Mapping[str, Sequence[str]]) -> None:
+        """Where they are now, for all groups that wait too: as `JudgingInputs.servers`."""
+        await self.warm_up()
+        for judging in self._judges.values():
+            judging.servers = servers
+
     def remember(self, verdicts: Mapping[str, str]) -> None:
         """Verdicts of the run, by their keys, that are not asked for again."""
         remember(self._known, verdicts)

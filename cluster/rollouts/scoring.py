@@ -132,7 +132,9 @@ class Scorers:
         if actor not in self._calls:
             living = self.services.workers()
             self._calls = {each: calls for each, calls in self._calls.items() if each in living}
-            self._calls[actor] = SharedCalls(actor, tasks=self._tasks, deadline_s=self._judging_deadline_s)
+            self._calls[actor] = SharedCalls(
+                actor, tasks=self._tasks, deadline_s=self._judging_deadline_s, servers=self._servers
+            )
         return self._calls[actor]
 
     async def with_reference_logprobs(self, group: Group) -> Group:

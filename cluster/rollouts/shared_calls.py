@@ -12,6 +12,7 @@ from cluster.contracts.errors import LostError, TreadwheelError
 from cluster.contracts.types import Group, JudgingInputs
 from cluster.remote.actor import RemoteActor
 from cluster.remote.failures import answer_of
+from cluster.rollouts.judge_servers import JudgeServers
 
 _STAGE = "score_several"
 _MOST_TOGETHER = 16
@@ -24,8 +25,10 @@ Columns = tuple[Any, Mapping[str, Any]]
 class SharedCalls:
     """Groups of one reward service, by one call after another."""
 
-    def __init__(self, actor: RemoteActor, *, tasks: asyncio.TaskGroup, deadline_s: float) -> None:
-        """`deadline_s` bounds each group's wait for its columns."""
+    def __init__(
+        self, actor: RemoteActor, *, tasks: asyncio.TaskGroup, deadline_s: float, servers: JudgeServers | None = None
+    ) -> None:
+        """`deadline_s` bounds each group's wait for its columns. The actor hears of every move of the `servers`."""
         self._actor = actor
         self._tasks = tasks
         self._deadline_s = deadline_s
@@ -34,6 +37,8 @@ class SharedCalls:
         """Groups that no call has taken along yet."""
         self._answers: dict[int, asyncio.Future[Columns | None]] = {}
         self._is_calling = False
+        self._servers = servers
+        self._told_servers: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         """Groups that wait for their columns."""
@@ -58,12 +63,19 @@ class SharedCalls:
         while self._answers:
             taken = {number: self._new.pop(number) for number in list(self._new)[:_MOST_TOGETHER]}
             try:
+                await self._tell_servers()
                 for number, answer in await self._answers_to(taken):
                     self._set(number, answer)
             except TreadwheelError as error:
                 for number in list(self._answers):
                     self._set(number, None if number in self._new else error)
         self._is_calling = False
+
+    async def _tell_servers(self) -> None:
+        servers = self._servers.urls() if self._servers else {}
+        if servers != self._told_servers:
+            await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
+            self._told_servers = servers
 
     async def _answers_to(self, taken: dict[int, tuple[Group, JudgingInputs]]) -> list[tuple[int, Any]]:
         asked = [(number, inputs) for number, (_, inputs) in taken.items()]

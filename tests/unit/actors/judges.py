@@ -163,3 +163,9 @@ async def away_while_async(*, completion: str, file: str) -> float:
 
 def group_away_while(*, completions: list[str], file: str) -> list[float]:
     return [away_while(completion=completion, file=file) for completion in completions]
+
+
+async def asks_the_new_server(*, completion: str, servers: Mapping[str, Any]) -> float:
+    if servers["grader"] != ["http://new"]:
+        raise UnavailableError("connection refused", endpoint=servers["grader"][0])
+    return 1.0

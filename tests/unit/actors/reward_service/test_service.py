@@ -320,3 +320,16 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
     finally:
         await rewards.close()
     assert sorted((tmp_path / "away.asked").read_text().split()) == ["a", "bb", "ccc"], "each is asked once"
+
+
+async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
+    rewards = RewardService(RewardConfig(judge="tests.unit.actors.judges:asks_the_new_server", hold_s=5))
+    try:
+        inputs = JudgingInputs(servers={"grader": ["http://old"]})
+        scoring = asyncio.create_task(rewards.score(batch_of(["x"]), inputs))
+        await asyncio.wait([scoring], timeout=0.5)
+        assert not scoring.done()
+        await rewards.note_servers({"grader": ["http://new"]})
+        assert (await scoring)["reward"].to_pylist() == [1.0]
+    finally:
+        await rewards.close()

@@ -6,10 +6,12 @@ import time
 import pytest
 
 from cluster.contracts.errors import DeadlineError, LostError, UnavailableError, WorkerError
-from cluster.contracts.types import Group, Hold, RewardFailure
+from cluster.contracts.types import Group, Hold, JudgingInputs, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
-from tests.fakes import ListedEvents, ScriptedScorer, death, group_summary
+from cluster.rollouts.shared_calls import SharedCalls
+from cluster.supervision.tasks import background
+from tests.fakes import ListedEvents, ScriptedScorer, actor_spec, death, group_summary
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene
 from tests.unit.cluster.simulated_time import simulated
 
@@ -352,3 +354,34 @@ async def test_a_guilty_prompt_costs_no_reward_model_another_call():
             scorers._suspects.blame([ticket], death("reward-0", "score"), alone=True)
         assert await scorers.judge(ticket, Group(pieces=(0,), summary=group_summary(0))) is None
     assert asked == []
+
+
+@simulated
+async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
+    """The server moves at second 1; the group's judging ends when the service has heard of it."""
+    urls, told, moved = {"grader": ["http://old"]}, [], asyncio.Event()
+
+    class Servers:
+        def urls(self):
+            return dict(urls)
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, given, *refs, deadline_s):
+            if method != "note_servers":
+                return await super().call(method, given, *refs, deadline_s=deadline_s)
+            told.append(given["grader"])
+            if len(told) == 2:
+                moved.set()
+
+        async def call_for_columns(self, method, object_ref, *given, deadline_s):
+            await moved.wait()
+            return await super().call_for_columns(method, object_ref, *given, deadline_s=deadline_s)
+
+    async with background() as tasks:
+        scorer = Scorer(actor_spec("reward-0"), group_summary)
+        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60, servers=Servers())
+        scoring = asyncio.create_task(calls.score(Group(pieces=(0,), summary=group_summary(0)), JudgingInputs()))
+        await asyncio.sleep(1)
+        urls["grader"] = ["http://new"]
+        await scoring
+    assert told == [["http://old"], ["http://new"]]
