@@ -93,10 +93,10 @@ class Judging:
         found = {key: _rewards(self._known[key]) for key in keys if key in self._known}
         if self._control is None and self._each_asks:
             self._control = next(((shared, call) for key, call in zip(keys, calls, strict=True) if key in found), None)
-        answers = iter(
-            await self._ask(shared, [call for key, call in zip(keys, calls, strict=True) if key not in found])
-        )
-        judged = [found[key] if key in found else next(answers) for key in keys]
+        # Equal questions are one.
+        asked = {key: call for key, call in zip(keys, calls, strict=True) if key not in found}
+        answers = found | dict(zip(asked, await self._ask(shared, [*asked.values()]), strict=True))
+        judged = [answers[key] for key in keys]
         new = {
             key: json.dumps([[reward.value, reward.components] for reward in each])
             for key, each in zip(keys, judged, strict=True)

@@ -44,6 +44,14 @@ async def test_what_is_known_is_not_asked_again_and_a_failure_is():
     assert endpoint.asked == [], "neither asks for what is known, nor waits for a server that is away"
 
 
+@simulated
+async def test_equal_questions_of_one_group_are_asked_once():
+    endpoint = Endpoint()
+    answer = await judging(endpoint, {}).judge(COLUMNS, calls(1, 2, 1, 1))
+    assert values(answer) == [1, 2, 1, 1] and len(answer[1]) == 2
+    assert sorted(number for _, number in endpoint.asked) == [1, 2]
+
+
 @pytest.mark.parametrize(
     "other",
     [{"name": "tidy"}, {"digest": "of another source"}, {"model": "another"}, {"shared": {"columns": {"answer": "7"}}}],
