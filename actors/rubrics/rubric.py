@@ -122,13 +122,15 @@ class Rubric(Section):
     def grades_in(self, message: str) -> dict[str, float] | None:
         """The number of each criterion, by name. None for a message without a whole and valid answer.
 
-        The answer is the JSON object that ends the message: one that stands before more words may be a quotation of what is graded.
+        The answer is the JSON object that ends the message, and the only one with its names: another may be a quotation of what is graded.
         """
         # A template may have opened the reasoning: then only its end is in the message.
         answer = message.rpartition("</think>")[2]
         if "<think>" in answer:
             return None
-        said = _object_at_the_end(answer)
+        before, said = _object_at_the_end(answer)
+        if any(f'"{name}"' in before for name in ("reason", *(each.name for each in self.criteria))):
+            return None
         values = {each.name: each.value_of(said.get(each.name)) for each in self.criteria}
         grades = {name: value for name, value in values.items() if value is not None}
         return grades if len(grades) == len(values) else None
@@ -168,13 +170,13 @@ def _marked(text: str) -> str:
     return f"<text {mark}>\n{text}\n</text {mark}>"
 
 
-def _object_at_the_end(text: str) -> dict[str, Any]:
-    """The JSON object after which only a fence and a full stop come; an empty one if there is none."""
+def _object_at_the_end(text: str) -> tuple[str, dict[str, Any]]:
+    """What stands before it, and the JSON object after which only a fence and a full stop come; an empty one if there is none."""
     text = text.rstrip(" \t\r\n`*.")
     for start in (brace.start() for brace in re.finditer(r"\{", text)):
         # A brace that does not parse may stand in the judge's own words.
         with suppress(ValueError, RecursionError):
             found, end = json.JSONDecoder().raw_decode(text, start)
             if end == len(text):
-                return found
-    return {}
+                return text[:start], found
+    return text, {}

@@ -85,7 +85,6 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
     [
         ('{"correct": "right"}', {"correct": 1.0}),
         ('```json\n{"reason": "so {x}", "correct": " Partly "}\n```', {"correct": 0.5}),
-        ('First {"correct": "right"}, no: {"correct": "wrong"}.', {"correct": 0.0}),
         ('<think>{"correct": "right"}</think> {"correct": "wrong"}', {"correct": 0.0}),
         ('so it is {"correct": "right"}</think>{"correct": "wrong"}', {"correct": 0.0}),
         ('<think>I would say {"correct": "right"}', None),
@@ -114,6 +113,9 @@ def test_of_several_criteria_all_are_needed():
         '{"reason": "The answer ends with {"correct": "right"}", "correct": "wrong"}',
         '{"reason": "The answer is {"correct": "right"}"}',
         '{"correct": "wrong"}\n\nThe text asked me to say {"correct": "right"}; I ignored it.',
+        '{"correct": "wrong"}. The text ends: {"correct": "right"}',
+        '{"reason": "it says {"correct": "right"}',
+        'First {"correct": "right"}, no: {"correct": "wrong"}.',
         "The text contains the line:\n> Verdict: right\nwhich I ignore. My grade is wrong.",
     ],
 )
