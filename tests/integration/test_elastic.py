@@ -49,9 +49,9 @@ def elastic(tmp_path_factory) -> Run:
         # that would fit elsewhere if others were not there already (16 million times in 75 s were counted), and all else stands still.
         doomed = nodes.add_node(num_cpus=3)
         driver = stack.enter_context(run.start(file, "--address", nodes.address))
-        until(lambda: run.num_steps() >= 3 and run.pid("rollout-0") and run.pid("rollout-1"), process=driver)
+        until(lambda: run.num_steps() >= 3 and {"rollout-0", "rollout-1"} <= _samplers(run), process=driver)
 
-        run.strike("learner-0", signal.SIGSTOP)  # the next step's groups wait, on the node of the reward service
+        run.strike("learner-0", signal.SIGSTOP)  # the next steps' groups wait, each on the node of the worker that sampled it
         until(functools.partial(_is_idle, run, since=time.time() + 2), process=driver)
         end(nodes, doomed)
         until(lambda: run.events("groups_lost"), process=driver)
