@@ -59,7 +59,7 @@ class Judging:
         self._control: tuple[str, Call] | None = None
         """What was answered last."""
         self.servers: Mapping[str, Sequence[str]] = {}
-        """Where the run's servers are by now, whatever the calls were begun with: they may have moved while a call waited."""
+        """Where the run's servers are: no part of a question, for they may move while a call waits."""
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
         num_cores = max(1, _num_cores() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
@@ -87,9 +87,7 @@ class Judging:
         """
         if self._known is None:
             return await self._ask(shared, calls), {}
-        # Where the run's servers are is no part of the question.
-        columns = json.dumps(json.loads(shared).get("columns"), sort_keys=True)
-        keys = [self._key(columns, given) for _, given in calls]
+        keys = [self._key(shared, given) for _, given in calls]
         found = {key: _rewards(self._known[key]) for key in keys if key in self._known}
         if self._control is None and self._each_asks:
             self._control = next(((shared, call) for key, call in zip(keys, calls, strict=True) if key in found), None)
@@ -105,8 +103,8 @@ class Judging:
         remember(self._known, new)
         return judged, new
 
-    def _key(self, columns: str, given: Mapping[str, Any]) -> str:
-        asked = json.dumps([self._asked, columns, given], sort_keys=True)
+    def _key(self, shared: str, given: Mapping[str, Any]) -> str:
+        asked = json.dumps([self._asked, shared, given], sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()
 
     async def _ask(self, shared: str, calls: Sequence[Call]) -> list[Judged]:
@@ -171,7 +169,7 @@ class Judging:
 
     async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         process = await self._take()
-        if self.servers and "servers" in self.asks:
+        if "servers" in self.asks:
             shared = json.dumps(json.loads(shared) | {"servers": self.servers})
         try:
             return await process.judge(shared, calls)

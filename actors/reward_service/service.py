@@ -10,7 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from cluster.contracts import schema
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import JudgingInputs, PartStats, Progress, Reward, RewardStatus
+from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, Scores
 from cluster.record.verdicts import remember
 
 _PATIENCE_S = 0.2
@@ -45,8 +45,6 @@ class Asked:
 
     columns: Mapping[str, Any]
     trajectories: Sequence[Mapping[str, Any]]
-    servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """As `JudgingInputs.servers`."""
 
 
 class RewardService:
@@ -93,15 +91,15 @@ class RewardService:
         return [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asks]
 
     async def score_several(
-        self, asked: Sequence[tuple[int, JudgingInputs]], *batches: pa.RecordBatch
+        self, asked: Sequence[tuple[int, Sequence[Scores]]], *batches: pa.RecordBatch
     ) -> list[tuple[int, tuple[pa.RecordBatch, dict[str, Any]] | TreadwheelError]]:
         """Begins to judge these groups; then, by its number, what has become of each that is judged by now, an earlier call's too: its
         columns and what they tell, or what ended its judging.
 
         Waits for the first one, and a moment for more: a slow group holds back no other. None is judged after `_PATIENCE_S`: an empty list.
         """
-        for (number, inputs), batch in zip(asked, batches, strict=True):
-            self._scoring[asyncio.create_task(self.score(batch, inputs))] = number
+        for (number, scores), batch in zip(asked, batches, strict=True):
+            self._scoring[asyncio.create_task(self.score(batch, scores))] = number
         await asyncio.wait(self._scoring, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(self._scoring, timeout=_GATHER_S)
         judged = [task for task in self._scoring if task.done()]
@@ -115,12 +113,15 @@ class RewardService:
             return error
         return WorkerError(f"{self._name} failed in 'score': {''.join(traceback.format_exception(error))}")
 
-    async def score(self, batch: pa.RecordBatch, inputs: JudgingInputs | None = None) -> pa.RecordBatch:
-        """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time."""
+    async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> pa.RecordBatch:
+        """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time.
+
+        `scores` are those of reward models, one a trajectory; none where no part of the group's recipe reads them.
+        """
         await self.warm_up()
         wanted = self.wanted
         schema.validate(batch, ["info", "prompt_text", *(_FIELDS.get(name, "completion_text") for name in wanted)])
-        rewards, stats = await self.judge(_asked(batch, wanted, inputs or JudgingInputs()))
+        rewards, stats = await self.judge(_asked(batch, wanted, scores))
         columns = schema.columns_of(
             batch,
             reward=[reward.value for reward in rewards],
@@ -131,7 +132,8 @@ class RewardService:
         return schema.with_part_stats(columns, stats)
 
     async def note_servers(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """Where they are now, for all groups that wait too: as `JudgingInputs.servers`."""
+        """Base URLs of the run's own servers by name, each with its bearer token as its password, for all groups that wait too. One may be
+        down for the moment."""
         await self.warm_up()
         for judging in self._judges.values():
             judging.servers = servers
@@ -195,8 +197,7 @@ class RewardService:
     async def _part(self, part: Part, asked: Asked, others: Mapping[str, Judged]) -> tuple[Judged, PartStats]:
         began = time.monotonic()
         judging, rows = self._judges[part], asked.trajectories
-        of_all = {"columns": asked.columns, "servers": asked.servers}
-        shared = json.dumps({name: value for name, value in of_all.items() if name in judging.asks})
+        shared = json.dumps({"columns": asked.columns} if "columns" in judging.asks else {}, sort_keys=True)
         values = {name: _values(judged, len(rows)) for name, judged in others.items()}
         if judging.is_of_groups:
             given: dict[str, Any] = {
@@ -230,7 +231,7 @@ def _stats(judged: Judged, new: Mapping[str, str], began: float) -> PartStats:
     return PartStats(seconds=time.monotonic() - began, num_failed=len(failures), verdicts=new)
 
 
-def _asked(batch: pa.RecordBatch, wanted: Sequence[str], inputs: JudgingInputs) -> Asked:
+def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores]) -> Asked:
     """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
@@ -238,7 +239,7 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], inputs: JudgingInputs) 
         prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
         of_each["messages"] = [conversation(columns, prompt=prompt, completion=text) for text in completions]
     if "scores" in wanted:
-        of_each["scores"] = inputs.scores or [{}] * batch.num_rows
+        of_each["scores"] = scores or [{}] * batch.num_rows
     rows = range(batch.num_rows)
     trajectories = [{name: each[row] for name, each in of_each.items()} for row in rows]
-    return Asked(columns=columns, trajectories=trajectories, servers=inputs.servers)
+    return Asked(columns=columns, trajectories=trajectories)

@@ -130,16 +130,6 @@ Scores = dict[str, dict[str, float] | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgingInputs:
-    """What a reward service is told of a group beside its trajectories."""
-
-    scores: Sequence[Scores] = ()
-    """Of reward models, one a trajectory; none where no part of the group's recipe reads them."""
-    servers: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Base URLs of the run's own servers, by name, each with its bearer token as its password. One may be down for the moment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
     """What the controller knows of a group whose trajectories stay in the object store."""
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import Group, GroupSummary, JudgingInputs, Scores, Ticket
+from cluster.contracts.types import Group, GroupSummary, Scores, Ticket
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.judge_servers import JudgeServers
@@ -84,9 +84,8 @@ class Scorers:
                 if self._suspects.has(ticket) and not alone:
                     continue  # another group of its prompt was blamed while this one waited for a service
                 try:
-                    inputs = JudgingInputs(scores=scores, servers=self._servers.urls() if self._servers else {})
                     with member.in_use():
-                        columns = await self._calls_of(actor).score(group, inputs)
+                        columns = await self._calls_of(actor).score(group, scores)
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=member.place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)

@@ -5,11 +5,11 @@ A call costs driver and actor milliseconds, a group in it a fraction of that.
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.contracts.errors import LostError, TreadwheelError
-from cluster.contracts.types import Group, JudgingInputs
+from cluster.contracts.types import Group, Scores
 from cluster.remote.actor import RemoteActor
 from cluster.remote.failures import answer_of
 from cluster.rollouts.judge_servers import JudgeServers
@@ -33,7 +33,7 @@ class SharedCalls:
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._numbers = itertools.count()
-        self._new: dict[int, tuple[Group, JudgingInputs]] = {}
+        self._new: dict[int, tuple[Group, Sequence[Scores]]] = {}
         """Groups that no call has taken along yet."""
         self._answers: dict[int, asyncio.Future[Columns | None]] = {}
         self._is_calling = False
@@ -44,11 +44,11 @@ class SharedCalls:
         """Groups that wait for their columns."""
         return len(self._answers)
 
-    async def score(self, group: Group, inputs: JudgingInputs) -> Columns | None:
+    async def score(self, group: Group, scores: Sequence[Scores]) -> Columns | None:
         """None if the actor failed before the group went there. Raises as a call of its own: what ended its judging, or the actor."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._new[number] = group, inputs
+        self._new[number] = group, scores
         if not self._is_calling:
             self._is_calling = True
             self._tasks.create_task(self._call())
@@ -77,8 +77,8 @@ class SharedCalls:
             await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
             self._told_servers = servers
 
-    async def _answers_to(self, taken: dict[int, tuple[Group, JudgingInputs]]) -> list[tuple[int, Any]]:
-        asked = [(number, inputs) for number, (_, inputs) in taken.items()]
+    async def _answers_to(self, taken: dict[int, tuple[Group, Sequence[Scores]]]) -> list[tuple[int, Any]]:
+        asked = [(number, scores) for number, (_, scores) in taken.items()]
         sampled = (group.pieces[0] for group, _ in taken.values())
         try:
             return await self._actor.call(_STAGE, asked, *sampled, deadline_s=self._deadline_s)

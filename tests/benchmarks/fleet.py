@@ -21,7 +21,7 @@ import ray
 from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import added, columns_of, to_batch
-from cluster.contracts.types import ActorKind, JudgingInputs, Prompt, Ticket
+from cluster.contracts.types import ActorKind, Prompt, Scores, Ticket
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import Mixture
@@ -105,7 +105,7 @@ class ScriptedWorker:
 class Scorer:
     """Judges without looking."""
 
-    async def score_several(self, asked: list[tuple[int, JudgingInputs]], *batches: pa.RecordBatch) -> list[Any]:
+    async def score_several(self, asked: list[tuple[int, Sequence[Scores]]], *batches: pa.RecordBatch) -> list[Any]:
         scored = map(self._score, batches)
         return [(number, (columns, added(columns))) for (number, _), columns in zip(asked, scored, strict=True)]
 

@@ -51,7 +51,8 @@ def elastic(tmp_path_factory) -> Run:
         driver = stack.enter_context(run.start(file, "--address", nodes.address))
         until(lambda: run.num_steps() >= 3 and {"rollout-0", "rollout-1"} <= _samplers(run), process=driver)
 
-        run.strike("learner-0", signal.SIGSTOP)  # the next steps' groups wait, each on the node of the worker that sampled it
+        # The next steps' groups wait, each on the node of the worker that sampled it.
+        run.strike("learner-0", signal.SIGSTOP)
         until(functools.partial(_is_idle, run, since=time.time() + 2), process=driver)
         end(nodes, doomed)
         until(lambda: run.events("groups_lost"), process=driver)

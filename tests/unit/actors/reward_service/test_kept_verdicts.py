@@ -72,7 +72,8 @@ async def test_where_the_runs_own_servers_are_is_no_part_of_the_question():
     endpoint = Endpoint()
     made = judging(endpoint, {})
     for port in (8000, 8001):
-        await made.judge(json.dumps({"columns": {}, "servers": {"grader": [f"http://node:{port}"]}}), calls(1))
+        made.servers = {"grader": [f"http://node:{port}"]}
+        await made.judge(COLUMNS, calls(1))
     assert len(endpoint.asked) == 1
 
 

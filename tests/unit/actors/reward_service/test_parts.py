@@ -10,7 +10,6 @@ from actors.reward_service.service import RewardService
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.schema import added
-from cluster.contracts.types import JudgingInputs
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -213,8 +212,8 @@ async def test_scores_of_a_reward_model_are_verdicts_by_label_and_one_without_a_
     }  # fmt: skip
     scores = [{"kind": {"warm": 2.0, "polite": 1.0}}, {"kind": "9 tokens, and the model takes 5"}]
     async with service(**settings) as rewards:
-        batch = await rewards.score(batch_of(["a", "b"]), JudgingInputs(scores=scores))
-        unknown = await rewards.score(batch_of(["a"]), JudgingInputs(scores=[{"kind": {"cold": 1.0, "polite": 1.0}}]))
+        batch = await rewards.score(batch_of(["a", "b"]), scores)
+        unknown = await rewards.score(batch_of(["a"]), [{"kind": {"cold": 1.0, "polite": 1.0}}])
     assert batch["reward"].to_pylist() == [2.0, None]
     assert (
         batch["reward_message"]

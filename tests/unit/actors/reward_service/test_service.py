@@ -16,7 +16,7 @@ from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardPart
 from cluster.contracts.schema import added, joined, summarize, validate
-from cluster.contracts.types import Group, JudgingInputs
+from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
@@ -201,9 +201,9 @@ async def test_several_groups_in_a_call_are_judged_side_by_side_and_neither_a_sl
     good, slow, broken = batch_of(["good"]), batch_of(["hang"]), batch_of(["good"]).drop_columns(["worker"])
     async with service(ASYNC, timeout_s=2.0) as rewards:
         await rewards.warm_up()
-        first = await rewards.score_several([(each, JudgingInputs()) for each in (7, 8, 9)], good, slow, broken)
+        first = await rewards.score_several([(each, ()) for each in (7, 8, 9)], good, slow, broken)
         assert [number for number, _ in first] == [7, 9]
-        later = await rewards.score_several([(10, JudgingInputs())], good)
+        later = await rewards.score_several([(10, ())], good)
         while not any(number == 8 for number, _ in later):
             later += await rewards.score_several([])
     columns, told = first[0][1]
@@ -325,8 +325,8 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
 async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
     rewards = RewardService(RewardConfig(judge="tests.unit.actors.judges:asks_the_new_server", hold_s=5))
     try:
-        inputs = JudgingInputs(servers={"grader": ["http://old"]})
-        scoring = asyncio.create_task(rewards.score(batch_of(["x"]), inputs))
+        await rewards.note_servers({"grader": ["http://old"]})
+        scoring = asyncio.create_task(rewards.score(batch_of(["x"])))
         await asyncio.wait([scoring], timeout=0.5)
         assert not scoring.done()
         await rewards.note_servers({"grader": ["http://new"]})

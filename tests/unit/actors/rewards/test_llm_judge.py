@@ -11,7 +11,6 @@ from actors.reward_service.service import RewardService
 from cluster.contracts.errors import ConfigError, UnavailableError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
-from cluster.contracts.types import JudgingInputs
 from tests.unit.actors.batches import batch_of
 from tests.unit.actors.faulty_server import faulty_server
 
@@ -176,8 +175,8 @@ async def test_the_service_hands_the_runs_servers_to_judges_that_ask(rubric):
     judge = {"name": "llm_judge", "rubric": rubric, "server": "grader"}
     service = RewardService(RewardConfig.model_validate({"judge": judge, "servers": {"grader": {"path": "x"}}}))
     async with faulty_server(saying(GOOD)) as server:
-        inputs = JudgingInputs(servers={"grader": [f"{server.url}/v1"]})
-        batch = await service.score(batch_of(["2", "3"], columns={"answer": 2}), inputs)
+        await service.note_servers({"grader": [f"{server.url}/v1"]})
+        batch = await service.score(batch_of(["2", "3"], columns={"answer": 2}))
         await service.close()
     assert batch["reward"].to_pylist() == [2.5, 2.5]
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from cluster.contracts.errors import DeadlineError, LostError, UnavailableError, WorkerError
-from cluster.contracts.types import Group, Hold, JudgingInputs, RewardFailure
+from cluster.contracts.types import Group, Hold, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.shared_calls import SharedCalls
@@ -299,9 +299,9 @@ async def test_a_group_waits_for_a_reward_model_that_died_and_its_scores_travel_
                 raise error
             return [{"LABEL_0": float(object_ref)}, f"{deadline_s:g} s"]
 
-        async def call_for_columns(self, method, object_ref, inputs, *, deadline_s):
+        async def call_for_columns(self, method, object_ref, scores, *, deadline_s):
             assert object_ref not in given
-            given[object_ref] = inputs.scores
+            given[object_ref] = scores
             return await super().call_for_columns(method, object_ref, deadline_s=deadline_s)
 
     judges = {name: {"judge": {"name": "reward_model", "model": name}} for name in ("kind", "right")}
@@ -380,7 +380,7 @@ async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
     async with background() as tasks:
         scorer = Scorer(actor_spec("reward-0"), group_summary)
         calls = SharedCalls(scorer, tasks=tasks, deadline_s=60, servers=Servers())
-        scoring = asyncio.create_task(calls.score(Group(pieces=(0,), summary=group_summary(0)), JudgingInputs()))
+        scoring = asyncio.create_task(calls.score(Group(pieces=(0,), summary=group_summary(0)), ()))
         await asyncio.sleep(1)
         urls["grader"] = ["http://new"]
         await scoring
