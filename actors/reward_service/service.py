@@ -37,6 +37,8 @@ _FIELDS = {
     "seed": "seed",
 }
 """Where the schema keeps what judges ask for."""
+Columns = tuple[pa.RecordBatch, dict[str, Any]]
+"""Of a group, and what they tell a GroupSummary, by its fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class RewardService:
         self._judges: dict[Part, Judging] = {}
         self._starting = asyncio.Lock()
         self._known: dict[str, str] = {}
-        self._scoring: dict[asyncio.Task[pa.RecordBatch], int] = {}
+        self._scoring: dict[asyncio.Task[Columns], int] = {}
         """Groups of `score_several`, by their numbers."""
 
     async def warm_up(self) -> None:
@@ -92,9 +94,9 @@ class RewardService:
 
     async def score_several(
         self, asked: Sequence[tuple[int, Sequence[Scores]]], *batches: pa.RecordBatch
-    ) -> list[tuple[int, tuple[pa.RecordBatch, dict[str, Any]] | TreadwheelError]]:
+    ) -> list[tuple[int, Columns | TreadwheelError]]:
         """Begins to judge these groups; then, by its number, what has become of each that is judged by now, an earlier call's too: its
-        columns and what they tell, or what ended its judging.
+        columns, or what ended its judging.
 
         Waits for the first one, and a moment for more: a slow group holds back no other. None is judged after `_PATIENCE_S`: an empty list.
         """
@@ -105,16 +107,16 @@ class RewardService:
         judged = [task for task in self._scoring if task.done()]
         return [(self._scoring.pop(task), self._outcome(task)) for task in judged]
 
-    def _outcome(self, scored: asyncio.Task[pa.RecordBatch]) -> tuple[pa.RecordBatch, dict[str, Any]] | TreadwheelError:
+    def _outcome(self, scored: asyncio.Task[Columns]) -> Columns | TreadwheelError:
         error = scored.exception()
         if error is None:
-            return scored.result(), schema.added(scored.result())
+            return scored.result()
         if isinstance(error, TreadwheelError):
             return error
         return WorkerError(f"{self._name} failed in 'score': {''.join(traceback.format_exception(error))}")
 
-    async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> pa.RecordBatch:
-        """Columns of one group: reward, status, components and message of every row. Groups may be scored at the same time.
+    async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> Columns:
+        """Of one group: reward, status, components and message of every row. Groups may be scored at the same time.
 
         `scores` are those of reward models, one a trajectory; none where no part of the group's recipe reads them.
         """
@@ -129,7 +131,7 @@ class RewardService:
             reward_components=[list(reward.components.items()) for reward in rewards],
             reward_message=[reward.message for reward in rewards],
         )
-        return schema.with_part_stats(columns, stats)
+        return columns, schema.added(columns) | {"part_stats": stats}
 
     async def note_servers(self, servers: Mapping[str, Sequence[str]]) -> None:
         """Base URLs of the run's own servers by name, each with its bearer token as its password, for all groups that wait too. One may be

@@ -6,21 +6,19 @@ A group is sampled as one batch; what scores it adds columns, which stay small b
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import FinishReason, GroupSummary, PartStats, RewardFailure, RewardStatus
+from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "2"
 
 _KEY = ["group_id", "sample_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
-_PARTS = b"treadwheel.parts"
-"""Metadata of a reward's columns: how long its parts took. No column, since a repeated run would not say the same."""
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
@@ -150,7 +148,6 @@ def added(columns: pa.RecordBatch) -> dict[str, Any]:
             "num_reward_errors": statuses.count(RewardStatus.ERROR),
             "num_reward_timeouts": statuses.count(RewardStatus.TIMEOUT),
             "reward_failures": _reward_failures(statuses, columns["reward_message"].to_pylist()),
-            "part_stats": _part_stats(columns),
         }
     return told
 
@@ -200,26 +197,9 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def with_part_stats(batch: pa.RecordBatch, stats: Mapping[str, PartStats]) -> pa.RecordBatch:
-    """The batch, whose summary then has these; they are not recorded."""
-    told = json.dumps(
-        {name: [each.seconds, each.num_failed, dict(each.verdicts)] for name, each in stats.items()}
-    ).encode()
-    return batch.replace_schema_metadata({**(batch.schema.metadata or {}), _PARTS: told})
-
-
 def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int:
     trained = versions.values.filter(loss_mask.values)
     return pc.min(trained if len(trained) else versions.values).as_py()
-
-
-def _part_stats(batch: pa.RecordBatch) -> dict[str, PartStats]:
-    metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
-    told: dict[str, tuple[float, int, dict[str, str]]] = json.loads(metadata.get(_PARTS, b"{}"))
-    return {
-        name: PartStats(seconds=seconds, num_failed=num_failed, verdicts=verdicts)
-        for name, (seconds, num_failed, verdicts) in told.items()
-    }
 
 
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:

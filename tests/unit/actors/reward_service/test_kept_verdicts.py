@@ -13,7 +13,6 @@ from actors.reward_service.recipe import parts_of
 from actors.reward_service.service import RewardService
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig, RewardPart
-from cluster.contracts.schema import added
 from tests.unit.actors.batches import batch_of
 from tests.unit.actors.reward_service.test_breaker import Endpoint, calls, values
 from tests.unit.cluster.simulated_time import simulated
@@ -117,11 +116,11 @@ async def test_a_service_gives_new_verdicts_with_its_answer_and_one_that_is_told
         rewards = RewardService(config)
         try:
             rewards.remember(known)
-            columns = await rewards.score(group)
+            columns, added = await rewards.score(group)
         finally:
             await rewards.close()
         assert columns["reward"].to_pylist() == [1.0, 2.0]
-        told = added(columns)["part_stats"]["style"].verdicts
+        told = added["part_stats"]["style"].verdicts
         assert len(told) == num_new
         known |= told
         server.touch()  # away, for the second one

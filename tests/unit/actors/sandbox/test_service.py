@@ -19,7 +19,7 @@ async def test_hostile_programs_earn_nothing_and_none_fails_and_their_neighbours
     service = RewardService(RewardConfig(judge=judge))
     try:
         completions = [f"```python\n{program}\n```" for program in programs]
-        scored = await service.score(batch_of(completions, columns=CASES))
+        scored, _ = await service.score(batch_of(completions, columns=CASES))
     finally:
         await service.close()
     assert scored["reward_status"].to_pylist() == ["ok"] * len(programs)

@@ -13,9 +13,8 @@ from cluster.contracts.schema import (
     to_batch,
     validate,
     with_columns,
-    with_part_stats,
 )
-from cluster.contracts.types import PartStats, RewardFailure
+from cluster.contracts.types import RewardFailure
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -151,21 +150,6 @@ def test_foreign_and_missing_fields_are_named():
 
 def test_info_is_json():
     assert info_of(to_batch([row(info='{"answer": "2"}')]), 0) == {"answer": "2"}
-
-
-def test_what_parts_took_reaches_the_summary_and_neither_the_record_nor_the_learner():
-    judged = [
-        with_part_stats(to_batch([row()]), {"style": PartStats(seconds=seconds, num_failed=1)})
-        for seconds in (1.0, 2.0)
-    ]
-    assert summarize(judged[1]).part_stats == {"style": PartStats(seconds=2.0, num_failed=1)}
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, SCHEMA) as writer:
-        for batch in judged:
-            writer.write_batch(batch)
-    with pa.ipc.open_file(sink.getvalue()) as reader:
-        assert summarize(reader.get_batch(1)).part_stats == {}
-    assert pa.Table.from_batches(judged).num_rows == 2
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.contracts.schema import columns_of, to_batch, with_columns, with_part_stats
-from cluster.contracts.types import PartStats
+from cluster.contracts.schema import columns_of, to_batch, with_columns
 from cluster.record.recorder import Recorder, name_of, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
 from tests.unit.cluster.contracts.rows import row
@@ -43,8 +42,7 @@ def test_a_group_in_pieces_is_recorded_byte_for_byte_as_the_group_in_one(directo
     }
     reference = {"reference_logprobs": [[-1.0] * 3, [-2.0] * 3]}
     chosen = with_columns(sampled, **rewards).take(pa.array([2, 0]))
-    columns = with_part_stats(columns_of(sampled, **rewards), {"style": PartStats(seconds=1.0, num_failed=0)})
-    pieces = [sampled, columns, [2, 0], columns_of(chosen, **reference)]
+    pieces = [sampled, columns_of(sampled, **rewards), [2, 0], columns_of(chosen, **reference)]
     recorder = Recorder(directory)
     whole = recorder.record(1, with_columns(chosen, **reference), sampled)
     assert recorder.record(1, *pickle.loads(pickle.dumps(pieces)), sampled) == whole
