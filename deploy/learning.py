@@ -103,7 +103,9 @@ def _opened(config: RunConfig, run_dir: RunDirectory, objective: "Objective") ->
 
 def _ignored(config: RunConfig) -> list[str]:
     """Sections that say something, of those that sampling and judging go by: one file serves `train` and `learn`."""
-    sections = ("evaluation", "reward", "rollout", "elastic", "mismatch")
+    sections = ["evaluation", "rollout", "elastic", "mismatch"]
+    if not config.reward.parts:  # what weighs recorded components reads their weights
+        sections.insert(1, "reward")
     return [name for name in sections if getattr(config, name) != RunConfig.model_fields[name].default]
 
 

@@ -78,11 +78,8 @@ class TicketOffice:
         number, turn = place(index, self._source.weights)
         size = len(self._source.sources[number].rows)
         epoch, position = divmod(turn, size)
-        order, draws, rates = (
-            self._order(number, epoch),
-            random.Random(f"{self._seed}/instead/{index}"),
-            self.pass_rates,
-        )
+        order, rates = self._order(number, epoch), self.pass_rates
+        draws = random.Random(f"{self._seed}/instead/{index}")
 
         def is_wanted(prompt_id: str) -> bool:
             return rates is None or rates.wants(prompt_id, index=index, drawn=draws.random())

@@ -1,7 +1,8 @@
 """Rewards as people compose them: three parts over two sources, a server that goes away and comes back, programs, a learned model.
 
 The quickstart model learns sums and differences again, this time from a judge on a server of its own (right or wrong), a judge that runs
-the answer as a program (sums), and a reward model that this test trained to tell whether the sign is right (differences).
+the answer as a program (sums), and a reward model that this test trained to tell whether the sign is right (differences). The model's
+actor is killed on the way.
 """
 
 import json
@@ -17,6 +18,8 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from actors.reward_model import Reading
+from learner.model.sequence_classification import SequenceClassifier
 from tests.integration.commands import QUICKSTART, ROOT, Background
 from tests.integration.faults import Run
 from tests.integration.ray_head import free_ports
@@ -24,7 +27,7 @@ from tests.integration.ray_head import free_ports
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1200)]
 MODEL = ROOT / "deploy/quickstart/model"
 JUDGES = "tests.integration.judges"
-NUM_STEPS = 40
+NUM_STEPS, MODEL_ACTOR = 40, "reward-model-signs"
 
 
 def question(left: int, operator: str, right: int) -> str:
@@ -32,15 +35,15 @@ def question(left: int, operator: str, right: int) -> str:
 
 
 def train_reward_model(folder: Path) -> Path:
-    """Told right signs from wrong ones for ten seconds: a positive score where the answer's sign is right."""
+    """Two labels, taught for ten seconds: a positive score where the answer's sign is right, and one where it has a minus."""
     dice = random.Random(0)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=1)
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, id2label={0: "sign", 1: "minus"})
     model.config.pad_token_id = tokenizer.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(120):
-        texts, is_right = [], []
+        texts, wanted = [], []
         for _ in range(64):
             left, right = dice.randint(10, 99), dice.randint(10, 99)
             sign = dice.choice((1, -1))
@@ -49,10 +52,9 @@ def train_reward_model(folder: Path) -> Path:
                 {"role": "assistant", "content": str(sign * (left - right))},
             ]
             texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
-            is_right.append(float(sign == 1))
+            wanted.append([float(sign == 1), float(sign * (left - right) < 0)])
         inputs = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
-        scores = model(**inputs).logits[:, 0]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, torch.tensor(is_right))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(**inputs).logits, torch.tensor(wanted))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -104,7 +106,7 @@ def run(tmp_path_factory) -> Iterator[Run]:
             "parts": {
                 "right": {"judge": {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}, "timeout_s": 2},
                 "runs": {"judge": f"{JUDGES}:runs_as_a_program", "weight": 0.5},
-                "sign": {"judge": {"name": "reward_model", "model": "signs"}, "weight": 0.05},
+                "sign": {"judge": {"name": "reward_model", "model": "signs", "label": "sign"}, "weight": 0.05},
             },
             "by_source": {"sums": ["right", "runs"], "differences": ["right", "sign"]},
         },
@@ -119,6 +121,8 @@ def run(tmp_path_factory) -> Iterator[Run]:
         server = stack.enter_context(serve(port))
         server.wait_until(lambda: "serving" in server.output)
         driver = stack.enter_context(run.start(file))
+        driver.wait_until(lambda: run.num_steps() >= 2)
+        assert run.strike(MODEL_ACTOR)
         driver.wait_until(lambda: run.num_steps() >= NUM_STEPS // 4)
         server.terminate()
         driver.wait_until(lambda: bool(run.events("reward_held")))
@@ -150,7 +154,22 @@ def test_each_source_has_its_parts_and_its_share(run):
 def test_the_server_that_went_away_cost_time_and_no_reward(run):
     assert [event["part"] for event in run.events("reward_held")] == ["right"]
     assert [event["part"] for event in run.events("reward_resumed")] == ["right"]
-    assert run.events("reward_failure", "failure", "drop") == []
+    assert run.events("reward_failure", "drop") == []
     assert all(set(table["reward_status"].to_pylist()) == {"ok"} for table in run.trajectories().values())
     assert run.num_steps() == NUM_STEPS
     assert run.problems() == ()
+
+
+def test_the_model_that_was_killed_cost_no_reward_and_its_replacement_scores_as_it_did(run):
+    assert [event["actor"] for event in run.events("recovery")] == [MODEL_ACTOR]
+    status, passport = (json.loads((run.path / name).read_text()) for name in ("status.json", "passport.json"))
+    assert any(each["actor"] == MODEL_ACTOR for each in status["actors"])
+    assert passport["mathematics"]["reward"]["models"]["signs"]["fingerprint"]
+    own, tables = run.config().reward.models["signs"], run.trajectories()
+    reading, classifier = Reading(own, field="own"), SequenceClassifier(own, field="own")
+    for step in (1, NUM_STEPS):
+        rows = [(json.loads(row["info"]), row) for row in tables[step].to_pylist()]
+        rows = [(info, row) for info, row in rows if info["source"] == "differences"]
+        read = [reading.read(info, prompt=row["prompt_text"], completion=row["completion_text"]) for info, row in rows]
+        signs = [dict(row["reward_components"])["sign"] for _, row in rows]
+        assert signs == pytest.approx([sign for sign, _ in classifier.score(read)], abs=1e-4)
