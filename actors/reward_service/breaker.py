@@ -55,9 +55,8 @@ class Breaker:
         """Around one try of a call: waits while the part holds. True: this try is the probe, which is made alone."""
         async with contextlib.AsyncExitStack() as probing:
             if self.hold is not None:
-                await probing.enter_async_context(
-                    self._turn
-                )  # first come, first served: each call is the probe in its turn
+                # First come, first served: each call is the probe in its turn.
+                await probing.enter_async_context(self._turn)
             if self.hold is None:
                 await probing.aclose()
                 yield False

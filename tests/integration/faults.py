@@ -64,14 +64,16 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
 
 
 def undisturbed_run(factory: pytest.TempPathFactory) -> tuple[Path, "Run"]:
-    """(run file, a run of it that nobody hurt): one for all tests that compare with it. Its steps make four updates."""
+    """(run file, a run of it that nobody hurt): one for all tests that compare with it. Its steps make four updates
+    on trajectories that were chosen among more."""
     return _undisturbed(factory.getbasetemp() / "undisturbed")
 
 
 @functools.cache
 def _undisturbed(folder: Path) -> tuple[Path, "Run"]:
-    several = {"learner__epochs": 2, "learner__mini_batches": 2, "algorithm__proximal": "recompute"}
-    file = write_run(folder, make_tiny_model(folder / "model"), **several)
+    updates = {"learner__epochs": 2, "learner__mini_batches": 2, "algorithm__proximal": "recompute"}
+    chosen = {"rollout__extra_trajectories": 2, "algorithm__selection": "max_variance"}
+    file = write_run(folder, make_tiny_model(folder / "model"), **updates, **chosen)
     return file, Run(folder / "run").to_end(file)
 
 

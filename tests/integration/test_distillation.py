@@ -108,6 +108,5 @@ def test_the_record_verifies(distilled):
     assert distilled.run.problems() == ()
 
 
-@pytest.mark.acceptance
 def test_the_record_replays_to_the_same_weights(distilled):
     assert distilled.run.replay().endswith(": equal\n")

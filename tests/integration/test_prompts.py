@@ -99,7 +99,3 @@ def test_a_killed_run_goes_on_with_the_prompts_that_it_would_have_had(undisturbe
     assert known[0] == known[1]
     assert [resumed.weights()[step] for step in STEPS] == [undisturbed.weights()[step] for step in STEPS]
     assert resumed.problems() == () == undisturbed.problems()
-
-
-def test_a_replay_arrives_at_the_same_weights(resumed):
-    assert resumed.replay().endswith(": equal\n")
