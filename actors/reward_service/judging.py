@@ -52,6 +52,9 @@ class Judging:
             for name, server in config.servers.items()
             if "servers" in first.asks and only in (None, name)
         }
+        self._digest = first.digest
+        self._has_changed = False
+        """A process runs another source than the keys of verdicts say: nothing new is kept."""
         asked = [part.name, part.judge.model_dump(mode="json"), first.digest, servers]
         self._asked = json.dumps(asked, sort_keys=True)
         self._each_asks = first.keeps_verdicts
@@ -98,7 +101,7 @@ class Judging:
         new = {
             key: json.dumps([[reward.value, reward.components] for reward in each])
             for key, each in zip(keys, judged, strict=True)
-            if each and key not in found and all(reward.status is RewardStatus.OK for reward in each)
+            if each and key not in found and not self._has_changed and all(reward.status is RewardStatus.OK for reward in each)
         }
         remember(self._known, new)
         return judged, new
@@ -199,6 +202,7 @@ class Judging:
             self._is_starting = True
         try:
             process = await JudgeProcess.start(self._part, self._config)
+            self._has_changed |= process.digest != self._digest
             self._under_way[process] = 1
             return process
         except (ConfigError, WorkerError) as error:

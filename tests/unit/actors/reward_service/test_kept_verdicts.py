@@ -1,5 +1,6 @@
 """A verdict that was paid for is not asked for again, and nothing else is taken for it."""
 
+import asyncio
 import importlib
 import json
 import sys
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.reward_service.judge_process import JudgeProcess
 from actors.reward_service.judgement import find_judge
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import parts_of
@@ -64,6 +66,20 @@ async def test_another_part_source_parameter_or_column_is_another_question(other
     endpoint = Endpoint()
     await judging(endpoint, known, **other).judge(shared, calls(1))
     assert len(endpoint.asked) == 1 and len(known) == 2
+
+
+@simulated
+async def test_a_verdict_of_a_source_that_was_edited_in_mid_run_is_not_kept_for_the_first_one(monkeypatch):
+    """The first process ends, and the one in its place reads the file anew."""
+    edited, known = Endpoint(), dict[str, str]()
+    edited.digest = "of the edited source"
+    monkeypatch.setattr(JudgeProcess, "start", lambda *_: asyncio.sleep(0, edited))
+    endpoint = Endpoint()
+    made = judging(endpoint, known)
+    await made.judge(COLUMNS, calls(1))
+    endpoint.is_alive = False
+    assert values(await made.judge(COLUMNS, calls(1, 2))) == [1, 2]
+    assert [number for _, number in edited.asked] == [2] and len(known) == 1
 
 
 @simulated
