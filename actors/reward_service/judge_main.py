@@ -124,8 +124,16 @@ def _say(answers: TextIO, message: Any) -> None:
 def _own_pipes() -> tuple[TextIO, TextIO]:
     """The pipes to and from the service. What a judge or its children print goes to stderr, and they find nothing to read."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
     os.dup2(2, 1)
+
+    def leave_pipes() -> None:
+        # The service knows by the end of its pipe that this process has ended: a fork that outlives it must not hold the other end.
+        for pipe in (requests, answers):
+            os.dup2(nothing, pipe.fileno(), inheritable=False)
+
+    os.register_at_fork(after_in_child=leave_pipes)
     return requests, answers
 
 

@@ -56,19 +56,24 @@ class JudgeProcess:
     @classmethod
     async def start(cls, part: Part, config: RewardConfig) -> "JudgeProcess":
         """Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # the working directory is searched last, as everywhere
-            "-m",
-            "actors.reward_service.judge_main",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE_BYTES,
-            # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
-            start_new_session=True,
-            # A user's judge is found where this process finds it.
-            env=environment(os.environ, names=config.env, search_path=sys.path),
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory is searched last, as everywhere
+                "-m",
+                "actors.reward_service.judge_main",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_LINE_BYTES,
+                # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
+                start_new_session=True,
+                # A user's judge is found where this process finds it.
+                env=environment(os.environ, names=config.env, search_path=sys.path),
+            )
+        except OSError as error:  # no room for one more: of processes, of memory, of open files
+            raise WorkerError(
+                f"the process of {part.setting}.judge={part.judge.name!r} cannot start: {error}"
+            ) from error
         started = cls(process, part)
         try:
             await started._introduce(config)
@@ -170,6 +175,7 @@ class JudgeProcess:
                 if (waiting := self._waiting.get(number)) and not waiting.done():
                     waiting.set_result((verdict, is_spent))
             await self._process.wait()
+            await self.kill()  # what it started may be there still
             ended = WorkerError(f"the judge ended its process (exit code {self._process.returncode})")
             last = failed(ended)
         except Exception as error:  # noqa: BLE001 - the judge, or what it starts, can write anything there

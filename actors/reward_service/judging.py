@@ -101,7 +101,10 @@ class Judging:
         new = {
             key: json.dumps([[reward.value, reward.components] for reward in each])
             for key, each in zip(keys, judged, strict=True)
-            if each and key not in found and not self._has_changed and all(reward.status is RewardStatus.OK for reward in each)
+            if each
+            and key not in found
+            and not self._has_changed
+            and all(reward.status is RewardStatus.OK for reward in each)
         }
         remember(self._known, new)
         return judged, new

@@ -85,6 +85,20 @@ async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) 
     return float(num_running)
 
 
+def leaves_behind(*, completion: str, file: str) -> float:
+    """A process, whose pid goes to the file: in its session for `exit`, in one of its own for `hang`."""
+    if (child := os.fork()) == 0:
+        if completion == "hang":
+            os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    Path(file).write_text(str(child))
+    if completion == "exit":
+        os._exit(3)
+    threading.Event().wait()
+    return 1.0
+
+
 class BuiltOnce:
     """As a model that fills the GPU, or whose server went away."""
 
@@ -97,6 +111,11 @@ class BuiltOnce:
             os._exit(3)
         time.sleep(0.5)
         return 1.0
+
+
+def slow(*, completion: str) -> float:
+    time.sleep(0.1)
+    return 1.0
 
 
 def talkative(*, completion: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.reference_scorer import ReferenceScorer
@@ -21,8 +22,9 @@ from tests.unit.actors.batches import batch_of
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
 
-SYNC = "tests.unit.actors.judges:obedient"
-ASYNC = "tests.unit.actors.judges:obedient_async"
+JUDGES = "tests.unit.actors.judges"
+SYNC = f"{JUDGES}:obedient"
+ASYNC = f"{JUDGES}:obedient_async"
 both_kinds = pytest.mark.parametrize("judge", [SYNC, ASYNC])
 
 
@@ -32,8 +34,8 @@ class Fixed:
 
 
 @contextlib.asynccontextmanager
-async def service(judge: str, **settings: Any) -> AsyncIterator[RewardService]:
-    made = RewardService(RewardConfig(judge=Plugin(name=judge), **settings))
+async def service(judge: str | Plugin, **settings: Any) -> AsyncIterator[RewardService]:
+    made = RewardService(RewardConfig(judge=Plugin(name=judge) if isinstance(judge, str) else judge, **settings))
     try:
         yield made
     finally:
@@ -163,6 +165,42 @@ async def test_a_hanging_judge_leaves_no_process_behind():
     assert before != after
     assert not is_running(before)
     assert not is_running(after), "close ends the replacement too"
+
+
+async def test_a_judge_that_ends_its_process_leaves_nothing_that_it_started_behind(tmp_path):
+    judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(tmp_path / "pid")})
+    async with service(judge, timeout_s=10) as rewards:
+        scored, _ = await rewards.score(batch_of(["exit"]))
+        assert "exit code 3" in scored["reward_message"][0].as_py()
+        left = int((tmp_path / "pid").read_text())
+        if psutil.pid_exists(left):
+            _, alive = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(left)], timeout=10)
+            assert not alive
+
+
+async def test_a_process_that_left_the_judges_session_keeps_no_group_waiting(tmp_path):
+    """Seen before: it held the pipe of the answers, and the end of the judge's process was waited for as long as it lived."""
+    judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(tmp_path / "pid")})
+    async with service(judge, timeout_s=0.5) as rewards, asyncio.timeout(20):
+        try:
+            scored, _ = await rewards.score(batch_of(["hang"]))
+        finally:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert scored["reward_status"].to_pylist() == ["timeout"]
+
+
+async def test_where_the_machine_has_no_room_for_a_second_process_the_first_goes_on(monkeypatch):
+    monkeypatch.setattr(judging, "_num_cores", lambda: 2)
+    monkeypatch.setattr(judging, "_PATIENCE_S", 0.01)
+    async with service(f"{JUDGES}:slow") as rewards:
+        await rewards.warm_up()
+
+        async def no_room(*_: Any, **__: Any) -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr("asyncio.create_subprocess_exec", no_room)
+        answers = await asyncio.gather(*(rewards.score(batch_of(["x"])) for _ in range(3)))
+    assert [each["reward"].to_pylist() for each, _ in answers] == [[1.0]] * 3
 
 
 async def test_a_fast_judge_keeps_its_one_process():
