@@ -52,8 +52,10 @@ class Prompt:
     """Everything else the source knows (answer, metadata), JSON-able; handed to the reward untouched."""
 
     def info(self) -> dict[str, Any]:
-        """What travels with its trajectories: the columns, and under `messages` its messages, unless a column has that name."""
-        return self.columns if self.messages is None else {"messages": self.messages, **self.columns}
+        """What travels with its trajectories: the columns, and under `messages` its messages and nothing else: a column of that name is a
+        conversation that the policy did not see."""
+        columns = {name: value for name, value in self.columns.items() if name != "messages"}
+        return columns if self.messages is None else {"messages": self.messages, **columns}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

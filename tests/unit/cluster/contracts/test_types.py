@@ -23,3 +23,12 @@ def test_seeds_of_samples_fit_31_bits_and_differ_from_their_neighbours(seed, ind
     assert 0 <= mine < 2**31
     assert mine == sample_seed(seed, index)
     assert mine != sample_seed(seed, index + 1)
+
+
+def test_a_column_named_messages_is_not_taken_for_the_prompts_messages():
+    row, asked = (
+        {"answer": "4", "messages": [{"role": "assistant", "content": "4"}]},
+        [{"role": "user", "content": "?"}],
+    )
+    assert Prompt(prompt_id="p", messages=asked, columns=row).info() == {"answer": "4", "messages": asked}
+    assert Prompt(prompt_id="p", text="?", columns=row).info() == {"answer": "4"}
