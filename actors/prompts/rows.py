@@ -62,8 +62,9 @@ class RowPrompts:
             raise DataError(
                 f"{self._path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
             )
-        columns = self._jsonable({key: value for key, value in row.items() if key != name}, index)
-        text, messages = self._text_or_messages(row[name], f"{self._path}, row {index}, column {name!r}")
+        where = {key: f"{self._path}, row {index}, column {key!r}" for key in row}
+        columns = {key: _jsonable(value, where[key]) for key, value in row.items()}
+        text, messages = self._text_or_messages(columns.pop(name), where[name])
         return Prompt(prompt_id=f"{self._name}/{index}", text=text, messages=messages, columns=columns)
 
     def _text_or_messages(self, value: Any, where: str) -> tuple[str | None, list[dict[str, Any]] | None]:
@@ -88,14 +89,24 @@ class RowPrompts:
             return messages
         return [{"role": "system", "content": self._system_prompt}, *messages]
 
-    def _jsonable(self, columns: dict[str, Any], index: int) -> dict[str, Any]:
-        """Dates and decimals, which Parquet has and JSON has not, as text: columns travel in the trajectory's `info`."""
-        for name, value in columns.items():
-            if isinstance(value, bytes):
-                raise DataError(
-                    f"{self._path}, row {index}, column {name!r}: bytes cannot travel with a prompt; leave the column out"
-                )
-        return json.loads(json.dumps(columns, default=str))
+
+def _jsonable(value: Any, where: str) -> Any:
+    """Dates and decimals, which Parquet has and JSON has not, as text: a prompt travels in its trajectories' `info`. Raises DataError for
+    what no JSON holds."""
+
+    def as_text(found: Any) -> str:
+        if isinstance(found, bytes):
+            raise DataError(f"{where}: bytes cannot travel with a prompt; leave the column out")
+        return str(found)
+
+    text = json.dumps(value, default=as_text, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: {text[error.start]!r} is half of a character, and no text; mend the row, or leave it out"
+        ) from error
+    return json.loads(text)
 
 
 class TableRows(Sequence[Mapping[str, Any]]):

@@ -136,6 +136,8 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
         ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
         ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got '7'"),
+        (r'{"prompt": "a \ud83d"}', r"row 0, column 'prompt': '\\ud83d' is half of a character"),
+        (r'{"prompt": "a", "answer": ["\ud83d"]}', r"row 0, column 'answer': '\\ud83d' is half of a character"),
         ('{"messages": []}\n', r"row 0, column 'messages': must be"),
         ('{"messages": [{"content": "hi"}]}\n', r"row 0, column 'messages': a message must have 'role' and 'content'"),
     ],
@@ -150,8 +152,9 @@ def test_a_torn_parquet_file_is_named(tmp_path):
         FilePrompts(path=written(tmp_path, "PAR1 and no more", "p.parquet"))
 
 
-def test_bytes_cannot_travel(tmp_path):
-    table = pa.Table.from_pylist([{"prompt": "what is this?", "image": b"\x00"}])
+@pytest.mark.parametrize("image", [b"\x00", {"path": "a.png", "bytes": b"\x00"}])
+def test_bytes_cannot_travel(tmp_path, image):
+    table = pa.Table.from_pylist([{"prompt": "what is this?", "image": image}])
     with pytest.raises(DataError, match="row 0, column 'image': bytes"):
         FilePrompts(path=as_parquet(tmp_path, table))
 
