@@ -49,14 +49,20 @@ class PassRates:
 
     def wants(self, prompt_id: str, *, index: int, drawn: float) -> bool:
         """Whether group `index` may have this prompt; `drawn` is uniform in [0, 1)."""
+        _, rate = self._last(prompt_id, index)
+        is_drawn = rate is None or drawn < preference(rate, target=self._config.target)
+        return is_drawn and not self.rests(prompt_id, index=index)
+
+    def rests(self, prompt_id: str, *, index: int) -> bool:
+        """Whether this prompt is solved, and not for long enough to be sampled by group `index`."""
+        age, rate = self._last(prompt_id, index)
+        return rate == 1 and age < self._config.skip_solved_steps
+
+    def _last(self, prompt_id: str, index: int) -> tuple[int, float | None]:
+        """Steps since the last measurement that group `index` knows, and the pass rate then; None: there is none."""
         step = bisect_right(self._ends, index - self._lag)
         known = [entry for entry in self._known.get(prompt_id, ()) if entry[0] <= step]
-        if not known:
-            return True
-        measured_in, rate = known[-1]
-        if rate == 1 and step - measured_in < self._config.skip_solved_steps:
-            return False
-        return drawn < preference(rate, target=self._config.target)
+        return (step - known[-1][0], known[-1][1]) if known else (0, None)
 
     def _commit(self, next_index: int, rates: Mapping[str, float]) -> None:
         self._ends.append(next_index)

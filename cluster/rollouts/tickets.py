@@ -96,12 +96,21 @@ class TicketOffice:
             else:
                 self._counts["dropped"] += 1
             row = draws.randrange(size)
-        # Draws can miss the few prompts that fit.
-        walk = chain(resting[:1], (order[(position + step) % size] for step in range(size)))
-        if prompt := next(filter(None, (self._fitting(number, row) for row in walk)), None):
+        # Draws can miss the few prompts that fit and do not rest.
+        walk = [order[(position + step) % size] for step in range(size)]
+        awake = (row for row in walk if not self._rests(number, row, index))
+        if prompt := next(filter(None, (self._fitting(number, row) for row in chain(awake, resting[:1], walk))), None):
             return prompt
         source = self._source.sources[number].name or "the source"
         raise DataError(f"none of the {size:,} prompts of {source} fits prompts.max_prompt_tokens; raise it")
+
+    def _rests(self, number: int, position: int, index: int) -> bool:
+        if self.pass_rates is None:
+            return False
+        if (number, position) not in self._ids:
+            self._fitting(number, position)  # makes its id known, if it fits
+        known = self._ids.get((number, position))
+        return known is not None and self.pass_rates.rests(known, index=index)
 
     def _fitting(self, number: int, position: int) -> Prompt | None:
         if (number, position) in self._unfit:

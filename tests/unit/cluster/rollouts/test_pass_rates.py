@@ -116,6 +116,16 @@ def test_where_every_prompt_is_solved_the_epoch_goes_on():
     assert [office(solved).prompt(index) for index in range(8)] == [plain.prompt(index) for index in range(8)]
 
 
+def test_the_only_prompt_that_does_not_rest_is_found_where_a_thousand_draws_miss_it():
+    class Many(Numbers):
+        def __len__(self):
+            return 50_000
+
+    solved = {str(number): 1.0 for number in range(50_000) if number != 7}
+    desk = office(rates((0, solved), skip_solved_steps=1_000_000), source=Many())
+    assert [desk.prompt(index).prompt_id for index in (0, 1)] == ["7", "7"]
+
+
 def test_a_prompt_that_is_passed_over_is_not_made_again_and_none_was_skipped_where_all_rest():
     made = []
 
