@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from cluster.contracts.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ _RULES = (
 class Choice(Section):
     name: str = Field(min_length=1, strict=True)
     """What the model answers."""
-    value: FiniteFloat
+    value: float
     meaning: str = ""
     """When to choose it, for the model."""
 
@@ -37,7 +37,7 @@ class Choice(Section):
 class Criterion(Section):
     name: str = Field(pattern=r"^[A-Za-z_]\w*$", strict=True)
     question: str = Field(min_length=1)
-    weight: FiniteFloat = 1.0
+    weight: float = 1.0
     choices: tuple[Choice, ...] = Field(min_length=2)
     """In order, the worst first or the best."""
 

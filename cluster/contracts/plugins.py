@@ -93,8 +93,16 @@ class Plugin(BaseModel):
         if isinstance(value, dict) and "params" not in value:
             fields = cast(dict[str, Any], value)
             own = {key: item for key, item in fields.items() if cls._is_own(key, item)}
+            own_names = set(cls.model_fields) - {"name", "params"}
             params = {key: item for key, item in fields.items() if key not in own}
-            return {**own, "params": params} if fields.get("name") is not None else fields
+            if fields.get("name") is not None:
+                return {**own, "params": params}
+            unnamed = [key for key in params if not difflib.get_close_matches(str(key), own_names, cutoff=0.8)]
+            if unnamed and "sources" not in own:  # beside several sources it is the parameter of none
+                raise ValueError(
+                    f"{unnamed[0]}={params[unnamed[0]]!r} stands beside no name; write {{name: NAME, {unnamed[0]}: ...}}"
+                )
+            return fields
         return cast(Any, value)
 
     @classmethod
@@ -237,7 +245,10 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
         return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        raise ConfigError(f"{field}={value!r} is not valid: {error.errors()[0]['msg']}; it must be {kind}") from error
+        why = error.errors()[0]["msg"]
+        # A function by its path is of any kind.
+        way_out = "name one that imports, as 'my_package.module:name'" if kind is Any else f"it must be {kind}"
+        raise ConfigError(f"{field}={value!r} is not valid: {why}; {way_out}") from error
 
 
 def _is_model(hint: Any) -> bool:

@@ -34,7 +34,9 @@ Resources = Annotated[T, Mark.RESOURCES]
 class Section(BaseModel):
     """A part of the configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
     default_mark: ClassVar[Mark | None] = None
     """Of the fields that carry no mark of their own; None demands one of each."""
 

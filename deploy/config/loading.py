@@ -28,6 +28,8 @@ _IN_TEXT = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+")
 _URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
 HIDDEN = "<hidden>"
+_NAMED_BY_USERS = ("sources", "by_source", "parts", "models", "servers")
+"""Settings below which a name is the user's."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -150,10 +152,13 @@ def _resolved(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
 
 def _explain(detail: ErrorDetails) -> str:
     name = _name_of(detail["loc"])
+    # `reward.parts.right.weight` is the setting `reward.parts.weight`.
+    around = zip((None, *detail["loc"]), detail["loc"], strict=False)
+    setting = _name_of([part for before, part in around if before not in _NAMED_BY_USERS])
     known = dict(fields(RunConfig))
     if detail["type"] == "extra_forbidden":
-        return f"{name}={_short(detail['input'])} is not a setting; {_suggestion(name, known)}"
-    meaning = known[name].description if name in known else None
+        return f"{name}={_short(detail['input'])} is not a setting; {_suggestion(setting, known)}"
+    meaning = known[setting].description if setting in known else None
     hint = f" ({_first_sentence(meaning)})" if meaning else ""
     if detail["type"] == "missing":
         return f"{name} is missing; set it{hint}"
@@ -164,13 +169,11 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _name_of(location: Sequence[int | str]) -> str:
-    # A union's branch names (`LoraConfig`, `function-before[...]`) are pydantic's; below these settings a name is the user's.
+    # A union's branch names (`LoraConfig`, `function-before[...]`) are pydantic's.
     parts = [
         str(part)
         for before, part in zip((None, *location), location, strict=False)
-        if before in ("sources", "by_source", "parts", "models", "servers")
-        or isinstance(part, int)
-        or re.fullmatch(r"[a-z0-9_]+", part)
+        if before in _NAMED_BY_USERS or isinstance(part, int) or re.fullmatch(r"[a-z0-9_]+", part)
     ]
     return ".".join(parts)
 

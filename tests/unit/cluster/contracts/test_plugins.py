@@ -74,6 +74,13 @@ def test_a_mistake_names_field_value_and_way_out(plugin, message):
     assert message in refusal(plugin)
 
 
+def test_a_function_that_does_not_import_is_asked_for_as_one():
+    with pytest.raises(
+        ConfigError, match=r"my.field.function='nowhere:f' is not valid: .*'nowhere'; name one that imports"
+    ):
+        resolve(Plugin(name="trl", params={"function": "nowhere:f"}), home=REWARDS, field="my.field")
+
+
 def test_a_function_of_any_keywords_takes_any():
     assert resolve(Plugin(name="anything", params={"x": 1}), home=HERE, field="my.field")() == {"x": 1}
 

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from cluster.record.resume_rules import differing
         ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part is named by letters"),
         ({"parts": {"a/b": {"judge": "none"}}}, "parts.a/b"),
         ({"parts": {"a": {"judge": "none", "weight": 0}}}, "every part has weight 0"),
+        ({"parts": {"a": {"judge": "none", "weight": math.nan}}}, "a finite number"),
         ({"by_source": {"x": ["a"]}}, "by_source.x names a; parts are: none"),
         ({"parts": {"a": {"judge": "none"}}, "by_source": {"x": []}}, "by_source.x names no part"),
         ({"parts": {"a": {"judge": "none"}}, "by_source": {"x": ["a", "a"]}}, "names a part twice"),
