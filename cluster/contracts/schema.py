@@ -19,6 +19,7 @@ SCHEMA_VERSION = "2"
 
 _KEY = ["group_id", "sample_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
+_STATUSES = {None, *map(str, RewardStatus)}
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
@@ -111,10 +112,10 @@ def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
     for name in (each for each in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs") if each in names):
         _check_finite(batch, name)
     if "reward" in names or "reward_status" in names:
-        _refuse(batch, "reward", _not_finite(batch["reward"]), "is not finite")
-        _check_reward_status(batch)
+        _check_rewards(batch)
     if "reward_components" in names:
-        bad = _holds_infinity_or_nan(batch["reward_components"])
+        rows = batch["reward_components"].to_pylist()
+        bad = [any(_is_not_finite(value) for _, value in row) for row in rows]
         _refuse(batch, "reward_components", bad, "holds one that is not finite")
     if "finish_reason" in names:
         is_known = pc.is_in(batch["finish_reason"], value_set=pa.array([str(reason) for reason in FinishReason]))
@@ -255,7 +256,7 @@ def _check_types(batch: pa.RecordBatch) -> None:
 
 def _check_finite(batch: pa.RecordBatch, name: str) -> None:
     values = pc.list_flatten(batch[name])
-    bad = _not_finite(values)
+    bad = pc.fill_null(pc.invert(pc.is_finite(values)), False)
     if pc.any(bad).as_py():
         row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
         raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
@@ -269,32 +270,24 @@ def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:
     _refuse(batch, "reference_top_logprobs", differs, "does not have one more per token than reference_top_ids")
 
 
-def _check_reward_status(batch: pa.RecordBatch) -> None:
-    status = batch["reward_status"]
-    known = pc.is_in(status, value_set=pa.array([*map(str, RewardStatus)]))
-    _refuse(
-        batch, "reward_status", pc.and_(pc.is_valid(status), pc.invert(known)), f"is none of {', '.join(RewardStatus)}"
-    )
-    is_ok = pc.fill_null(pc.equal(status, str(RewardStatus.OK)), False)
-    _refuse(
-        batch,
-        "reward",
-        pc.not_equal(is_ok, pc.is_valid(batch["reward"])),
-        "must be given exactly when its status is 'ok'",
-    )
+def _check_rewards(batch: pa.RecordBatch) -> None:
+    # In Python: for the few rows of a group, each call into Arrow costs more than all of them.
+    rewards, statuses = batch["reward"].to_pylist(), batch["reward_status"].to_pylist()
+    _refuse(batch, "reward", [*map(_is_not_finite, rewards)], "is not finite")
+    unknown = [status not in _STATUSES for status in statuses]
+    _refuse(batch, "reward_status", unknown, f"is none of {', '.join(RewardStatus)}")
+    differs = [
+        (status == RewardStatus.OK) is (reward is None) for reward, status in zip(rewards, statuses, strict=True)
+    ]
+    _refuse(batch, "reward", differs, "must be given exactly when its status is 'ok'")
 
 
-def _not_finite(values: pa.Array) -> pa.Array:
-    return pc.fill_null(pc.invert(pc.is_finite(values)), False)
+def _is_not_finite(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)
 
 
-def _holds_infinity_or_nan(components: pa.Array) -> pa.Array:
-    rows = components.to_pylist()
-    return pa.array([any(value is not None and not math.isfinite(value) for _, value in row) for row in rows])
-
-
-def _refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array, why: str) -> None:
-    row = pc.index(is_bad, True).as_py()
+def _refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
+    row = pc.index(is_bad, True).as_py() if isinstance(is_bad, pa.Array) else is_bad.index(True) if any(is_bad) else -1
     if row >= 0:
         raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
 
