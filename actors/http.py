@@ -267,7 +267,8 @@ class HttpClient:
         return self._closed[url][0] if url in self._closed else 0.0
 
     def _is_healthy(self, url: str) -> bool:
-        return self._rests_until.get(url, 0.0) <= time.monotonic()
+        # A late answer to an earlier request ends its rest, and not what it said of when it takes others.
+        return max(self._rests_until.get(url, 0.0), self._opens_at(url)) <= time.monotonic()
 
     def _rest(self, url: str, seconds: float) -> None:
         self._rests_until[url] = time.monotonic() + seconds

@@ -24,6 +24,8 @@ class FaultyServer:
     url: str = ""
     elsewhere: str = ""
     """Where a redirect goes."""
+    wait: asyncio.Event | None = None
+    """Of the fault `slow`: answers when it is set."""
     requests: list[Any] = field(default_factory=list)
     """Bodies, in order."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -37,6 +39,10 @@ class FaultyServer:
                 return web.json_response(self.answer(body))
             case "hang":
                 await asyncio.sleep(60)
+            case "slow":
+                assert self.wait is not None
+                await self.wait.wait()
+                return web.json_response(self.answer(body))
             case "retry after 1 s":
                 return web.Response(status=429, headers={"Retry-After": "1"})
             case "retry after a date":

@@ -102,6 +102,22 @@ async def test_while_a_server_wants_no_request_none_is_sent_by_any_call():
         assert server.requests == [0]
 
 
+async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
+    """Its answer ended the server's rest: calls then asked themselves thousands of times a second whether it is open."""
+    async with faulty_server(echo, "slow", "retry after an hour") as server, client_of(server.url) as client:
+        server.wait = asyncio.Event()
+        earlier = asyncio.create_task(client.post("", 0))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError, match="HTTP 429"):
+            await client.post("", 1)
+        server.wait.set()
+        await earlier
+        with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429"):
+            await client.post("", 2)
+        assert server.requests == [0, 1]
+
+
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
     monkeypatch.setattr("actors.http._REST_S", 0.3)
     async with faulty_server(echo, "503") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:
