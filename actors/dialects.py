@@ -55,7 +55,7 @@ def _of_slime(answer: Any) -> Sequence[Any]:
     if not isinstance(answer, Mapping):
         return [answer]
     numbers = {name: value for name, value in answer.items() if isinstance(value, int | float)}
-    return [{"reward": numbers.pop("score")} | numbers if "score" in numbers else numbers]
+    return [numbers | {"reward": numbers.pop("score") if "score" in numbers else numbers["reward"]}]
 
 
 def _classify(batch: Sequence[Item]) -> dict[str, Any]:

@@ -91,8 +91,10 @@ def _asked(group: Mapping[str, Any], wanted: Sequence[str]) -> Asked:
     """Raises DataError for a trajectory without what the judge asks for, and as reading foreign JSON does."""
     columns, trajectories = dict(group["columns"]), list[dict[str, Any]]()
     for given in group["trajectories"]:
-        messages = conversation(columns, prompt=given["prompt"], completion=given["completion"])
-        trajectory = {**given, "messages": messages}
+        trajectory = dict(given)
+        if "messages" in wanted:
+            said = conversation(columns, prompt=given["prompt"], completion=given["completion"])
+            trajectory["messages"] = said
         if missing := [name for name in wanted if name not in trajectory]:
             raise DataError(f"a trajectory without {', '.join(missing)}, which the judge asks for")
         trajectories.append(trajectory)

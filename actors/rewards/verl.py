@@ -1,6 +1,7 @@
 """A `compute_score(data_source, solution_str, ground_truth, extra_info)` of verl's, unchanged, on the columns of verl's data sets."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from pydantic import ImportString
@@ -33,15 +34,21 @@ class VerlReward:
             data_source=columns.get("data_source"),
             solution_str=completion,
             ground_truth=place[name],
-            extra_info=columns.get("extra_info"),
+            extra_info=columns.get("extra_info") or {},  # never None there
         )
-        if not isinstance(score, Mapping) or "score" not in score:
-            return score
-        return {"reward": score["score"]} | {
-            key: value
-            for key, value in score.items()
-            if key not in ("score", "reward") and isinstance(value, int | float)
-        }
+        return _later(score) if inspect.isawaitable(score) else _reward(score)
+
+
+async def _later(score: Awaitable[Any]) -> Any:
+    return _reward(await score)
+
+
+def _reward(score: Any) -> Any:
+    if not isinstance(score, Mapping) or "score" not in score:
+        return score
+    return {"reward": score["score"]} | {
+        key: value for key, value in score.items() if key not in ("score", "reward") and isinstance(value, int | float)
+    }
 
 
 verl = VerlReward

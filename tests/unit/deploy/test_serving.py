@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from actors.reward_service.service import Asked, RewardService, conversation
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
 from deploy import serving
@@ -90,6 +90,13 @@ def post(url, body, token=None):
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def test_a_trajectory_needs_no_more_than_the_judge_asks_for():
+    group = {"columns": {}, "trajectories": [{"token_ids": [1, 2]}]}
+    assert serving._asked(group, ["token_ids"]).trajectories == group["trajectories"]
+    with pytest.raises(DataError, match="a trajectory without completion"):
+        serving._asked(group, ["completion"])
 
 
 @pytest.mark.slow

@@ -147,7 +147,8 @@ async def test_a_reward_model_behind_vllm_gets_the_messages_and_applies_its_own_
     ("dialect", "answer", "values", "components"),
     [
         ("openrlhf", {"rewards": [1.0, 2.0], "scores": [0.5, 0.6]}, [1.0, 2.0], [{"score": 0.5}, {"score": 0.6}]),
-        ("slime", {"score": 1, "acc": True, "pred": "4"}, [1.0, 1.0], [{"acc": 1.0}] * 2),
+        ("slime", {"score": 1, "acc": True, "reward": 0, "pred": "4"}, [1.0, 1.0], [{"acc": 1.0}] * 2),
+        ("slime", {"reward": 1}, [1.0, 1.0], [{}, {}]),
         (
             "native",
             {"groups": [[{"reward": 1, "components": {"tidy": 0.5}}, {"status": "timeout", "error": "slow"}]]},
@@ -256,7 +257,12 @@ async def test_a_server_that_is_down_for_a_while_costs_time_and_no_reward(dialec
         ("openrlhf", [1.0, 2.0], "not an answer of dialect openrlhf"),
         ("openrlhf", {"rewards": [float("nan"), float("inf")]}, "not finite"),
         ("slime", "good", "type str"),
-        ("slime", {"grade": 1.0}, "without 'reward'"),
+        ("slime", {"error": "out of memory"}, "http://127.0.0.1"),
+        (
+            "slime",
+            {"error": "out of memory", "code": 500},
+            "not an answer of dialect slime (KeyError: 'reward'): {'error': 'out of",
+        ),
         ("lightrft", {"rewards": [None, None]}, "the server answered null"),
         ("slime", None, "the server answered null"),
     ],
