@@ -7,8 +7,13 @@ from cluster.contracts.errors import DataError
 
 
 def text_of(columns: Mapping[str, Any], column: str) -> str:
-    """As `value_of`, as text without white space around it."""
-    return str(value_of(columns, column)).strip()
+    """As `value_of`, a text or a number, as text without white space around it. Raises DataError for anything else, null too."""
+    value = value_of(columns, column)
+    if not isinstance(value, str | int | float):
+        raise DataError(
+            f"column {column!r} is {str(value)[:80]!r}, a {type(value).__name__}; it must be a text or a number"
+        )
+    return str(value).strip()
 
 
 def value_of(columns: Mapping[str, Any], column: str) -> Any:

@@ -10,7 +10,7 @@ import jsonschema.validators
 
 from cluster.contracts.errors import ConfigError, DataError
 
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def json_schema(
@@ -31,8 +31,10 @@ def json_schema(
         validator = jsonschema.validators.validator_for(wanted)
         validator.check_schema(wanted)
     except (ValueError, TypeError, jsonschema.SchemaError) as error:
-        raise DataError(f"column {column!r} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
-    blocks = _FENCED.findall(completion)
+        where = "schema" if column is None else f"column {column!r}"
+        raise DataError(f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
+    # Fences of other languages count too, or the end of one would begin a block.
+    blocks = [text for mark, text in _FENCED.findall(completion) if mark in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
         return float(validator(wanted).is_valid(said))

@@ -12,23 +12,22 @@ from cluster.contracts.errors import DataError
 
 def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer") -> float:
     r"""1 if an answer found in the completion (\boxed{...} first, then LaTeX, then a plain expression) equals the prompt's `column`.
+    What stands before a `</think>` is no answer.
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
     gold = _gold(text_of(columns, column))
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
-    said = package.parse(completion, parsing_timeout=0)
+    said = package.parse(completion.rpartition("</think>")[2], parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))
 
 
 @functools.lru_cache(maxsize=1024)
 def _gold(text: str) -> list[Any]:
     # Data sets write answers bare ("\frac{1}{2}"), which parses as LaTeX only between dollars.
-    parsed = (
-        package.parse(text, parsing_timeout=0)
-        if "$" in text or "\\boxed" in text
-        else package.parse(f"${text}$", parsing_timeout=0)
-    )
+    is_marked = "$" in text or "\\boxed" in text
+    # In "\$18.90" the dollar is money and marks nothing.
+    parsed = (is_marked and package.parse(text, parsing_timeout=0)) or package.parse(f"${text}$", parsing_timeout=0)
     if not parsed:
         raise DataError(
             f"the answer {text[:80]!r} is not a mathematical expression; compare it with the reward exact_match"

@@ -7,8 +7,9 @@ from typing import Any
 from actors.columns import text_of
 from cluster.contracts.errors import DataError
 
-_BOXED = re.compile(r"\\boxed\{\s*\(?([A-Z])\b")
-_CALLED_ANSWER = re.compile(r"\banswer(?:\s+is|\s*:)?[\s*:(]*([A-Z])\b", re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Z])\b")  # also \boxed{\text{(B)}}
+# A small a before another word is an article.
+_CALLED_ANSWER = re.compile(r"\banswer(?:\s+is|\s*:)?[\s*:(]*(?-i:(?!a\s+\w))([A-Z])\b", re.IGNORECASE)
 _ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
 
 
@@ -16,7 +17,7 @@ def multiple_choice(
     *, completion: str, columns: Mapping[str, Any], column: str = "answer", choices: str = "ABCDE"
 ) -> float:
     r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
-    stands alone.
+    stands alone. What stands before a `</think>` is no answer.
 
     The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
     """
@@ -27,7 +28,8 @@ def multiple_choice(
         raise DataError(
             f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
         )
+    said = completion.rpartition("</think>")[2]
     for pattern in (_BOXED, _CALLED_ANSWER, _ALONE):
-        if found := [letter for letter in map(str.upper, pattern.findall(completion)) if letter in choices]:
+        if found := [letter for letter in map(str.upper, pattern.findall(said)) if letter in choices]:
             return float(found[-1] == wanted)
     return 0.0

@@ -1,15 +1,20 @@
 """Numbers of the shipped rules, worked out by hand."""
 
+import asyncio
 import time
+from functools import partial
 
 import pytest
 
+from actors.rewards.exact_match import exact_match
 from actors.rewards.format import format
 from actors.rewards.json_schema import json_schema
 from actors.rewards.language_consistency import language_consistency
 from actors.rewards.length import length
+from actors.rewards.math_verify import math_verify
 from actors.rewards.multiple_choice import multiple_choice
 from actors.rewards.ngram_repetition import ngram_repetition
+from actors.rewards.regex import regex
 from actors.rewards.verl import VerlReward
 from cluster.contracts.errors import ConfigError, DataError
 
@@ -26,6 +31,9 @@ from cluster.contracts.errors import ConfigError, DataError
         (r"The answer is A, so \boxed{B}", 1.0),
         ("B or perhaps C", 0.0),
         ("Z", 0.0),
+        (r"\boxed{\text{(B)}}, for A is false", 1.0),
+        ("The answer is a prime number: B", 1.0),
+        ("<think>The answer is A? No.</think>\n\nB", 1.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
@@ -36,6 +44,33 @@ def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
 def test_an_answer_that_is_no_choice_is_an_error():
     with pytest.raises(DataError, match="'answer' is 'seven'"):
         multiple_choice(completion="B", columns={"answer": "seven"})
+
+
+@pytest.mark.parametrize("answer", [None, ["B"], {"letter": "B"}])
+@pytest.mark.parametrize("judge", [exact_match, math_verify, multiple_choice, partial(regex, pattern="None|B")])
+def test_an_answer_that_is_neither_text_nor_number_is_an_error_and_no_zero(judge, answer):
+    given = {"completion": "None", "columns": {"answer": answer}}
+    more = {"column": "answer"} | ({} if judge is multiple_choice else {"prompt": "?"})
+    with pytest.raises(DataError, match=f"'answer' is .*, a {type(answer).__name__}; it must be a text or a number"):
+        judge(**given, **more)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "reward"),
+    [
+        (r"<think>\boxed{3}</think> \boxed{4}", 4, 1.0),
+        (r"<think>\boxed{4}?</think> It is 5.", 4, 0.0),
+        (r"So \boxed{18.90}.", r"\$18.90", 1.0),
+        ("It is $5.", "$5$", 1.0),
+    ],
+)
+def test_mathematics_is_read_after_the_reasoning_and_a_dollar_may_be_money(said, answer, reward):
+    assert math_verify(prompt="?", completion=said, columns={"answer": answer}) == reward
+
+
+def test_a_block_of_another_language_before_the_json_is_no_json():
+    said = '```python\nx = 1\n```\nSo:\n```json\n{"x": 1}\n```'
+    assert json_schema(completion=said, columns={}, schema={"type": "object"}) == 1.0
 
 
 def test_json_is_checked_against_the_prompts_own_schema():
@@ -61,6 +96,14 @@ def test_a_fence_and_many_empty_lines_are_read_once():
 def test_a_compute_score_that_names_a_number_reward_is_scored_by_its_score():
     judge = VerlReward(function=lambda **_: {"score": 1.0, "reward": 0.0, "acc": 1.0}, ground_truth="a")
     assert judge(completion="", columns={"a": 1}) == {"reward": 1.0, "acc": 1.0}
+
+
+def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict():
+    async def compute_score(*, extra_info, **_):
+        return {"score": 1.0, "acc": float(extra_info.get("hint", 0))}
+
+    judge = VerlReward(function=compute_score, ground_truth="a")
+    assert asyncio.run(judge(completion="", columns={"a": 1})) == {"reward": 1.0, "acc": 0.0}
 
 
 def test_what_is_no_schema_is_an_error_of_the_prompt():
