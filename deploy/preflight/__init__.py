@@ -56,7 +56,8 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     needs = objective.needs if objective else frozenset[str]()
-    placement, memory = _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
+    are_readable = formatter is not None and models is not None
+    placement, memory = _check_machine(config, problems, needs, are_readable=are_readable, is_local=is_local)
     problems.raise_all()
     assert source is not None and looks and samples is not None and memory, "no problem, so all of it is known"
     return Report(
@@ -83,7 +84,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     # The learner proves the weights that it publishes on a probe made of the first prompts.
     problems.attempt(open_prompts, config.prompts, field="prompts")
     needs = objective.needs if objective else frozenset[str]()
-    _check_machine(config, problems, needs, is_readable=formatter is not None, is_local=is_local)
+    _check_machine(config, problems, needs, are_readable=formatter is not None, is_local=is_local)
     problems.raise_all()
 
 
@@ -152,11 +153,11 @@ def _check_held_out(
 
 
 def _check_machine(
-    config: RunConfig, problems: Problems, needs: frozenset[str], *, is_readable: bool, is_local: bool
+    config: RunConfig, problems: Problems, needs: frozenset[str], *, are_readable: bool, is_local: bool
 ) -> tuple[PlacementPlan | None, Memory | None]:
-    """`is_readable`: the model's files can be read, from which memory is estimated."""
+    """`are_readable`: the files of policy and reward models can be read, from which memory is estimated."""
     placement = problems.attempt(machine.place, config, needs, is_local=is_local)
-    if not is_readable or (placement is None and is_local):
+    if not are_readable or (placement is None and is_local):
         return placement, None
     return placement, problems.attempt(machine.estimate, config, needs, is_local=is_local)
 
