@@ -28,8 +28,8 @@ class PartMetrics:
         if self._source_column is not None:
             source = ticket.prompt.columns.get(self._source_column)
             self._num_groups[str(source)] += 1
-            self._add(f"mean/{source}", summary.rewards)
-            for name, values in summary.reward_components.items():
+            # A component that a judge calls `mean` gives way, as in the metrics of a step.
+            for name, values in {**summary.reward_components, "mean": summary.rewards}.items():
                 self._add(f"{name}/{source}", values)
 
     def drain(self) -> dict[str, float]:

@@ -29,3 +29,13 @@ def test_parts_tell_failures_time_and_means_by_source():
         "reward/style/maths": 0.5,
     }
     assert metrics.drain() == {}
+
+
+def test_a_component_that_a_judge_calls_mean_is_not_mixed_with_the_reward():
+    metrics = PartMetrics(source_column="source")
+    prompt = Prompt(prompt_id="p", text="?", columns={"source": "chat"})
+    ticket = Ticket(
+        index=0, prompt=prompt, num_trajectories=2, seed=0, policy_version=0, sampling=SamplingConfig(max_tokens=1)
+    )
+    metrics.note(ticket, group_summary(0, rewards=(1.0, 2.0), reward_components={"mean": (9.0, 9.0)}))
+    assert metrics.drain()["reward/mean/chat"] == 1.5
