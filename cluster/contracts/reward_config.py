@@ -110,7 +110,8 @@ class RewardConfig(Section):
     one with `server: grader`; a judge of yours gets all URLs by its parameter `servers`."""
     num_services: Resources[PositiveInt] = 1
     """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups. `treadwheel scale`
-    changes their number while the run goes on."""
+    changes their number while the run goes on. Synchronous judges of each take at most its machine's cores divided by this number; those
+    of a service that joined later, too."""
     cpus_per_service: Layout[PositiveFloat] = 0.25
     """Places a service, as `learner.cpus_per_rank` places a rank; its judges are not limited by it."""
     gpus_per_service: Layout[NonNegativeFloat] = 0.0
