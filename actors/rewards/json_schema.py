@@ -16,7 +16,8 @@ _FENCED = re.compile(r"```([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
 def json_schema(
     *, completion: str, columns: Mapping[str, Any], schema: dict[str, Any] | None = None, column: str | None = None
 ) -> float:
-    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows.
+    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a
+    `</think>` does not count.
 
     The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON. Raises ConfigError unless one of them is given, and
     DataError for what is no schema.
@@ -34,9 +35,10 @@ def json_schema(
         where = "schema" if column is None else f"column {column!r}"
         raise DataError(f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
     # Fences of other languages count too, or the end of one would begin a block.
-    blocks = [text for mark, text in _FENCED.findall(completion) if mark in ("", "json")]
+    answer = completion.rpartition("</think>")[2]
+    blocks = [text for mark, text in _FENCED.findall(answer) if mark in ("", "json")]
     try:
-        said = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
+        said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)
         return float(validator(wanted).is_valid(said))
     except (ValueError, OverflowError, RecursionError):  # 1e400 is infinity, which is a multiple of nothing
         return 0.0

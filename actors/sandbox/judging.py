@@ -16,20 +16,21 @@ _PYTHON = ("python", "py", "python3")
 
 
 def program_of(completion: str, *, language: str = "python") -> str | None:
-    """The last fenced block that is marked with the language, or unmarked. A block that is not closed is none: it was cut."""
-    marks = ("", *_PYTHON) if language == "python" else ("", language.lower())
-    found, block, mark = None, None, ""
+    """The last fenced block that is marked with the language; where there is none, the last unmarked one: after a program it is often
+    what that prints. A block that is not closed is none: it was cut."""
+    marks = _PYTHON if language == "python" else (language.lower(),)
+    found, unmarked, block, mark = None, None, None, ""
     for line in completion.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         # With another backtick in the line it is code within a sentence.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
             block, mark = [], stripped.strip("`").strip().lower()
         elif block is not None and stripped == _FENCE:
-            found = "\n".join(block) + "\n" if mark in marks else found
-            block = None
+            text, block = "\n".join(block) + "\n", None
+            found, unmarked = (text if mark in marks else found), (unmarked if mark else text)
         elif block is not None:
             block.append(line)
-    return found
+    return unmarked if found is None else found
 
 
 def cases_of(columns: Mapping[str, Any], column: str) -> list[tuple[Any, Any]]:

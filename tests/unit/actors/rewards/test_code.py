@@ -29,13 +29,15 @@ def judged_text(name, completion, columns, **params):
         ("```cpp\na\n```\ntext\n```python\nb\n```", "b\n"),
         ("```python\na\n```\n```cpp\nb\n```", "a\n"),
         ("```\na\n```", "a\n"),
+        ("```\na\n```\n```\nb\n```", "b\n"),
+        ("```python\na\n```\nIt prints:\n```\n5\n```", "a\n"),
         ("```print(1)```\n```python\na\n```", "a\n"),
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),
         ("a", None),
     ],
 )
-def test_the_program_is_the_last_closed_block_of_the_language(completion, program):
+def test_the_program_is_the_last_closed_block_of_the_language_or_else_the_last_unmarked_one(completion, program):
     assert program_of(completion) == program
 
 

@@ -68,8 +68,14 @@ def test_mathematics_is_read_after_the_reasoning_and_a_dollar_may_be_money(said,
     assert math_verify(prompt="?", completion=said, columns={"answer": answer}) == reward
 
 
-def test_a_block_of_another_language_before_the_json_is_no_json():
-    said = '```python\nx = 1\n```\nSo:\n```json\n{"x": 1}\n```'
+@pytest.mark.parametrize(
+    "said",
+    [
+        '```python\nx = 1\n```\nSo:\n```json\n{"x": 1}\n```',
+        '<think>Not this:\n```json\n[]\n```\n</think>{"x": 1}',
+    ],
+)
+def test_a_block_of_another_language_or_of_the_reasoning_is_not_the_json(said):
     assert json_schema(completion=said, columns={}, schema={"type": "object"}) == 1.0
 
 
