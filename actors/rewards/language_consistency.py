@@ -5,8 +5,8 @@ from typing import Literal
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "han", "japanese", "korean"]
 _NAMES: dict[str, tuple[str, ...]] = {
-    "han": ("CJK",),
-    "japanese": ("HIRAGANA", "KATAKANA", "CJK"),
+    "han": ("CJK", "IDEOGRAPHIC"),
+    "japanese": ("HIRAGANA", "KATAKANA", "CJK", "IDEOGRAPHIC"),
     "korean": ("HANGUL", "CJK"),
 }
 """How Unicode's names of a script's letters begin, where it is not the script's own name."""

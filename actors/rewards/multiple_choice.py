@@ -21,6 +21,7 @@ def multiple_choice(
 
     The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
     """
+    choices = choices.upper()
     wanted = text_of(columns, column).strip("().").upper()
     if wanted.isdigit() and int(wanted) < len(choices):
         wanted = choices[int(wanted)]

@@ -39,6 +39,7 @@ from cluster.contracts.errors import ConfigError, DataError
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
     assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
     assert multiple_choice(completion=said, columns={"answer": 1}) == reward, "by its place from 0"
+    assert multiple_choice(completion=said, columns={"answer": "b"}, choices="abcde") == reward
 
 
 def test_an_answer_that_is_no_choice_is_an_error():
@@ -144,3 +145,4 @@ def test_letters_of_another_script_count_against_the_language():
     """Six Latin letters and two Chinese ones; digits are of no language."""
     assert language_consistency(completion="answer 42 答案") == 0.75
     assert language_consistency(completion="答案 42", script="han") == 1.0
+    assert language_consistency(completion="人々", script="japanese") == 1.0, "the mark that repeats a letter"
