@@ -91,9 +91,11 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 def to_reward(value: Any) -> Reward:
     """A number, a dict of components with `reward` among them, or a Reward. Raises DataError for anything else, NaN and infinity."""
     if isinstance(value, Reward):
-        if value.status is RewardStatus.OK:
-            return Reward(value=_finite(value.value, "reward"), components=_components(value.components))
-        return dataclasses.replace(value, value=None, components=_components(value.components))
+        components = _components(value.components)
+        if value.status == RewardStatus.OK:
+            return Reward(value=_finite(value.value, "reward"), components=components)
+        message = None if value.message is None else str(value.message)[:MAX_MESSAGE]
+        return Reward(value=None, status=RewardStatus(value.status), components=components, message=message)
     if isinstance(value, Mapping):
         if "reward" not in value:
             raise DataError(

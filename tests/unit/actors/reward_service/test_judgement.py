@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from actors.reward_service.judgement import find_judge, to_reward
@@ -22,6 +24,17 @@ def test_a_component_may_be_missing():
 def test_a_judge_may_report_its_own_failure():
     said = Reward(value=None, status=RewardStatus.ERROR, message="server down")
     assert to_reward(said) == said
+
+
+def test_a_status_may_be_text_and_a_message_of_any_length_or_type():
+    """Seen before: the reward was lost under the status ok, and the message of a server filled the pipe of all its process's calls."""
+    judged: list[Any] = [
+        {"value": 1.0, "status": "ok"},
+        {"value": None, "status": "error", "message": ValueError("x" * 10**7)},
+    ]
+    ok, error = (to_reward(Reward(**each)) for each in judged)
+    assert ok == Reward(value=1.0)
+    assert (error.status, error.message) == (RewardStatus.ERROR, "x" * 500)
 
 
 @pytest.mark.parametrize(
