@@ -14,6 +14,8 @@ from learner.averaging import WeightAverage
 from learner.learner import Learner
 from tests.unit.learner.trajectories import make_config, make_group
 
+pytestmark = pytest.mark.slow
+
 EWMA: dict[str, Any] = {"proximal": "ewma", "proximal_decay": 0.5}
 DTYPES = ("float32", "bfloat16")
 

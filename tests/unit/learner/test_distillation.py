@@ -27,6 +27,8 @@ from tests.models import make_tiny_model
 from tests.unit.learner.algorithms.batches import case
 from tests.unit.learner.trajectories import VOCABULARY, make_config, make_group, with_partition
 
+pytestmark = pytest.mark.slow
+
 PRESET = expand({"preset": "on_policy_distillation"})
 TOP_K = expand({"preset": "on_policy_distillation_top_k"})
 

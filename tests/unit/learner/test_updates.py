@@ -17,6 +17,8 @@ from learner.learner import Learner
 from learner.updates import split
 from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
+pytestmark = pytest.mark.slow
+
 SIX_GROUPS_OF_TWO = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 

@@ -15,6 +15,8 @@ from learner.checkpoint import files
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.deploy.preflight.runs import run
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
 MANIFEST = files.Manifest(

@@ -28,6 +28,8 @@ from learner.model.policy import token_row
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config, make_group
 
+pytestmark = pytest.mark.slow
+
 
 def _meet(folder: Path) -> Ranks:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting-place'}", rank=0, world_size=1)
