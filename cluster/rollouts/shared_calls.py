@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.contracts.errors import LostError, TreadwheelError
 from cluster.contracts.types import Group, Scores
-from cluster.remote.actor import RemoteActor
+from cluster.remote.actor import RemoteActor, describe
 from cluster.remote.failures import answer_of
 from cluster.rollouts.judge_servers import JudgeServers
 
@@ -53,10 +53,19 @@ class SharedCalls:
             self._is_calling = True
             self._tasks.create_task(self._call())
         try:
-            return await answer_of(answer, actor=self._actor.name, stage=_STAGE, deadline_s=self._deadline_s)
+            return await answer_of(
+                answer,
+                actor=self._actor.name,
+                stage=_STAGE,
+                deadline_s=self._deadline_s,
+                last_words=self._last_words,
+            )
         finally:
             self._new.pop(number, None)
             self._answers.pop(number, None)
+
+    async def _last_words(self) -> str:
+        return describe("it", self._actor.last_progress)
 
     async def _call(self) -> None:
         await asyncio.sleep(0)  # those that come at the same time go together

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from cluster.contracts.errors import DeadlineError, LostError, UnavailableError, WorkerError
-from cluster.contracts.types import Group, Hold, RewardFailure
+from cluster.contracts.types import Group, Hold, Progress, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.shared_calls import SharedCalls
@@ -385,3 +385,21 @@ async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
         urls["grader"] = ["http://new"]
         await scoring
     assert told == [["http://old"], ["http://new"]]
+
+
+@simulated
+async def test_a_group_that_outlasts_its_deadline_says_what_its_service_does():
+    scorer = ScriptedScorer(actor_spec("reward-0"), group_summary, gate=asyncio.Event())
+    scorer.last_progress = Progress(
+        actor="reward-0",
+        phase="holding",
+        policy_version=0,
+        since=0,
+        last_progress=time.time(),
+        pid=7,
+        detail="style waits for http://judge",
+    )
+    async with background() as tasks:
+        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60)
+        with pytest.raises(DeadlineError, match=r"within 60 s; it is in phase 'holding'.*style waits for http://judge"):
+            await calls.score(Group(pieces=(0,), summary=group_summary(0)), ())
