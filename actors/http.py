@@ -306,7 +306,8 @@ def _checked(url: str) -> str:
         raise ValueError(f"the URL of {parts.hostname} has a user or password in it; use key_env")
     is_whole = parts.hostname and (parts.port or True)  # a port that is none raises
     if parts.scheme not in ("http", "https") or not is_whole or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} must be a URL as http://host:port/path")
+        shown = f"{url.partition('?')[0]!r} with a query" if parts.query else repr(url)  # which may hold a token
+        raise ValueError(f"{shown} must be a URL as http://host:port/path")
     return url.rstrip("/")
 
 

@@ -39,7 +39,8 @@ class PromptLimit:
             excess = num_tokens - most
             kept = self._formatter.cut(text, excess, at_start=self._on_long == "truncate_start") if text else ""
             if not kept.strip() or kept == text:
-                why = "its text or first user message is too short to be cut by that much"
+                way_out = f"raise the limit, or set {self._field}.on_long_prompt: drop"
+                why = f"its text or first user message is too short to be cut by that much: {way_out}"
                 raise self._too_long(prompt, num_tokens, why)
             shorter = _with_text(shorter, kept)
             num_tokens = self._formatter.num_tokens(shorter)

@@ -54,7 +54,7 @@ def _read(path: str) -> Rows:
 
 def _read_jsonl(source: pa.NativeFile, path: str) -> Rows:
     lines = enumerate(source.read().splitlines(), start=1)
-    located = [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    located = ((f"{path}, line {number}", line) for number, line in lines if line.strip())
     return [_object(_parsed(line, where), where) for where, line in located]
 
 

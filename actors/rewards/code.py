@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import NonNegativeFloat
+
 from actors.sandbox.judging import (
     Score,
     cases_of,
@@ -31,7 +33,7 @@ def code_stdin(
     columns: Mapping[str, Any],
     column: str = "cases",
     score: Score = "all",
-    tolerance: float | None = None,
+    tolerance: NonNegativeFloat | None = None,
     sandbox: SandboxConfig | None = None,
 ) -> dict[str, float]:
     """A script that reads its standard input: each case's `output` is compared with what it prints, word by word.
@@ -66,7 +68,7 @@ def code_function(
     function: str | None = None,
     column: str = "cases",
     score: Score = "all",
-    tolerance: float | None = None,
+    tolerance: NonNegativeFloat | None = None,
     sandbox: SandboxConfig | None = None,
 ) -> dict[str, float]:
     """A function, called with each case's `input`, a list of arguments; what it returns is compared with `output`.

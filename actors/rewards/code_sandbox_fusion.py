@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import NonNegativeFloat
+
 from actors.http import Endpoint, HttpClient
 from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
@@ -26,7 +28,7 @@ class SandboxFusion:
         language: str = "python",
         column: str = "cases",
         score: Score = "all",
-        tolerance: float | None = None,
+        tolerance: NonNegativeFloat | None = None,
         time_s: float = 4.0,
         total_s: float = 20.0,
         memory_bytes: int = 1024**3,

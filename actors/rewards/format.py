@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 
-def format(*, completion: str, tags: Sequence[str] = ("think", "answer")) -> float:
+def format(*, completion: str, tags: Annotated[Sequence[str], Field(min_length=1)] = ("think", "answer")) -> float:
     """1 if the completion is one block of each tag, in this order, none empty, with nothing but white space between and around them.
 
     Source: the format reward of DeepSeek-R1, arXiv:2501.12948. Peers: open-r1 `format_reward`, TRL `think_format_reward`

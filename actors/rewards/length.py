@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from cluster.contracts.errors import ConfigError
+
 
 def length(
     *,
@@ -17,6 +19,10 @@ def length(
 
     With `at_most` short of `sampling.max_tokens` by `fade` it is DAPO's soft overlong punishment plus 1 (arXiv:2503.14476).
     """
+    if at_least > at_most:
+        raise ConfigError(
+            f"at_least={at_least} is more than at_most={at_most}, and no length is between them; lower it"
+        )
     excess = len(token_ids) - at_most
     if len(token_ids) < at_least or excess > fade:
         return 0.0

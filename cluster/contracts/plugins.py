@@ -12,7 +12,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from pydantic import (
     BaseModel,
@@ -245,11 +245,17 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
         return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        why = error.errors()[0]["msg"]
+        first = error.errors()[0]
+        why, given = first["msg"], first["input"]
+        if model := next((each for each in (hint, *typing.get_args(hint)) if _is_model(each)), None):
+            inner = ".".join(map(str, (field, *first["loc"])))
+            shown = f"={given}" if isinstance(given, int | float) else ""  # a token may stand in a text
+            known = ", ".join(model.model_fields)
+            raise ConfigError(f"{inner}{shown}: {why.removeprefix('Value error, ')}; {field} takes: {known}") from error
         # A function by its path is of any kind.
         way_out = "name one that imports, as 'my_package.module:name'" if kind is Any else f"it must be {kind}"
         raise ConfigError(f"{field}={value!r} is not valid: {why}; {way_out}") from error
 
 
-def _is_model(hint: Any) -> bool:
+def _is_model(hint: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(hint, type) and issubclass(hint, BaseModel)

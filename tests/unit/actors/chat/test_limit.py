@@ -68,5 +68,7 @@ def test_an_error_names_the_prompt_and_both_numbers_also_beyond_the_context():
 
 
 def test_what_cannot_be_cut_enough_is_an_error():
-    with pytest.raises(DataError, match=r"has 11 tokens, .* is 4; its text or first user message is too short"):
+    with pytest.raises(
+        DataError, match=r"has 11 tokens, .* is 4; its text or first user message is too short .*on_long_prompt: drop"
+    ):
         limited(said("12", "3", "", ""), "truncate_end", most=4, template=TEMPLATE)

@@ -126,6 +126,11 @@ def test_length_fades_beyond_its_limit():
     assert judged == [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]
 
 
+def test_lengths_that_no_completion_has_are_a_mistake_and_not_a_reward_of_0():
+    with pytest.raises(ConfigError, match="at_least=5 is more than at_most=4"):
+        length(token_ids=[1], at_most=4, at_least=5)
+
+
 @pytest.mark.parametrize(
     "said", ["<think></think><answer>1</answer>", "so <think>a</think><answer>1</answer>", "<answer>1</answer><think>a</think>",
              "<think>a</think><think>b</think><answer>1</answer>", "<think>a</think><answer>1</answer> done"],

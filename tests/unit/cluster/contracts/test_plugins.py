@@ -81,6 +81,36 @@ def test_a_function_that_does_not_import_is_asked_for_as_one():
         resolve(Plugin(name="trl", params={"function": "nowhere:f"}), home=REWARDS, field="my.field")
 
 
+@pytest.mark.parametrize(
+    ("judge", "param"),
+    [("code_stdin", {"tolerance": -1}), ("code_function", {"tolerance": -1}), ("format", {"tags": []})],
+)
+def test_a_parameter_with_which_no_completion_is_right_is_refused(judge, param):
+    with pytest.raises(ConfigError, match=r"my\.field\.\w+=\S+ is not valid"):
+        resolve(Plugin(name=judge, params=param), home=REWARDS, field="my.field")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://host/x?token=secret", "my.field.endpoint.urls: 'http://host/x' with a query must be a URL as"),
+        ("http://me:secret@host", "my.field.endpoint.urls: the URL of host has a user or password in it; use key_env"),
+        (
+            {"urls": ["http://host"], "key": "secret"},
+            "my.field.endpoint.key: Extra inputs are not permitted; .* key_env",
+        ),
+        (
+            {"urls": ["http://host"], "max_concurrency": 0},
+            "my.field.endpoint.max_concurrency=0: Input should be greater",
+        ),
+    ],
+)
+def test_a_mistake_in_an_endpoint_names_its_setting_and_shows_no_secret(endpoint, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(Plugin(name="remote", params={"endpoint": endpoint}), home=REWARDS, field="my.field")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_function_of_any_keywords_takes_any():
     assert resolve(Plugin(name="anything", params={"x": 1}), home=HERE, field="my.field")() == {"x": 1}
 
