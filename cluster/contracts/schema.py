@@ -240,6 +240,13 @@ def _check_version(batch: pa.RecordBatch) -> None:
 
 def _check_types(batch: pa.RecordBatch) -> None:
     _check_version(batch)
+    if not batch.schema.equals(SCHEMA):
+        _refuse_other_fields(batch)
+    if batch.num_rows == 0:
+        raise DataError("a trajectory batch has no rows")
+
+
+def _refuse_other_fields(batch: pa.RecordBatch) -> None:
     if batch.schema.names != SCHEMA.names:
         missing = set(SCHEMA.names) - set(batch.schema.names)
         foreign = set(batch.schema.names) - set(SCHEMA.names)
@@ -250,8 +257,6 @@ def _check_types(batch: pa.RecordBatch) -> None:
         column = batch[field.name]
         if column.type != field.type:
             raise DataError(f"field {field.name!r} has type {column.type}, the trajectory schema says {field.type}")
-    if batch.num_rows == 0:
-        raise DataError("a trajectory batch has no rows")
 
 
 def _check_finite(batch: pa.RecordBatch, name: str) -> None:
