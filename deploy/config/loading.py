@@ -40,11 +40,13 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises one ConfigError for everything that is wrong with it: field, value, what to do.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}; name a run file such as deploy/runs/quickstart.yaml"
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that") from error
     return validated(parse(text, source=str(path)) or {}, overrides, source=str(path))
 
 

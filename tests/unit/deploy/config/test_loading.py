@@ -56,6 +56,13 @@ def test_null_does_not_stand_for_what_is_required():
     assert "model.path is missing" in refusal(smallest(), "model.path=null")
 
 
+def test_a_file_in_another_encoding_says_so(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_bytes("run_dir: für mich".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"run.yaml is not UTF-8: .* save it as that"):
+        load(file)
+
+
 def test_a_missing_file_says_so(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read: No such file"):
         load(tmp_path / "nowhere.yaml")
