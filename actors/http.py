@@ -29,6 +29,8 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_va
 from actors.reward_service.deadline import is_late, note_answer, remaining_s
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 
+CHARACTERS_PER_TOKEN = 3
+"""An estimate on the safe side, for the limit of tokens."""
 _DEADLINE_S = 30.0
 """Of a request outside a judge's call."""
 _MARGIN_S = 1.0

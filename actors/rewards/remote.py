@@ -9,7 +9,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from actors.batching import Batches
 from actors.columns import value_of
 from actors.dialects import DIALECTS, Item
-from actors.http import Endpoint, HttpClient
+from actors.http import CHARACTERS_PER_TOKEN, Endpoint, HttpClient
 from actors.reward_service.judgement import failed
 from actors.reward_service.service import conversation
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
@@ -101,7 +101,10 @@ class Remote:
 
     async def _judged(self, items: Sequence[Item]) -> Sequence[Any]:
         """Raises as `HttpClient.post`, and DataError for an answer of another form or length."""
-        answer = await self._client.post(self._dialect.path, self._dialect.request(items) | self._more)
+        rows = [row for item in items for row in item.get("trajectories", [item])]
+        num_tokens = sum(len(row["prompt"] + row["completion"]) for row in rows) // CHARACTERS_PER_TOKEN
+        body = self._dialect.request(items) | self._more
+        answer = await self._client.post(self._dialect.path, body, num_tokens=num_tokens)
         servers = ", ".join(self._endpoint.urls)
         try:
             verdicts = self._dialect.verdicts(answer)

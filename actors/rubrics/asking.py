@@ -6,15 +6,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from actors.http import Endpoint, HttpClient, HttpError
+from actors.http import CHARACTERS_PER_TOKEN, Endpoint, HttpClient, HttpError
 from actors.rubrics.rubric import Rubric
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.settings import Section
 
 _REFUSALS = (400, 422)
 """Of a request whose fields the server does not take."""
-_CHARACTERS_PER_TOKEN = 3
-"""An estimate on the safe side, for the limit of tokens."""
 _SHOWN = 200
 
 
@@ -108,7 +106,7 @@ class ChatJudge:
         return answer
 
     async def _post(self, body: Mapping[str, Any], servers: Mapping[str, Sequence[str]]) -> Any:
-        num_tokens = len(str(body["messages"])) // _CHARACTERS_PER_TOKEN + self._asking.max_tokens
+        num_tokens = len(str(body["messages"])) // CHARACTERS_PER_TOKEN + self._asking.max_tokens
         urls = list[str]()
         if self._server is not None:
             parts = [urlsplit(url) for url in servers.get(self._server, ())]

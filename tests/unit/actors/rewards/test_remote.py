@@ -174,6 +174,16 @@ async def test_groups_judged_at_the_same_time_share_requests_and_get_their_own_r
     assert [reward.value for reward in (*one, *two)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
+@every_dialect
+async def test_a_limit_of_tokens_holds_for_servers_that_do_not_count_them(dialect):
+    """Two requests of 12 characters are 4 tokens each: at 60 a minute the second one's turn comes in 4 s."""
+    async with faulty_server(SERVERS[dialect][1]) as server:
+        judge = remote(dialect, endpoint={"urls": [server.url], "tokens_per_minute": 60})
+        asking = [judged(judge, group(said), within_s=0.5) for said in ("4", "5")]
+        one, two = [await each for each in asking]
+    assert (one[0].value, two, len(server.requests)) == (12.0, "away", 1)
+
+
 async def test_a_trajectory_that_makes_the_server_refuse_its_batch_fails_alone():
     def answer(body):
         if "poison" in body["query"]:
