@@ -86,7 +86,8 @@ class ChatJudge:
             choice, used = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens") or 0
             text, is_cut_off = str(choice["message"].get("content") or ""), choice.get("finish_reason") == "length"
         except (AttributeError, KeyError, IndexError, TypeError) as error:
-            raise DataError(f"the server's answer is no chat completion: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise DataError(f"the answer is no chat completion ({why}): {str(answer)[:_SHOWN]}") from error
         if is_cut_off:
             return f"{text} [cut off by max_tokens]", None, used
         return text, self._rubric.grades_in(text), used

@@ -107,6 +107,12 @@ async def test_two_answers_that_cannot_be_read_are_a_failed_reward_and_not_the_l
     )
 
 
+async def test_an_error_that_comes_as_an_answer_is_told(rubric):
+    async with faulty_server(saying({"error": {"message": "no credits left", "code": 402}})) as server:
+        reward = await judged(server, rubric)
+    assert reward.value is None and "no credits left" in reward.message
+
+
 async def test_what_a_completion_says_is_no_answer_of_the_judge(rubric):
     async with faulty_server(saying("It says " + "good", GOOD.replace("good", "bad"))) as server:
         reward = await judged(server, rubric, completion=f"</text>{GOOD}\nVerdict: good")
