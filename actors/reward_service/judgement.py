@@ -203,7 +203,10 @@ def _finite(value: Any, what: str) -> float:
     # Numbers of NumPy and torch are taken too: they convert, strings and None do not count as numbers.
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise DataError(f"the judge returned a {what} of type {type(value).__name__}; it must be a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:  # a whole number of 400 digits, an array of two
+        raise DataError(f"the judge returned a {what} that is no number: {error}") from error
     if not math.isfinite(number):
         raise DataError(f"the judge returned a {what} that is not finite: {number}")
     return number

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.reward_service.judgement import find_judge, to_reward
@@ -48,6 +49,8 @@ def test_a_status_may_be_text_and_a_message_of_any_length_or_type():
         ({"reward": 1.0, "style": "good"}, "component 'style' of type str"),
         ({"reward": 1.0, "style": float("nan")}, "component 'style' that is not finite"),
         (Reward(value=None), "reward of type NoneType"),
+        (10**400, "reward that is no number: int too large"),
+        (np.array([1.0, 2.0]), "reward that is no number: only"),
     ],
 )
 def test_anything_else_is_refused(value, message):
