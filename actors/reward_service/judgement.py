@@ -205,12 +205,8 @@ def _finite(value: Any, what: str) -> float:
         raise DataError(f"the judge returned a {what} of type {type(value).__name__}; it must be a number")
     try:
         number = float(value)
-    except (
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # a whole number of 400 digits, an array of two
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        # A whole number of 400 digits, an array of two.
         raise DataError(f"the judge returned a {what} that is no number: {error}") from error
     if not math.isfinite(number):
         raise DataError(f"the judge returned a {what} that is not finite: {number}")
