@@ -12,6 +12,8 @@ from actors.reward_service.deadline import remaining_s, verdict_within
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from tests.unit.actors.faulty_server import faulty_server
 
+pytestmark = pytest.mark.slow
+
 
 def echo(body):
     return {"said": body}

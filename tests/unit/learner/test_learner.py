@@ -23,6 +23,8 @@ from tests.models import make_tiny_model
 from tests.unit.learner.disk import largest_file
 from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
+pytestmark = pytest.mark.slow
+
 
 def _groups(learner: Learner, **columns: Any) -> list[pa.RecordBatch]:
     return [make_group(i, seed=learner.version, version=learner.version, **columns) for i in range(4)]

@@ -45,7 +45,9 @@ class Endpoint:
         part = RewardPart(judge=Plugin(name="remote"), max_concurrency=max_concurrency)
         config = RewardConfig(parts={"style": part}, hold_s=hold_s)
         fake: Any = self
-        return Judging(parts_of(config)[0], config, fake, known)
+        made = Judging(parts_of(config)[0], config, fake, known)
+        made._max_processes = 1  # a second one would be real, and real processes do not live in simulated time
+        return made
 
     async def judge(self, shared: str, calls: Any) -> list[Any]:
         answers: list[Any] = []

@@ -17,6 +17,8 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
 from tests.unit.actors.faulty_server import faulty_server
 
+pytestmark = pytest.mark.slow
+
 TURNS = [{"role": "user", "content": "2+2?"}]
 
 

@@ -8,6 +8,8 @@ from deploy.preflight.prompts import check_recipes
 from tests.fakes import NumberedPrompts
 from tests.models import make_tiny_model
 
+pytestmark = pytest.mark.slow
+
 JUDGES = "tests.unit.actors.judges"
 ANSWERED = [Prompt(prompt_id="p0", text="1+1=", columns={"answer": "2"})]
 
