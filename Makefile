@@ -2,6 +2,8 @@
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
 # Unit tests run on two processes with a thread each; integration tests one after the other, since each is a cluster.
 SHELL := /bin/bash
+# Modules are compiled once, and not by every process of every test.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
