@@ -123,3 +123,6 @@ def test_its_model_teaches_an_untrained_one_without_any_reward(finished, tmp_pat
     rewards = [step["reward/mean"] for step in steps]
     assert sum(kls[-3:]) < 0.5 * sum(kls[:3])
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 3 * 0.15
+    differ = treadwheel("passport", "diff", finished.run_dir, tmp_path / "run")
+    assert differ.returncode == 1 and "mathematics.advantage.name: 'grpo' | 'none'" in differ.stdout
+    assert "seed" not in differ.stdout

@@ -99,16 +99,6 @@ def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns
     assert ppo.steps[-1]["learner/value_max"] > ppo.steps[-1]["learner/value_min"]
 
 
-@pytest.mark.engine
-@pytest.mark.acceptance
-def test_passports_tell_two_presets_apart(dapo, ppo):
-    result = treadwheel("passport", "diff", dapo.run_dir, ppo.run_dir)
-    assert result.returncode == 1
-    assert "mathematics.advantage.name: 'grpo' | 'gae'" in result.stdout
-    assert "mathematics.policy_loss.parameters.epsilon_high: 0.28 | 0.2" in result.stdout
-    assert "seed" not in result.stdout
-
-
 def test_a_wrong_token_is_refused(head, tmp_path):
     wrong = {**head.env, "RAY_AUTH_TOKEN": "0" * 64}
     job = run(*submission(head.dashboard, f"run_dir={tmp_path / 'run'}"), env=wrong)
