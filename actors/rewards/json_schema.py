@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import jsonschema.validators
 
+from actors.reasoning import after_reasoning
 from cluster.contracts.errors import ConfigError, DataError
 
 _FENCED = re.compile(r"```([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
@@ -35,7 +36,7 @@ def json_schema(
         where = "schema" if column is None else f"column {column!r}"
         raise DataError(f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
     # Fences of other languages count too, or the end of one would begin a block.
-    answer = completion.rpartition("</think>")[2]
+    answer = after_reasoning(completion)
     blocks = [text for mark, text in _FENCED.findall(answer) if mark in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)

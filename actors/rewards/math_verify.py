@@ -7,6 +7,7 @@ from typing import Any
 import math_verify as package
 
 from actors.columns import text_of
+from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
 
@@ -18,7 +19,7 @@ def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], col
     """
     gold = _gold(text_of(columns, column))
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
-    said = package.parse(completion.rpartition("</think>")[2], parsing_timeout=0)
+    said = package.parse(after_reasoning(completion), parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.columns import text_of
+from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
 _BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Z])\b")  # also \boxed{\text{(B)}}
@@ -29,7 +30,7 @@ def multiple_choice(
         raise DataError(
             f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
         )
-    said = completion.rpartition("</think>")[2]
+    said = after_reasoning(completion)
     for pattern in (_BOXED, _CALLED_ANSWER, _ALONE):
         if found := [letter for letter in map(str.upper, pattern.findall(said)) if letter in choices]:
             return float(found[-1] == wanted)

@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from actors.reasoning import after_reasoning
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.settings import Section
 
@@ -125,7 +126,7 @@ class Rubric(Section):
         The answer is the JSON object that ends the message, and the only one with its names: another may be a quotation of what is graded.
         """
         # A template may have opened the reasoning: then only its end is in the message.
-        answer = message.rpartition("</think>")[2]
+        answer = after_reasoning(message)
         if "<think>" in answer:
             return None
         before, said = _object_at_the_end(answer)

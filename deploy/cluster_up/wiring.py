@@ -89,20 +89,19 @@ def wire(
     async def tell(service: RemoteActor) -> None:
         await service.call("remember", verdicts.known, deadline_s=_TELL_S)
 
-    rollouts = production(
+    scorers = make_scorers(
         config,
         start=seats.start,
+        spawn=seats.spawn,
         services=pool(specs.reward_services(), joining=specs.joining_service, join=tell),
         models=specs.reward_models(),
         reference=specs.reference_scorer(),
         servers=specs.judge_servers(),
-        spawn=seats.spawn,
-        fleet=fleet,
         supervisor=supervisor,
         tasks=tasks,
-        office=office,
         keep=verdicts.add,
     )
+    rollouts = production(config, scorers=scorers, fleet=fleet, supervisor=supervisor, tasks=tasks, office=office)
     return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
 
 
@@ -132,32 +131,27 @@ def learning(
     return recorder, learner
 
 
-def production(
+def make_scorers(
     config: RunConfig,
     *,
     start: Start,
+    spawn: Start,
     services: WorkerPool,
     models: Mapping[str, ActorSpec],
     reference: ActorSpec | None,
     servers: Mapping[str, Sequence[ActorSpec]],
-    spawn: Start,
-    fleet: WorkerPool,
     supervisor: Supervisor,
     tasks: asyncio.TaskGroup,
-    office: TicketOffice | None,
     keep: Callable[[Mapping[str, str]], None],
-) -> Production:
-    """Everything that makes judged groups on `fleet`. `keep` as for the `Scorers`."""
-    from learner.algorithms.objective import Objective  # imports torch
-
-    max_failures, events = config.supervision.max_prompt_failures, supervisor.events
-    scorers = Scorers(
+) -> Scorers:
+    """`services`, and what they need, which `start` and `spawn` start. `keep` as for the `Scorers`."""
+    return Scorers(
         services=services,
         models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
         reference=SupervisedActor(reference, start=start, supervisor=supervisor) if reference else None,
         servers=JudgeServers(servers, spawn=spawn, supervisor=supervisor),
-        suspects=Suspects(max_failures=max_failures, events=events),
-        events=events,
+        suspects=Suspects(max_failures=config.supervision.max_prompt_failures, events=supervisor.events),
+        events=supervisor.events,
         tasks=tasks,
         reward=config.reward,
         judging_deadline_s=judging_deadline_s(config),
@@ -165,10 +159,25 @@ def production(
         source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,
         keep=keep,
     )
+
+
+def production(
+    config: RunConfig,
+    *,
+    scorers: Scorers,
+    fleet: WorkerPool,
+    supervisor: Supervisor,
+    tasks: asyncio.TaskGroup,
+    office: TicketOffice | None,
+) -> Production:
+    """Everything that makes groups on `fleet`, which `scorers` judge."""
+    from learner.algorithms.objective import Objective  # imports torch
+
+    events = supervisor.events
     dispatcher = Dispatcher(
         fleet=fleet,
         scorers=scorers,
-        suspects=Suspects(max_failures=max_failures, events=events),
+        suspects=Suspects(max_failures=config.supervision.max_prompt_failures, events=events),
         events=events,
         tasks=tasks,
         max_sequences_per_worker=config.rollout.max_concurrent_sequences,

@@ -31,7 +31,7 @@ from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from deploy.cluster_up.seats import Seats
-from deploy.cluster_up.wiring import production
+from deploy.cluster_up.wiring import make_scorers, production
 
 SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32").split(","))
 SECONDS = 30.0
@@ -197,21 +197,23 @@ async def _measure(size: int) -> dict[str, float]:
                 join=join,
                 tasks=tasks,
             )
-            rollouts = production(
+            services = WorkerPool(
+                [_service(0)], joining=_service, start=start, supervisor=supervisor, join=join, tasks=tasks
+            )
+            scorers = make_scorers(
                 config,
                 start=start,
-                services=WorkerPool(
-                    [_service(0)], joining=_service, start=start, supervisor=supervisor, join=join, tasks=tasks
-                ),
+                spawn=start,
+                services=services,
                 models={},
                 reference=None,
                 servers={},
-                spawn=start,
-                fleet=fleet,
                 supervisor=supervisor,
                 tasks=tasks,
-                office=office,
                 keep=lambda verdicts: None,
+            )
+            rollouts = production(
+                config, scorers=scorers, fleet=fleet, supervisor=supervisor, tasks=tasks, office=office
             )
             await rollouts.start()
             while not fleet.is_complete:
