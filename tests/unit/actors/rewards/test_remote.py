@@ -302,7 +302,7 @@ async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all
     async with faulty_server(SERVERS["native"][1]) as server:
         port = int(server.url.rpartition(":")[2])  # free again when the server has gone
     judge = {"name": "remote", "endpoint": server.url}
-    service = RewardService(RewardConfig(judge=judge, timeout_s=0.3, hold_s=60))
+    service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
     try:
         judging = asyncio.create_task(service.judge(asked))
         while service.progress().phase != "holding":
@@ -326,7 +326,7 @@ async def test_completions_that_break_their_server_fail_though_nothing_else_is_a
     async with faulty_server(SERVERS["slime"][1]) as server:
         server.fault_of = lambda body: faults.get(body["response"])
         judge = {"name": "remote", "endpoint": server.url, "dialect": "slime"}
-        service = RewardService(RewardConfig.model_validate({"judge": judge, "timeout_s": 0.6, "hold_s": 60}))
+        service = RewardService(RewardConfig.model_validate({"judge": judge, "timeout_s": 1.5, "hold_s": 60}))
         try:
             await service.judge(asked("good"))
             judged = await asyncio.gather(*(service.judge(asked(said)) for said in faults))
