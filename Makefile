@@ -1,6 +1,6 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
-# Unit tests run on two processes with a thread each; integration tests one after the other, since each is a cluster.
+# Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -9,6 +9,7 @@ FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
 PYTEST := $(BIN)/python -m pytest -q
+CLUSTERS := $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
 .PHONY: install train test acceptance test-all test-fast learn-check check format bench docs
@@ -25,10 +26,10 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@$(FAST) tests/golden
-	@$(PYTEST) tests/integration -m "not acceptance"
+	@$(CLUSTERS) -m "not acceptance"
 
 acceptance: $(STAMP)
-	@$(PYTEST) tests/integration -m acceptance
+	@$(CLUSTERS) -m acceptance
 
 test-all: test acceptance
 
