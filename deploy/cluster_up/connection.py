@@ -12,10 +12,13 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]  compiled
 from ray.job_config import JobConfig
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, WorkerError
 
 _ANSWER_S = 10.0
 """A cluster that does not take a connection within so long is not there; Ray itself would try for many minutes."""
+
+_TRIES = 3
+"""Ray gives its own first node 30 s, which nothing can change and a busy machine may not keep."""
 
 _NICENESS = "RAY_worker_niceness"
 
@@ -57,7 +60,7 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
         **more,
     }
     try:
-        await _started(lambda: ray.init(address, **options))
+        await _started(lambda: _start(address, options))
     except ConnectionError as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
@@ -69,6 +72,22 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
         yield
     finally:
         await _to_its_end(ray.shutdown)
+
+
+def _start(address: str, options: dict[str, Any]) -> None:
+    for is_last in (*[False] * (_TRIES - 1), True):
+        try:
+            ray.init(address, **options)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if is_last:
+                raise WorkerError(
+                    f"Ray did not start on this machine within {_TRIES} times 30 s; end what else keeps its processors busy, then "
+                    "start the same command again"
+                ) from error
 
 
 async def _started(initialize: Callable[[], Any]) -> None:

@@ -1,12 +1,14 @@
 """A run that is stopped while Ray starts."""
 
 import asyncio
+import contextlib
 import os
 import threading
 
 import pytest
 import ray
 
+from cluster.contracts.errors import WorkerError
 from deploy.cluster_up.connection import connected
 
 
@@ -38,3 +40,21 @@ async def test_a_start_that_is_cancelled_keeps_its_token_until_ray_is_up_and_end
     with pytest.raises(asyncio.CancelledError):
         await running
     assert modes == ["token"] and ended == [True]
+
+
+@pytest.mark.parametrize(("num_late", "says"), [(2, None), (3, "did not start on this machine within 3 times 30 s")])
+async def test_a_ray_that_comes_up_too_late_on_a_busy_machine_is_started_again(num_late, says, monkeypatch):
+    starts: list[str] = []
+
+    def init(address: str, **_: object) -> None:
+        starts.append(address)
+        if len(starts) <= num_late:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with contextlib.nullcontext() if says is None else pytest.raises(WorkerError, match=says):
+        async with connected(None):
+            pass
+    assert starts == ["local"] * 3
