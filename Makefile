@@ -9,7 +9,7 @@ FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
 PYTEST := $(BIN)/python -m pytest -q
-CLUSTERS := $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder tests/integration
+CLUSTERS := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
 .PHONY: install train test acceptance test-all test-fast learn-check check format bench docs

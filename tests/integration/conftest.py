@@ -17,34 +17,25 @@ _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
 _LONGEST = (
     "quickstart",
-    "outage",
     "elastic",
+    "outage",
     "learn",
+    "resume",
+    "async",
     "composed_reward",
+    "chaos",
     "ray_cluster",
+    "judge_server",
     "interrupt",
     "faults",
-    "judge_server",
 )
-"""They come first, so that the two processes of `make test` end at nearly the same time."""
-
-_OF_ONE_RUN = ("resume", "chaos", "async")
-"""All compare with the same undisturbed run: one process makes it."""
+"""They come first, so that the two processes of `make test`, which take a file each, end at nearly the same time."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share what they start, so one process has them all (`--dist loadgroup`)."""
-
-    def order(item: pytest.Item) -> int:
-        name = item.path.stem.removeprefix("test_")
-        first = (*_OF_ONE_RUN, *_LONGEST)
-        return first.index(name) if name in first else len(first)
-
-    for item in items:
-        name = item.path.stem.removeprefix("test_")
-        item.add_marker(pytest.mark.xdist_group(_OF_ONE_RUN[0] if name in _OF_ONE_RUN else name))
-    items.sort(key=order)
+    names = {f"test_{name}": number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: names.get(item.path.stem, len(names)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,8 +43,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a test marked `own_process` by a pytest of its own."""
     if pyfuncitem.get_closest_marker("own_process") is None or _IS_CHILD in os.environ:
         return None
-    name = pyfuncitem.nodeid.partition("@")[0]  # xdist adds the group
-    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name, env={_IS_CHILD: "1"})
+    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env={_IS_CHILD: "1"})
     if ended.returncode != 0:
         pytest.fail(ended.stdout + ended.stderr, pytrace=False)
     return True
