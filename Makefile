@@ -1,6 +1,7 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
-# Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file.
+# Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file. The long
+# proofs run one after the other: some of them need both cores.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -9,7 +10,6 @@ FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
 PYTEST := $(BIN)/python -m pytest -q
-CLUSTERS := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
 .PHONY: install train test acceptance test-all test-fast learn-check check format bench docs
@@ -26,10 +26,10 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@$(FAST) tests/golden
-	@$(CLUSTERS) -m "not acceptance"
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration -m "not acceptance"
 
 acceptance: $(STAMP)
-	@$(CLUSTERS) -m acceptance
+	@$(PYTEST) tests/integration -m acceptance
 
 test-all: test acceptance
 
