@@ -75,7 +75,8 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
 
 
 def _start(address: str, options: dict[str, Any]) -> None:
-    for is_last in (*[False] * (_TRIES - 1), True):
+    late: Exception | None = None
+    for _ in range(_TRIES):
         try:
             ray.init(address, **options)
             return
@@ -83,11 +84,11 @@ def _start(address: str, options: dict[str, Any]) -> None:
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
-            if is_last:
-                raise WorkerError(
-                    f"Ray did not start on this machine within {_TRIES} times 30 s; end what else keeps its processors busy, then "
-                    "start the same command again"
-                ) from error
+            late = error
+    raise WorkerError(
+        f"Ray did not start on this machine within {_TRIES} times 30 s; end what else keeps its processors busy, then start the same "
+        "command again"
+    ) from late
 
 
 async def _started(initialize: Callable[[], Any]) -> None:

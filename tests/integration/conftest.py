@@ -15,27 +15,13 @@ from tests.integration.ray_head import RayHead, ray_head
 
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
-_LONGEST = (
-    "quickstart",
-    "elastic",
-    "outage",
-    "learn",
-    "resume",
-    "async",
-    "composed_reward",
-    "chaos",
-    "ray_cluster",
-    "judge_server",
-    "interrupt",
-    "faults",
-)
+_LONGEST = ("interrupt", "faults", "ray_cluster", "reward_parts", "judge_server", "async", "groups", "distillation")
 """They come first, so that the two processes of `make test`, which take a file each, end at nearly the same time."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    names = {f"test_{name}": number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: names.get(item.path.stem, len(names)))
+    places = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,14 +12,14 @@ from tests.integration.faults import ACTORS, Run, assert_equal_bit_for_bit, undi
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 NUM_WAVES = 4
 LIMITS_S = {
-    "rollout_worker": 240.0,
-    "reward_service": 180.0,
-    "reference_scorer": 180.0,
-    "recorder": 180.0,
-    "learner": 300.0,
+    "rollout_worker": 90.0,
+    "reward_service": 60.0,
+    "reference_scorer": 60.0,
+    "recorder": 60.0,
+    "learner": 120.0,
 }
-"""On two busy cores, from the failure that was noticed to the replacement that serves attested weights. A quiet machine needs an eighth
-of it; the seconds are in build/recovery.json."""
+"""On two cores, from the failure that was noticed to the replacement that serves attested weights. A quiet machine needs a third of it;
+the seconds are in build/recovery.json."""
 OUT = Path("build/recovery.json")
 
 

@@ -16,13 +16,13 @@ from tests.integration.ray_head import ray_head
 from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1200)]
-LIMITS_S = {"rollout_worker": 300.0, "reward_service": 180.0, "learner": 300.0}
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+LIMITS_S = {"rollout_worker": 120.0, "reward_service": 60.0, "learner": 120.0}
 """From the failure that was noticed to the replacement that serves, three of them at a time. Ray's head takes a core of the two while a
 lost seat waits for a node."""
 
 
-until = functools.partial(until_true, seconds=180.0)
+until = functools.partial(until_true, seconds=90.0)
 
 
 @pytest.fixture(scope="module")

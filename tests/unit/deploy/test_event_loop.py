@@ -218,5 +218,5 @@ async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_pat
         await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
     assert slow.threads.keys() == {"prompt", "look", "read", "create", "open", "sync"}
     assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
-    assert sorted(gaps)[-5] < SLOW_S  # a busy machine makes a few long ones; calls of every kind are many
+    assert max(gaps) < SLOW_S
     assert [step["policy_version"] for step in run_dir.read_json_lines("metrics.jsonl")] == [1, 2, 3]

@@ -106,7 +106,7 @@ async def test_a_group_is_added_once():
         buffer.add(0, group())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10**6),
     num_workers=st.integers(1, 20),
@@ -277,7 +277,7 @@ def num_kept(thing: object) -> int:
     return sum(map(num_kept, vars(thing).values())) if is_ours else 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 10**6),
     num_workers=st.integers(1, 20),

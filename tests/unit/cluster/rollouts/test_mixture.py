@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.contracts.errors import ConfigError, DataError
@@ -21,7 +21,6 @@ def test_two_thirds_and_a_third_alternate():
     assert [place(index, weights) for index in range(6)] == [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1)]
 
 
-@settings(deadline=None)
 @given(weights=WEIGHTS, count=st.integers(1, 400))
 def test_every_source_has_its_share_at_every_moment(weights, count):
     places = [place(index, weights) for index in range(count)]
@@ -31,7 +30,6 @@ def test_every_source_has_its_share_at_every_moment(weights, count):
         assert [turn for each, turn in places if each == number] == list(range(counts[number]))
 
 
-@settings(deadline=None)
 @given(sizes=WEIGHTS)
 def test_by_their_sizes_every_prompt_comes_once(sizes):
     places = {place(index, sizes) for index in range(int(sum(sizes)))}

@@ -86,7 +86,7 @@ def test_a_shared_prompt_is_computed_once():
     assert shared.scatter(torch.arange(1.0, 7.0)).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(10, 200), st.sampled_from(LAYOUTS))
 def test_plans_cover_every_row_once_and_give_ranks_equally_many(
     seed: int, num_ranks: int, max_tokens: int, layout: Layout

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 VOCABULARY = 5
 LISTS = ("reward_shaping", "advantage_shaping", "filters", "corrections")
-EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+EXAMPLES = settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def variant(field: str) -> st.SearchStrategy[dict[str, Any]]:

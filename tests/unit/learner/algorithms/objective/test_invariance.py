@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # all of it, of every variant
 LOSSES = names(HOMES["policy_loss"])
 ADVANTAGES = names(HOMES["advantage"])
 AGGREGATIONS = names(HOMES["aggregation"])
-LAYOUTS = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+LAYOUTS = settings(max_examples=3, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def objective(**config) -> Objective:
