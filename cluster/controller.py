@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from cluster.scores import scores
 class Buffer(Protocol):
     """Finished groups in start order, inside the staleness bound."""
 
-    async def take(self, count: int, *, stall_s: float) -> list[tuple[int, Group]]:
-        """The first `count` groups with their indices, once all of them are finished."""
+    async def take(self, count: int, *, stall_s: float, goes_on: Callable[[], bool]) -> list[tuple[int, Group]]:
+        """The first `count` groups with their indices, once all of them are finished. Raises DeadlineError when nothing moves for
+        `stall_s` and `goes_on` is False then."""
         ...
 
     def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
@@ -47,7 +48,11 @@ class Rollouts(Protocol):
         ...
 
     async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
-        """Raises DeadlineError when nothing moves for `stall_s`."""
+        """Raises DeadlineError when nothing moves for `stall_s`, and not for want of nodes."""
+        ...
+
+    def waits_for_nodes(self) -> bool:
+        """Whether nothing can move before a node comes, for which the run waits without end."""
         ...
 
     def drain_stats(self) -> dict[str, float]: ...
@@ -91,6 +96,10 @@ class Log(Events, Protocol):
     """Where metrics go, and events."""
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
+
+    async def written(self) -> None:
+        """Returns once the steps so far are as durable as a checkpoint of the last one: a resumed run does not log them again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,12 +203,15 @@ async def train(
             _check_mismatch(stats, config.mismatch, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
+                await log.written()
                 await learner.save(held_out.get("eval/reward"))
 
 
 async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
     try:
-        return await buffer.take(config.buffer.groups_per_step, stall_s=config.stall_s)
+        return await buffer.take(
+            config.buffer.groups_per_step, stall_s=config.stall_s, goes_on=rollouts.waits_for_nodes
+        )
     except DeadlineError as error:
         raise DeadlineError(f"{error}; {rollouts.describe()}") from None
 
@@ -225,5 +237,5 @@ def _check_mismatch(stats: StepStats, limits: MismatchConfig, log: Log) -> None:
     if limits.stop_nats is not None and mismatch > limits.stop_nats:
         raise MismatchError(
             f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
-            f"mismatch.stop_nats={limits.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}.arrow"
+            f"mismatch.stop_nats={limits.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}*.arrow"
         )

@@ -62,14 +62,16 @@ class LearnerGroup:
         self.version = 0
         """Policy version of the ranks: completed optimizer steps."""
         self.saved_version = 0
-        """Version of the newest checkpoint that was asked for and did not fail; 0 without one."""
+        """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
+        self._saved_before = 0
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
         self._saving = saving
         self._pass_rates = pass_rates
 
     async def start(self) -> None:
-        """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
+        """All ranks built, on the initial weights. A death on the way is one more failure, as is a port of theirs that another process took
+        first; anything else is raised."""
         while True:
             try:
                 await self._begin()
@@ -77,7 +79,7 @@ class LearnerGroup:
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **chosen)
             except (WorkerError, DeadlineError) as error:
-                if error.kind is not FailureKind.DEATH:
+                if error.kind is not FailureKind.DEATH and "EADDRINUSE" not in str(error):
                     raise
                 await self._let_go(error)
 
@@ -96,6 +98,7 @@ class LearnerGroup:
         be learned, which stays recorded: the step before it is saved, and the message says how to go on.
         """
         async with self._turn:
+            self._ledger.check_claim()
             step = self._ledger.version + 1
             pieces = [piece for _, group in groups for piece in group.pieces]
             name, digest = await self._recorder.call("record", step, *pieces, deadline_s=self._update_s)
@@ -192,33 +195,41 @@ class LearnerGroup:
     async def _save_last_step(self) -> StepStats | None:
         """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
         stats: StepStats | None = await self._all("last_step")
+        await self._finish_saving()
         if stats is not None:
             self.version = stats.policy_version
             if self.version != self.saved_version:
                 await self._save(None)
-        await self._reporting_failure("finish_saving")
+                await self._finish_saving()
         return stats
 
     async def _save(self, metric: float | None) -> None:
+        self._ledger.check_claim()
+        await self._finish_saving()
         self._saving.note_save()
         step, summaries = self._asked
         if metric is None and step == self.version:
             metric = self._saving.metric_of(summaries)
         extra = {"policy_version": self.version, "metric": metric}
-        if await self._reporting_failure("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra):
-            self.saved_version = self.version
-            self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
-
-    async def _reporting_failure(self, method: str, *args: Any) -> bool:
-        """Whether the ranks did what concerns a checkpoint; an event says why not."""
         try:
-            await self._all(method, *args)
+            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra)
         except CheckpointError as error:
-            self._supervisor.events.event(
-                "checkpoint_failed", policy_version=self.version, reason=str(error), message=str(error)
-            )
-            return False
-        return True
+            return self._tell_failure(error, version=self.version)
+        self._saved_before, self.saved_version = self.saved_version, self.version
+        self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
+
+    async def _finish_saving(self) -> None:
+        """The last save that was begun is over; one that failed did not save its version."""
+        try:
+            await self._all("finish_saving")
+        except CheckpointError as error:
+            failed, self.saved_version = self.saved_version, self._saved_before
+            self._tell_failure(error, version=failed)
+
+    def _tell_failure(self, error: CheckpointError, *, version: int) -> None:
+        self._supervisor.events.event(
+            "checkpoint_failed", policy_version=version, reason=str(error), message=str(error)
+        )
 
     async def _learn_again(self, record: Record) -> tuple[StepStats, list[GroupSummary]]:
         object_refs = await self._recorder.call_for_object_refs(
@@ -266,7 +277,7 @@ class LearnerGroup:
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         extra = await self._all("restore_latest", self._checkpoints)
-        self.version = self.saved_version = int(extra["policy_version"]) if extra else 0
+        self.version = self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))

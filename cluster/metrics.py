@@ -3,6 +3,8 @@
 `METRICS` is the registry that docs/metrics.md is made from. A name that it lacks is logged all the same: nothing is lost.
 """
 
+import asyncio
+import contextlib
 import math
 import os
 import sys
@@ -60,6 +62,8 @@ METRICS: dict[str, str] = {
     "time/first_look_s": "Seconds of its extra forward passes (recomputed log-probs, values); about 0 without them.",
     "time/gradient_s": "Seconds of its forward and backward passes.",
     "time/optimizer_s": "Seconds of its clipping and optimizer updates.",
+    "time/join_s": "Seconds from asking for a rollout worker until it served, the wait for its node included: the median of the last five; "
+    "absent until one has joined in mid-run.",
     "time/publish_s": "Seconds of the broadcast that the learner took to publish.",
     "time/broadcast_s": "Seconds from publishing weights to the last worker's attestation.",
     "time/eval_s": "Seconds of a held-out evaluation.",
@@ -81,8 +85,13 @@ METRICS: dict[str, str] = {
     "mismatch/max_abs_nats": "The same, maximum.",
     "mismatch/off_policy_steps": "Off-policy steps of those tokens: beyond 0 the policy's own last steps are in the difference.",
     "rollout/num_wanted": "Rollout workers that there should be: asked for, or decided by `elastic`.",
+    "rollout/num_coming": "Of those, the ones that do not serve yet, or not again: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Rollout workers that serve attested weights.",
+    "rollout/idle_share": "Share of the serving workers' time since the last step in which they had nothing to sample.",
     "rollout/num_services": "Reward services that serve.",
+    "rollout/spot_evictions": "Rollout workers that left since the last step because their node announced its end.",
+    "rollout/groups_saved": "Finished groups that were copied off such nodes since the last step, before the learner took them.",
+    "rollout/groups_handed_over": "Unfinished groups that went on at another worker since the last step, with the tokens that they had.",
     "rollout/num_aborted": "Trajectories aborted because enough of their groups' were finished (`rollout.extra_trajectories`).",
     "supervision/num_restarts": "Actors restarted since the last step, all kinds; events.jsonl names them.",
     "supervision/num_deaths": "Of the restarts, those after a death of the process or its node.",
@@ -127,7 +136,8 @@ class Sink(Protocol):
 class MetricLog:
     """One log for the run; a context manager that closes its sinks. Events always go to events.jsonl as well, sinks or not.
 
-    Logging returns at once, however slow a disk or a sink is. Raises StorageError when an earlier event could not be written.
+    Logging returns at once, however slow a disk or a sink is. Raises StorageError when a disk did not take an earlier event;
+    for an object store it waits and is written later.
     """
 
     def __init__(
@@ -165,6 +175,19 @@ class MetricLog:
         for sink in (*self._listeners, *self._sinks):
             sink.event(record)
 
+    async def written(self) -> None:
+        """Returns once what was logged is in the object store, if the run lies in one: lines wait there for others, on a disk they do not.
+
+        A store that takes none is no reason to stop: the lines are kept, and written later."""
+        directory = self._directory
+        if directory is None or directory.is_local:
+            return
+        for sink in self._sinks:
+            await asyncio.to_thread(sink.flush)
+        await asyncio.to_thread(directory.writer.flush)
+        with contextlib.suppress(StorageError):
+            await asyncio.to_thread(directory.flush_lines)
+
     def close(self) -> None:
         """Returns when everything is written. May be called twice."""
         sinks, self._sinks, self._listeners = self._sinks, [], []
@@ -187,6 +210,9 @@ class _InThread:
 
     def event(self, record: Mapping[str, Any]) -> None:
         self._writer.put(lambda: self._guarded(lambda: self._sink.event(record)))
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.put(lambda: self._guarded(self._sink.close))

@@ -1,6 +1,6 @@
 """`treadwheel`: one command a verb. Parses, calls, prints; what it calls raises our errors, which become one line and an exit code.
 
-Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 75 preempted (the same command goes on), 130 interrupted.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cluster.contracts.errors import ConfigError, TreadwheelError
+from cluster.contracts.errors import ConfigError, PreemptedError, TreadwheelError
 
 if TYPE_CHECKING:
     from deploy.reports.summary import Summary
@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+_EXIT_CODES: dict[type[TreadwheelError], int] = {ConfigError: 2, PreemptedError: 75}
 passport = typer.Typer(help="What a run computed, down to the last epsilon.", no_args_is_help=True)
 app.add_typer(passport, name="passport")
 
@@ -32,6 +33,16 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", hel
 RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to run on ('auto', or host:port); else RAY_ADDRESS, else a local one.")
+]
+WaitForClaim = Annotated[
+    str,
+    typer.Option(
+        metavar="10m",
+        help="How long to wait for a driver that has the run directory: for a retry that starts while the last one dies.",
+    ),
+]
+WaitForNodes = Annotated[
+    str | None, typer.Option(metavar="30m", help="How long to wait for the nodes that the run asks for.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -43,18 +54,34 @@ def main() -> None:
 
 
 @app.command()
-def train(run: RunFile, overrides: Overrides = None, address: Address = None, debug: Debug = False) -> None:
+def train(
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    wait_for_claim: WaitForClaim = "0s",
+    wait_for_nodes: WaitForNodes = None,
+    debug: Debug = False,
+) -> None:
     """Train, from wherever the run directory stands."""
     with _reporting(debug=debug) as ctrl_c:
         from deploy import preflight
+        from deploy.claims import once_free
         from deploy.config import loading as configuration
+        from deploy.durations import seconds
 
-        config = configuration.load(run, overrides or [])
-        preflight.check(config, address=address)
-        from deploy import launch
+        def checked_and_trained() -> "Summary":
+            preflight.check(config, address=address)
+            from deploy import launch
 
-        ctrl_c.raise_if_pressed()
-        _show(config.run_dir, launch.train(config, address=address))
+            ctrl_c.raise_if_pressed()
+            return launch.train(config, address=address)
+
+        wait_s = seconds(wait_for_claim, option="--wait-for-claim")
+        waits: list[str] = []
+        if wait_for_nodes is not None:
+            waits = [f"elastic.wait_for_nodes_s={seconds(wait_for_nodes, option='--wait-for-nodes')}"]
+        config = configuration.load(run, [*(overrides or []), *waits])
+        _show(config.run_dir, once_free(config.run_dir, checked_and_trained, wait_s=wait_s))
 
 
 @app.command()
@@ -65,19 +92,26 @@ def learn(
     run: RunFile,
     overrides: Overrides = None,
     address: Address = None,
+    wait_for_claim: WaitForClaim = "0s",
     debug: Debug = False,
 ) -> None:
     """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
     with _reporting(debug=debug) as ctrl_c:
         from deploy import preflight
+        from deploy.claims import once_free
         from deploy.config import loading as configuration
+        from deploy.durations import seconds
 
+        def checked_and_learned() -> "Summary":
+            preflight.check_learning(config, address=address)
+            from deploy import learning
+
+            ctrl_c.raise_if_pressed()
+            return learning.learn(config, address=address)
+
+        wait_s = seconds(wait_for_claim, option="--wait-for-claim")
         config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
-        preflight.check_learning(config, address=address)
-        from deploy import learning
-
-        ctrl_c.raise_if_pressed()
-        _show(config.run_dir, learning.learn(config, address=address))
+        _show(config.run_dir, once_free(config.run_dir, checked_and_learned, wait_s=wait_s))
 
 
 @app.command(name="import")
@@ -121,6 +155,45 @@ def check(
             return
         report = preflight.check(config, address=address)
         Console().print(report.table())
+
+
+@app.command()
+def kubernetes(
+    run: RunFile,
+    overrides: Overrides = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE.yaml", help="The cluster's image, volume, secrets and kinds of nodes.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="A RayCluster that lasts, for `ray job submit`, in place of a RayJob.")
+    ] = False,
+    serve: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="A RayService that serves the checkpoint of STEP, in place of a RayJob."),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Print nothing; check that FILE, edited by hand, can run RUN.yaml."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print what `kubectl apply -f -` makes a job of: pods sized for the run, on a cluster with KubeRay."""
+    with _reporting(debug=debug):
+        from deploy.manifests import ray_job, ray_service, seating, text
+        from deploy.manifests import site as sites
+
+        read = ray_job.read(run, overrides or [])
+        if check is not None:
+            typer.echo(f"{check}: {seating.check(check, read)}")
+            return
+        if cluster and serve is not None:
+            raise ConfigError("--cluster and --serve make two resources; run the command once for each")
+        place = sites.load(site)
+        if serve is not None:
+            made = ray_service.service(read, place, step=serve)
+        else:
+            made = (ray_job.cluster if cluster else ray_job.job)(read, place)
+        typer.echo(text.dump(made), nl=False)
 
 
 @app.command(name="list")
@@ -322,7 +395,7 @@ def _reporting(*, debug: bool) -> Iterator[_CtrlC]:
         if debug:
             raise
         typer.echo(f"treadwheel: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)) from None
     finally:
         signal.signal(signal.SIGINT, before)
 

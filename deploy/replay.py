@@ -51,7 +51,7 @@ def replay(
     Raises ConfigError for a step that was not recorded and for an `out` that exists, LedgerError when the record is not what was
     consumed, CheckpointError when the run started from a checkpoint that is not what was saved.
     """
-    from learner.checkpoint import files
+    from learner.checkpoint.reading import verify_model
 
     ledger = Ledger(run_dir)
     num_steps = ledger.version if to_step is None else to_step
@@ -65,7 +65,7 @@ def replay(
         )
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"--out={out!r} exists; name another folder")
-    files.verify_model(Path(config.model.path))
+    verify_model(Path(config.model.path))
     ledger = Ledger(run_dir, num_steps=num_steps)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))

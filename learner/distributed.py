@@ -1,6 +1,6 @@
 """Several learner ranks as one: their devices, where they meet, how the model is sharded over them (FSDP2), what they exchange.
 
-Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; what is exchanged are tensors, never objects.
+Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; what is exchanged are tensors and texts, never objects.
 With one rank everything here is the identity, and no process group exists.
 """
 
@@ -8,7 +8,7 @@ import atexit
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -25,6 +25,8 @@ from cluster.contracts.errors import ConfigError
 MAX_UNREDUCED_BYTES = 2 * 1024**3
 """Gradients of micro-batches are reduced once per step while whole float32 gradients fit into this; larger models reduce each time."""
 
+_BESIDE_TIMEOUT = timedelta(hours=1)
+"""For the slowest rank's writing; whoever waits for it has a deadline of their own."""
 _M_MMAP_THRESHOLD = -3
 """glibc's number for the size from which a block has a mapping of its own; setting it keeps it from growing."""
 _LARGE_BLOCK_BYTES = 1024**2
@@ -51,6 +53,8 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh | None
     """None with one rank."""
+    group: dist.ProcessGroup | None = None
+    """Of the exchange; None is torch's default group."""
 
     @classmethod
     def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "Ranks":
@@ -73,10 +77,15 @@ class Ranks:
         atexit.register(leave)
         return cls(rank=rank, size=size, device=device, mesh=DeviceMesh(device.type, list(range(size))))
 
+    def beside(self) -> "Ranks":
+        """The same ranks with a group of their own on the CPU: a thread may use it while training exchanges. All ranks must call it."""
+        group = None if self.mesh is None else dist.new_group(backend="gloo", timeout=_BESIDE_TIMEOUT)
+        return replace(self, device=torch.device("cpu"), group=group)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all ranks, in place."""
         if self.mesh is not None:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def stack(self, tensor: Tensor) -> list[Tensor]:
@@ -84,13 +93,23 @@ class Ranks:
         if self.mesh is None:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(gathered, tensor.contiguous())
+        dist.all_gather(gathered, tensor.contiguous(), group=self.group)
         return gathered
+
+    def texts(self, text: str) -> list[str]:
+        """The text of every rank, in order of rank."""
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = [int(size) for size in self.stack(torch.tensor(own.numel(), device=self.device))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
+        padded[: own.numel()] = own.to(self.device)
+        return [
+            part[:size].cpu().numpy().tobytes().decode() for part, size in zip(self.stack(padded), sizes, strict=True)
+        ]
 
     def from_rank_0(self, tensor: Tensor) -> Tensor:
         """Rank 0's values, in place."""
         if self.mesh is not None:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=0, group=self.group)
         return tensor
 
 

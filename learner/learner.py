@@ -9,6 +9,7 @@ all the same: versions, schedule and ledger move on.
 """
 
 import gc
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +21,15 @@ import pyarrow as pa
 import torch
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.schema import joined
 from cluster.contracts.types import Progress, StepStats
+from cluster.record.storage import Storage
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.assemble import assemble
-from learner.checkpoint.files import checkpoints
 from learner.checkpoint.model_folder import ModelFolder
+from learner.checkpoint.reading import checkpoints
 from learner.checkpoint.saving import Saver
 from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.first_look import FirstLook
@@ -206,7 +207,7 @@ class Learner:
         save = (
             self._saver.save_in_background if self._config.checkpoint.asynchronous and not is_last else self._saver.save
         )
-        save(_local_path(directory), policy_version=self.version, extra=extra)
+        save(directory, policy_version=self.version, extra=extra)
         self._phases.enter("waiting")
 
     def finish_saving(self) -> None:
@@ -218,20 +219,23 @@ class Learner:
     def restore(self, directory: str) -> Mapping[str, Any]:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._phases.enter("restoring")
-        manifest = self._saver.restore(_local_path(directory))
+        manifest = self._saver.restore(directory)
         self.version, self._last_step = manifest.policy_version, None
         self._phases.enter("waiting")
         return manifest.extra
 
     def restore_latest(self, root: str) -> Mapping[str, Any] | None:
         """The newest checkpoint below `root`, or None and nothing done when there is none."""
-        found = [] if "://" in root else checkpoints(Path(root))
-        return self.restore(str(found[-1])) if found else None
+        found = checkpoints(Storage(root)) if self._ranks.rank == 0 else []
+        # One may be committed, or removed, between two ranks' looks: rank 0's counts.
+        chosen, *_ = self._ranks.texts(json.dumps(str(found[-1]) if found else None))
+        newest: str | None = json.loads(chosen)
+        return self.restore(newest) if newest is not None else None
 
     def export(self, directory: str) -> None:
-        """The current weights as a Hugging Face folder."""
+        """The current weights as a Hugging Face folder on a disk."""
         self._phases.enter("exporting")
-        self._saver.export(_local_path(directory))
+        self._saver.export(Path(directory))
         self._phases.enter("waiting")
 
     def close(self) -> None:
@@ -268,11 +272,3 @@ def _prepare_torch(config: RunConfig) -> None:
         # cuBLAS is deterministic with a workspace of its own only, and torch refuses to multiply without; before it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def _local_path(directory: str) -> Path:
-    if "://" in directory:
-        raise CheckpointError(
-            f"checkpoint {directory} was not saved: object stores are not supported yet; use a local run_dir"
-        )
-    return Path(directory)

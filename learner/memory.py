@@ -33,6 +33,8 @@ class MemoryEstimate:
     """Of one micro-batch."""
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
+    saved_bytes: int
+    """Of the first rank's files in a checkpoint: its state and the model."""
     saving_bytes: int
     """The copy of a checkpoint that is written while training goes on. 0 with a GPU: the copy lies in the host's memory."""
 
@@ -72,12 +74,12 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     is_full = learner.lora is None
     keeps_copy = item < 4 and learner.num_ranks == 1
     weights = per_rank * ((4 if is_full else item) + (item if keeps_copy and is_full else 0))
-    # Several ranks write what they have, and so does the save after the last step.
+    # The save after the last step writes at once.
     is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
-    copies = checkpoint.asynchronous and is_regular and learner.num_ranks == 1
+    copies = checkpoint.asynchronous and is_regular
     keeps_average = config.algorithm.clips_around_average and is_full
     averages = 4 * (num_parameters // learner.num_ranks) if keeps_average else 0
-    copied = (12 * per_rank + averages if is_full else 0) + item * num_parameters
+    saved = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
     activations = int(tokens * item * values_per_token)
@@ -90,7 +92,8 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
         head_bytes=logits + 8 * tokens * text.hidden_size,
-        saving_bytes=copied if copies and not learner.gpus_per_rank else 0,
+        saved_bytes=saved,
+        saving_bytes=saved if copies and not learner.gpus_per_rank else 0,
     )
 
 

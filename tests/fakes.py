@@ -20,12 +20,16 @@ class ListedEvents:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.steps: list[tuple[int, dict[str, float]]] = []
+        self.num_written_steps = 0
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
 
     def step(self, version: int, metrics: dict[str, float]) -> None:
         self.steps.append((version, metrics))
+
+    async def written(self) -> None:
+        self.num_written_steps = len(self.steps)
 
     def kinds(self) -> list[str]:
         return [event["kind"] for event in self.events]

@@ -11,6 +11,7 @@ from actors.chat.hub import why_not_loaded
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
+from cluster.record.stored_models import local_model
 from cluster.weights.model_files import refuse_unpinned_code
 
 
@@ -45,10 +46,11 @@ class ChatFormatter:
 
     @classmethod
     def load(cls, model: ModelConfig) -> Self:
-        """Reads tokenizer and configuration of `model.path`.
+        """Reads tokenizer and configuration of `model.path`, which is downloaded first if it is in an object store.
 
         Raises ConfigError when they are missing, do not fit together, or would run code from the hub that no commit pins.
         """
+        model = local_model(model, field="model")
         refuse_unpinned_code(model)
         options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
         try:

@@ -1,18 +1,19 @@
 """Prompts from a file: JSON, JSONL, Parquet or Arrow, local or by URL. Opening the file checks every row."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.ipc
 import pyarrow.parquet
 
 from actors.prompts.rows import RowPrompts, Rows, TableRows, TextAs
-from cluster.contracts.errors import ConfigError, DataError
-from cluster.record.storage import filesystem_of
+from cluster.contracts.errors import ConfigError, DataError, StorageError
+from cluster.record.object_store import OBJECT_STORES
+from cluster.record.storage import Storage
 
 
 class FilePrompts(RowPrompts):
@@ -42,11 +43,10 @@ def _read(path: str) -> Rows:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix not in _READERS:
         raise ConfigError(f"path={path!r} has the suffix {suffix or 'none'}; use one of {', '.join(_READERS)}")
-    files, inner = _filesystem(path)
     try:
-        with files.open_input_file(inner) as source:
+        with _opened(path) as source:
             return _READERS[suffix](source, path)
-    except OSError as error:
+    except (OSError, StorageError) as error:
         raise ConfigError(f"path={path!r} cannot be read: {error}; name a file that is there") from error
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} is not a whole {suffix} file: {error}") from error
@@ -104,16 +104,17 @@ _READERS: dict[str, Callable[[pa.NativeFile, str], Rows]] = {
 }
 
 
-def _filesystem(path: str) -> tuple[pafs.FileSystem, str]:
-    try:
-        return filesystem_of(path)
-    except pa.ArrowInvalid:  # not one of pyarrow's own: https, hf and others are fsspec's
-        import fsspec
+def _opened(path: str) -> pa.NativeFile:
+    scheme, _, _ = path.partition("://")
+    if scheme == path:
+        return pa.OSFile(os.path.expanduser(path))
+    if scheme in OBJECT_STORES:
+        folder, _, name = path.rpartition("/")
+        return pa.BufferReader(Storage(folder).read_file(name))
+    import fsspec
 
-        try:
-            files, inner = fsspec.core.url_to_fs(path)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"path={path!r} cannot be opened: {error}") from error
-        return pafs.PyFileSystem(pafs.FSSpecHandler(files)), inner
-    except OSError as error:
+    try:
+        files, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
         raise ConfigError(f"path={path!r} cannot be opened: {error}") from error
+    return pa.PythonFile(files.open(inner, "rb"), mode="r")

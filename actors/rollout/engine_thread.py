@@ -42,6 +42,8 @@ class _Abort:
     """The one command that does not wait behind an update: the update may wait for the request that is aborted."""
 
     request_ids: Sequence[str]
+    kept: Future[dict[str, Completion]] | None = None
+    """Gets what was sampled of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +55,16 @@ class _Active:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: EngineRequest, sink: Sink) -> "_Active":
+        """With the tokens that were sampled elsewhere, if there are any."""
+        active = cls(request=request, sink=sink)
+        if kept := request.kept:
+            active.token_ids += kept.token_ids
+            active.logprobs += kept.rollout_logprobs
+            active.policy_versions += kept.policy_versions
+        return active
 
     def completion(self, reason: FinishReason) -> Completion:
         return Completion(
@@ -73,7 +85,7 @@ class EngineThread:
         self._make_engine = make_engine
         self._on_update = on_update
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
-        self._held: list[Callable[[Engine], None]] = []
+        self._held: list[Callable[[Engine], object]] = []
         """An update that waits until running requests are finished, and the commands that came after it."""
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
@@ -133,6 +145,13 @@ class EngineThread:
         if request_ids:
             self._commands.put(_Abort(request_ids))
 
+    def hand_over(self, request_ids: Sequence[str]) -> Future[dict[str, Completion]]:
+        """As `abort`; the tokens so far of each request that has some, with its outcome unsaid."""
+        kept: Future[dict[str, Completion]] = Future()
+        kept.set_running_or_notify_cancel()
+        self._commands.put(_Abort(request_ids, kept))
+        return kept
+
     def stop(self) -> None:
         """Ends the thread after the step that runs now; unfinished requests are dropped."""
         self._commands.put(None)
@@ -164,7 +183,11 @@ class EngineThread:
         if not isinstance(command, _Abort):
             self._obey_in_turn(engine, command)
             return
-        self._abort(engine, command.request_ids)
+        aborted = self._abort(engine, command.request_ids)
+        if command.kept is not None:
+            command.kept.set_result(
+                {each.request.request_id: each.completion(FinishReason.ABORTED) for each in aborted if each.token_ids}
+            )
         if self._held:  # the request may be among the held commands
             self._held.append(lambda engine: self._abort(engine, command.request_ids))
 
@@ -173,7 +196,7 @@ class EngineThread:
         for command in held:
             self._obey_in_turn(engine, command)
 
-    def _obey_in_turn(self, engine: Engine, command: Callable[[Engine], None]) -> None:
+    def _obey_in_turn(self, engine: Engine, command: Callable[[Engine], object]) -> None:
         if self._held:
             self._held.append(command)
         else:
@@ -191,7 +214,7 @@ class EngineThread:
             return
         for request in requests:
             engine.add(request)
-            self._active[request.request_id] = _Active(request=request, sink=sink)
+            self._active[request.request_id] = _Active.of(request, sink)
 
     def _step(self, engine: Engine) -> None:
         for output in engine.step():
@@ -249,7 +272,8 @@ class EngineThread:
         for request_id, active in ended.items():
             active.sink(request_id, error)
 
-    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> None:
-        known = [request_id for request_id in request_ids if self._active.pop(request_id, None)]
+    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> list[_Active]:
+        known = [active for request_id in request_ids if (active := self._active.pop(request_id, None))]
         if known:
-            engine.abort(known)
+            engine.abort([active.request.request_id for active in known])
+        return known

@@ -1,21 +1,25 @@
 """A group between its ticket and its batch: the requests it asks of the engine, and the rows they become."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
+
+import pyarrow as pa
 
 from actors.chat.formatter import EncodedPrompt
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.protocols import EngineRequest
-from cluster.contracts.types import Completion, Ticket, sample_seed
+from cluster.contracts.types import Completion, FinishReason, Ticket, sample_seed
 
 
 class GroupInProgress:
     """A ticket on its way to becoming a batch."""
 
-    def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str) -> None:
-        """`key` tells this group's requests from those of every other group that the worker has had.
+    def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str, kept: pa.RecordBatch | None = None) -> None:
+        """`key` tells this group's requests from those of every other group that the worker has had. `kept` is what another worker
+        sampled of it, as `sampled` tells.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
@@ -26,6 +30,13 @@ class GroupInProgress:
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._request_ids = [f"{key}/{index}" for index in range(num_started)]
         self._completions: dict[str, Completion] = {}
+        self._kept: dict[str, Completion] = {}
+        """Tokens of requests that another worker did not finish."""
+        for row in kept.to_pylist() if kept else ():
+            request_id = self._request_ids[row.pop("sample_index")]
+            reason = FinishReason(row.pop("finish_reason"))
+            sampled = self._kept if reason is FinishReason.ABORTED else self._completions
+            sampled[request_id] = Completion(**row, finish_reason=reason)
         self._started_at = datetime.now(UTC)
 
     @property
@@ -39,9 +50,21 @@ class GroupInProgress:
                 prompt_token_ids=self._encoded.token_ids,
                 sampling=self._sampling,
                 seed=sample_seed(self.ticket.seed, index),
+                kept=self._kept.get(request_id),
             )
             for index, request_id in enumerate(self._request_ids)
+            if request_id not in self._completions
         ]
+
+    def sampled(self, kept: Mapping[str, Completion]) -> pa.RecordBatch | None:
+        """For another worker that goes on with it: the finished completions, and tokens of others by request. None: there are none."""
+        known = {**kept, **self._completions}
+        rows = [
+            {"sample_index": index, **asdict(known[request_id])}
+            for index, request_id in enumerate(self._request_ids)
+            if request_id in known
+        ]
+        return pa.RecordBatch.from_pylist(rows) if rows else None
 
     def add(self, request_id: str, completion: Completion) -> None:
         """Nothing is added to a finished group: what ends after it is surplus."""

@@ -8,15 +8,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Literal, Self, TypeVar
 
 import pyarrow as pa
 
 from actors.chat.formatter import ChatFormatter
-from actors.rollout.engine_thread import EngineThread, Outcome, Update
+from actors.rollout.engine_thread import EngineThread, Update
 from actors.rollout.group import GroupInProgress
+from actors.rollout.inbox import Inbox
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
 from cluster.contracts.protocols import Engine
@@ -28,6 +30,15 @@ from cluster.weights.manifest import WeightManifest, unpack, verify
 T = TypeVar("T")
 
 _GROUP_ABORTED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _HandOver:
+    """Ends a group whose outcomes until now are all known, as events of its inbox that came before."""
+
+    group: GroupInProgress
+    kept: Mapping[str, Completion]
+    sampled: asyncio.Future[pa.RecordBatch | None]
 
 
 class RolloutWorker:
@@ -50,8 +61,9 @@ class RolloutWorker:
         self._formatter = formatter
         self._attestor = attestor
         self._timeout_s = timeout_s
-        self._inboxes: set[_Inbox] = set()
-        self._groups: dict[str, tuple[GroupInProgress, _Inbox]] = {}
+        self._may_change_version = on_update != "finish"
+        self._inboxes: set[Inbox] = set()
+        self._groups: dict[str, tuple[GroupInProgress, Inbox]] = {}
         self._num_groups = 0
         self._engine = EngineThread(make_engine, on_update=on_update)
         self._engine.ended.add_done_callback(self._tell_everyone)
@@ -72,8 +84,12 @@ class RolloutWorker:
             timeout_s=config.rollout.timeout_s,
         )
 
-    async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch | Refusal]:
-        """One batch per ticket, in the order the groups finish; none for a group that is aborted.
+    async def generate(
+        self, tickets: Sequence[Ticket], *kept: pa.RecordBatch | None
+    ) -> AsyncIterator[pa.RecordBatch | Refusal]:
+        """One batch per ticket, in the order the groups finish; none for a group that is aborted or handed over.
+
+        `kept`, one a ticket where there are any, is what other workers handed over of these groups, which go on from there.
 
         A prompt that does not fit, or that the engine refuses, costs its own group only: a Refusal comes in the batch's place.
         A ticket's surplus trajectories are aborted when its group is finished.
@@ -82,9 +98,9 @@ class RolloutWorker:
         requests. Raises WeightsError without attested weights, EngineError when the engine ends, DeadlineError when it stands still.
         """
         groups: list[GroupInProgress] = []
-        for ticket in tickets:
+        for ticket, sampled in zip_longest(tickets, kept):
             try:
-                groups.append(self._group(ticket))
+                groups.append(self._group(ticket, sampled))
             except DataError as error:
                 yield _refusal(ticket, headline(error))
         inbox = self._open_inbox()
@@ -98,6 +114,8 @@ class RolloutWorker:
                 request_id, event = await self._next(inbox)
                 if event is _GROUP_ABORTED:
                     num_open -= 1
+                elif isinstance(event, _HandOver):
+                    num_open -= self._give_away(event)
                 elif (result := self._result(by_request[request_id], request_id, event)) is not None:
                     num_open -= 1
                     yield result
@@ -145,6 +163,22 @@ class RolloutWorker:
             inbox.put(("", _GROUP_ABORTED))
         return [group.ticket.group_id for group, _ in dropped]
 
+    async def hand_over(self, group_ids: Sequence[str]) -> list[pa.RecordBatch | None]:
+        """Ends these groups as `abort` does. What is sampled of each, in the order given, for another worker's `generate`.
+
+        None where there is nothing, or the group is not running. Nothing is handed over where a completion cannot go on elsewhere: it
+        must be of one version (`on_update: finish`), its sampling counts its own tokens, or a `stop` text could lie across the seam.
+        With its finished completions alone, and the others drawn anew, a group would favour short ones.
+        """
+        running = {group.ticket.group_id: (group, inbox) for group, inbox in self._groups.values()}
+        wanted = [running[group_id] for group_id in group_ids if group_id in running]
+        unfinished = [request_id for group, _ in wanted for request_id in group.unfinished()]
+        kept = await self._wait_for(self._engine.hand_over(unfinished))
+        ended = {group.ticket.group_id: _HandOver(group, kept, asyncio.Future()) for group, _ in wanted}
+        for group, inbox in wanted:
+            inbox.put(("", ended[group.ticket.group_id]))
+        return [await ended[group_id].sampled if group_id in ended else None for group_id in group_ids]
+
     def progress(self) -> Progress:
         phase, since = self._engine.phase
         version = self._engine.policy_version
@@ -164,25 +198,37 @@ class RolloutWorker:
         """Ends the engine; calls that wait raise EngineError."""
         self._engine.stop()
 
-    def _group(self, ticket: Ticket) -> GroupInProgress:
+    def _give_away(self, event: _HandOver) -> bool:
+        """Whether the group was still open."""
+        group = event.group
+        if is_open := group.key in self._groups:
+            self._end(group)
+        sampling = group.ticket.sampling
+        may_resume = self._may_change_version and not sampling.not_resumable() and not sampling.stop
+        if not event.sampled.done():  # else nobody waits any more
+            event.sampled.set_result(group.sampled(event.kept) if is_open and may_resume else None)
+        return is_open
+
+    def _group(self, ticket: Ticket, sampled: pa.RecordBatch | None) -> GroupInProgress:
         self._num_groups += 1
         encoded = self._formatter.encode(ticket.prompt)
         # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
-        return GroupInProgress(ticket=ticket, encoded=encoded, key=f"{ticket.group_id}.{self._num_groups}")
+        key = f"{ticket.group_id}.{self._num_groups}"
+        return GroupInProgress(ticket=ticket, encoded=encoded, key=key, kept=sampled)
 
-    def _open_inbox(self) -> "_Inbox":
-        inbox = _Inbox(asyncio.get_running_loop())
+    def _open_inbox(self) -> Inbox:
+        inbox = Inbox(asyncio.get_running_loop())
         self._inboxes.add(inbox)
         # After adding: an engine that ends from now on finds the inbox, and one that ended before is seen here.
         if self._engine.ended.done():
             inbox.put(self._end_of_engine())
         return inbox
 
-    def _open_groups(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
+    def _open_groups(self, groups: Sequence[GroupInProgress], inbox: Inbox) -> None:
         for group in groups:
             self._groups[group.key] = (group, inbox)
 
-    def _close(self, groups: Sequence[GroupInProgress], inbox: "_Inbox") -> None:
+    def _close(self, groups: Sequence[GroupInProgress], inbox: Inbox) -> None:
         unfinished = [self._groups.pop(group.key)[0] for group in groups if group.key in self._groups]
         self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
         self._inboxes.discard(inbox)
@@ -219,7 +265,7 @@ class RolloutWorker:
         finally:
             self._inboxes.discard(inbox)
 
-    async def _next(self, inbox: "_Inbox") -> Any:
+    async def _next(self, inbox: Inbox) -> Any:
         while True:
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -254,20 +300,3 @@ class RolloutWorker:
 
 def _refusal(ticket: Ticket, reason: str) -> Refusal:
     return Refusal(group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=reason)
-
-
-class _Inbox:
-    """What one waiting call gets from the engine's thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
-
-    def put(self, event: Any) -> None:
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-    def put_outcome(self, request_id: str, outcome: Outcome) -> None:
-        self.put(outcome if isinstance(outcome, WeightsError) else (request_id, outcome))
-
-    async def get(self) -> Any:
-        return await self._events.get()

@@ -26,8 +26,7 @@ class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
     run_dir: Resources[str] = "runs/run"
-    """Local path; on several nodes, one that all of them mount. Checkpoints cannot lie in an object store yet, so training refuses
-    one."""
+    """Local path, on several nodes one that all of them mount; or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
     seed: Mathematics[NonNegativeInt] = 0
     """Of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
@@ -177,9 +176,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _forbid_resuming_what_counts_a_completions_own_tokens(self) -> "RunConfig":
-        """A resumed request's first tokens are prompt to the engine."""
-        harmless = ("min_tokens", "repetition_penalty", "logit_bias")
-        counting = [name for name in self.sampling.biased() if name not in harmless]
+        counting = self.sampling.not_resumable()
         if self.rollout.on_update == "abort_and_resume" and counting:
             raise ValueError(
                 f"sampling.{counting[0]} with rollout.on_update=abort_and_resume: the engine would apply it to the tokens after the "

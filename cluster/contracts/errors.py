@@ -1,7 +1,7 @@
 """Every error that treadwheel raises on purpose: one message for people, and facts as attributes for code.
 
 The message names the field or row, the value, and the way out; no code reads it. Errors cross Ray, so they pickle, facts included.
-`ConfigError` ends a command with exit code 2.
+`ConfigError` ends a command with exit code 2, `PreemptedError` with 75.
 """
 
 from enum import StrEnum
@@ -52,6 +52,10 @@ class ConfigError(TreadwheelError):
     """The user asked for something that cannot work. Raised before anything expensive starts."""
 
 
+class InUseError(ConfigError):
+    """The run directory has a living driver."""
+
+
 class DataError(TreadwheelError):
     """A trajectory, prompt or file breaks its schema; the message names the row and the field, `prompt_id` the prompt."""
 
@@ -78,6 +82,12 @@ class WorkerError(TreadwheelError):
     """A worker failed in a way that starting it again may heal; the message names the worker."""
 
     kind = FailureKind.ERROR
+
+
+class UnreachableError(WorkerError):
+    """A worker's node is dead or does not answer: nothing says that the worker's own work ended it."""
+
+    kind = FailureKind.DEATH
 
 
 class EngineError(WorkerError):
@@ -115,8 +125,27 @@ class StorageError(TreadwheelError):
     """The run directory cannot be read or written (disk full, no permission, in use); the message names the file."""
 
 
+class ClaimLostError(StorageError):
+    """Another driver took the run directory over: this one must end."""
+
+
+class AlreadyExistsError(StorageError):
+    """A file that was to be created is there already, with other content."""
+
+
 class LedgerError(TreadwheelError):
     """The record of consumed groups contradicts itself or the trajectories on disk."""
+
+
+class PreemptedError(TreadwheelError):
+    """A node that the run cannot do without announced its end. The same command goes on elsewhere."""
+
+    kind = FailureKind.TERMINATION
+
+    def __init__(self, message: str, *, deadline: float | None = None, **facts: Any) -> None:
+        """`deadline` is the node's end in Unix seconds; None where it does not say."""
+        super().__init__(message, **facts)
+        self.deadline = deadline
 
 
 OF_ITS_MACHINE = (ConfigError, StorageError, DataError)

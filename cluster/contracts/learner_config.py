@@ -9,7 +9,8 @@ from cluster.contracts.settings import Layout, Mark, Mathematics, Resources, Sec
 
 class ModelConfig(Section, mark=Mark.MATHEMATICS):
     path: str
-    """A Hugging Face folder, or a hub name."""
+    """A Hugging Face folder, or a hub name. The model of a checkpoint in an object store (`s3://bucket/run/checkpoints/step-000010/model`)
+    may be named too: each machine downloads it once, into ~/.cache/treadwheel or what TREADWHEEL_CACHE names, and checks it."""
     revision: str | None = None
     """Hub revision; None is the default branch. Pin it for runs that must repeat."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

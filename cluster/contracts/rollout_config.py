@@ -29,6 +29,11 @@ class BufferConfig(Section):
     """A group with a larger share of failed rewards is dropped, and another one is sampled. In any other group the trajectories
     whose reward is known are trained on."""
 
+    @property
+    def most_under_way(self) -> int:
+        """Groups that may be under way at once, inside the staleness bound."""
+        return self.groups_per_step * (self.max_off_policy_steps + 1)
+
     @model_validator(mode="after")
     def _require_async_for_straggler_drop(self) -> "BufferConfig":
         if self.max_head_of_line_s is not None and self.max_off_policy_steps == 0:

@@ -72,6 +72,10 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
         ]
         return changed + [f"columns.{name}" for name in self.columns if name in _BIASED]
 
+    def not_resumable(self) -> list[str]:
+        """Settings in effect that count a completion's own tokens. A resumed request's first tokens are prompt to the engine."""
+        return [name for name in self.biased() if name not in ("min_tokens", "repetition_penalty", "logit_bias")]
+
     @model_validator(mode="after")
     def _refuse_contradicting_settings(self) -> "SamplingConfig":
         if self.min_tokens > self.max_tokens:

@@ -223,6 +223,10 @@ class Group:
         summary = replace(self.summary, **{**added, "size_bytes": size_bytes})
         return Group(pieces=(*self.pieces, columns), summary=summary)
 
+    def moved(self, copies: Mapping[Any, Any]) -> "Group":
+        """With copies in place of the pieces that they are copies of."""
+        return replace(self, pieces=tuple(_copy_or_itself(piece, copies) for piece in self.pieces))
+
     def of(self, rows: list[int]) -> "Group":
         """These trajectories alone, whose rewards are known."""
         return Group(pieces=(*self.pieces, rows), summary=self.summary.of(rows))
@@ -309,6 +313,14 @@ class Progress:
     pid: int
     detail: str = ""
     holds: tuple[Hold, ...] = ()
+
+
+def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
+    """Lists of rows and small columns travel with the group, and are no keys."""
+    try:
+        return copies.get(piece, piece)
+    except TypeError:
+        return piece
 
 
 def sample_seed(group_seed: int, sample_index: int) -> int:

@@ -1,11 +1,25 @@
 """What keeps a run going and on record: checkpoints, supervision, limits, sizes, metrics."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Mark, Section
+from cluster.contracts.settings import Mark, Resources, Section
+
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"([A-Za-z0-9.-]+/)?{_NAME}={_NAME}")
+"""As Kubernetes and Ray write labels of nodes."""
 
 
 class CheckpointConfig(Section, mark=Mark.RESOURCES):
@@ -20,7 +34,7 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     keep_best: bool = True
     """Also keeps the checkpoint with the best evaluation, or with the best reward in a run that does not evaluate."""
     asynchronous: bool = True
-    """Copies the state, and writes it while training goes on."""
+    """Copies the state, and writes it while training goes on. Training waits where a learner rank has no memory for its copy."""
 
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
@@ -36,7 +50,8 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     """An actor that does not answer for so long is killed and replaced. An actor that answers but makes no progress is found by the
     deadline of the call that it works on (`timeout_s` of its section)."""
     start_s: PositiveFloat = 300.0
-    """Deadline for an actor to come up, model loading included."""
+    """Deadline for an actor to come up, model loading included. A worker that joins in mid-run waits for its node without end, says so
+    every `start_s` and when Ray's autoscaler has news (event `worker_waits`), and has `start_s` to load."""
     max_prompt_failures: PositiveInt = 3
     """A prompt whose groups failed so often is not sampled again."""
 
@@ -57,9 +72,48 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     """Of rollout workers, whose number follows the learner's wait for groups; None does not scale by itself. The number of reward
     services changes by `treadwheel scale` alone."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Workers are added while the learner waits for groups for a larger share of its time."""
+    """Workers are added when the learner waits for groups for a larger share of its time: as many as the measured shares of waiting and
+    idle time ask for (docs/scaling.md)."""
+    max_step_factor: Annotated[float, Field(gt=1)] = 2.0
+    """Growth asks for at most so many times the present workers at once, and for one more at least. Nothing more is asked for until they
+    serve."""
     scale_down_full_steps: PositiveInt = 10
-    """One worker is removed after so many steps in a row with a full buffer."""
+    """Workers that the measured idle time does not need are removed after so many steps in a row with a full buffer."""
+    spot: Resources[str | None] = None
+    """`key=value`, the label of nodes that may be taken away, for example `ray.io/market-type=spot`. Rollout workers may run there; all
+    other actors stay on other nodes. None: no node is such a one."""
+    wait_for_nodes_s: Resources[PositiveFloat | None] = None
+    """The run is planned on what it asks for, and waits so long for nodes with room for all of it, an elastic one for `min_workers` of
+    its workers (docs/scaling.md). Later, when no worker is left, it waits for the next one's node without end. None plans on the nodes that
+    are there when it starts, and refuses what they have no room for."""
+
+    @model_validator(mode="after")
+    def _require_ordered_bounds(self) -> "ElasticConfig":
+        if self.max_workers is not None and self.min_workers > self.max_workers:
+            raise ValueError(
+                f"min_workers={self.min_workers} is more than max_workers={self.max_workers}; lower it, or raise max_workers"
+            )
+        return self
+
+    @field_validator("spot")
+    @classmethod
+    def _require_a_label(cls, spot: str | None) -> str | None:
+        if spot is not None and not _LABEL.fullmatch(spot):
+            raise ValueError(f"{spot!r} is no label; write key=value, such as ray.io/market-type=spot")
+        return spot
+
+    @property
+    def off_spot(self) -> dict[str, str]:
+        """Ray's selector of nodes that stay; empty when every node does."""
+        if self.spot is None:
+            return {}
+        key, _, value = self.spot.partition("=")
+        return {key: f"!{value}"}
+
+    def is_spot(self, node_labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels may be taken away."""
+        key, _, value = (self.spot or "").partition("=")
+        return self.spot is not None and node_labels.get(key) == value
 
 
 class RecordConfig(Section, mark=Mark.RESOURCES):

@@ -1,7 +1,8 @@
 """What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
-record shows. A last line that a crash tore is not read; the next record takes its place.
+record shows. A last line that a crash tore is not read; the next record takes its place. In an object store each record is an object
+that is created if it is not there: of two drivers, one records a step, and the other stops.
 """
 
 import hashlib
@@ -17,17 +18,23 @@ NAME = "ledger/ledger.jsonl"
 
 
 class Journal(Protocol):
-    """Durable lines: the run directory."""
+    """Where records are kept: the run directory."""
 
-    def append_line(self, name: str, line: str) -> None:
-        """Returns once the line is on the disk."""
+    def append_record(self, step: int, line: str) -> None:
+        """Returns once it is durable. Raises LedgerError when another driver recorded that step before."""
         ...
 
-    def read_lines(self, name: str) -> list[str]:
-        """All lines; empty when there is none. A torn last one, which has no end, is "" whatever it holds."""
+    def read_records(self, after: int = 0) -> list[str]:
+        """The lines of all steps after that one; empty when there is none. A torn last one, which has no end, is "" whatever it holds."""
         ...
 
-    def replace_lines(self, name: str, lines: Sequence[str]) -> None: ...
+    def cut_records(self, number: int) -> None:
+        """Keeps the first `number`."""
+        ...
+
+    def check_claim(self) -> None:
+        """Raises ClaimLostError once another driver has taken over."""
+        ...
 
 
 class Record(BaseModel):
@@ -69,7 +76,7 @@ class Ledger:
         self._journal = journal
         self._is_whole = num_steps is None
         self._last: Record | None = None
-        lines = journal.read_lines(NAME)[:num_steps]
+        lines = journal.read_records()[:num_steps]
         for record in _records(lines):
             self._last = record
         self.num_torn_lines = len(lines) - self.version
@@ -94,7 +101,7 @@ class Ledger:
     ) -> Record:
         """The record of the next step. On the disk when this returns, so it is not for an event loop.
 
-        Raises LedgerError for a group that was consumed before.
+        Raises LedgerError for a group that was consumed before, and when another driver recorded this step before.
         """
         assert self._is_whole, "a part of a ledger is only read"
         if not groups or min(groups) < self.next_index or list(groups) != sorted(set(groups)):
@@ -111,19 +118,23 @@ class Ledger:
             pass_rates=pass_rates,
         )
         if self.num_torn_lines:
-            self._journal.replace_lines(NAME, self._journal.read_lines(NAME)[: self.version])
+            self._journal.cut_records(self.version)
             self.num_torn_lines = 0
-        self._journal.append_line(NAME, record.line)
+        self._journal.append_record(record.step, record.line)
         self._last = record
         return record
 
+    def check_claim(self) -> None:
+        """Raises ClaimLostError once another driver has taken over: this one writes nothing more."""
+        self._journal.check_claim()
+
     def records(self) -> Iterator[Record]:
         """All of them, read from the disk."""
-        return _records(self._journal.read_lines(NAME)[: self.version])
+        return _records(self._journal.read_records()[: self.version])
 
     def after(self, version: int) -> list[Record]:
         """Records of the steps after `version`, read from the disk: what a learner restored to it is fed again."""
-        return [_parsed(line) for line in self._journal.read_lines(NAME)[version : self.version]]
+        return [_parsed(line) for line in self._journal.read_records(version)[: self.version - version]]
 
 
 def _records(lines: Sequence[str]) -> Iterator[Record]:

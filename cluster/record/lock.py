@@ -1,11 +1,11 @@
-"""One driver per run directory: a lock on a file, which the kernel drops with the process. The file's content says whose it is."""
+"""One driver per run directory of a disk: a lock on a file, which the kernel drops with the process. Its content says whose it is."""
 
 import fcntl
 import os
 import socket
 import time
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import InUseError
 
 _TRIES, _PAUSE_S = 5, 0.02
 """`owner_of` holds the lock for an instant: only a lock that stays is an owner's."""
@@ -15,7 +15,7 @@ class Claim:
     """The lock, ours until `release` or the end of this process, whichever way that ends."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError naming the living owner."""
+        """Raises InUseError naming the living owner."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(_TRIES):
             if _is_free(self._descriptor, fcntl.LOCK_EX):
@@ -26,7 +26,7 @@ class Claim:
             os.close(self._descriptor)
             raise in_use(os.path.dirname(path), owner)
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.pwrite(self._descriptor, this_process().encode(), 0)
 
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)
@@ -42,8 +42,14 @@ def owner_of(path: str) -> str | None:
         return None
 
 
-def in_use(folder: str, owner: str) -> ConfigError:
-    return ConfigError(f"run_dir={folder!r} is in use by {owner}; wait for it, stop it, or name another run_dir")
+def in_use(folder: str, owner: str) -> InUseError:
+    return InUseError(
+        f"run_dir={folder!r} is in use by {owner}; wait for it (--wait-for-claim 10m), stop it, or name another run_dir"
+    )
+
+
+def this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_free(descriptor: int, lock: int) -> bool:

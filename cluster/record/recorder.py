@@ -5,22 +5,31 @@ An actor of its own, so that neither the controller nor the learner touches the 
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
 from cluster.contracts.schema import SCHEMA, joined, summarize, validate
 from cluster.contracts.types import GroupSummary
-from cluster.record.run_directory import CHECKPOINTS, checkpoint_step
+from cluster.record.run_directory import checkpoints_of
 from cluster.record.storage import Storage
 
 PRUNED = "trajectories/pruned.json"
 """How many of the first steps have no trajectories any more; not there until some were removed."""
 
 
-def name_of(step: int) -> str:
-    return f"trajectories/step-{step:06d}.arrow"
+def name_of(step: int, digest: str = "") -> str:
+    """With the digest of its content in an object store: a driver that was taken for dead and wakes writes into no file of the next one.
+    The ledger says which file of a step counts."""
+    return f"trajectories/step-{step:06d}{'-' if digest else ''}{digest[:12]}.arrow"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose trajectories a file of this name, without folder, holds; None for another file."""
+    found = re.fullmatch(r"step-(\d+)(-[0-9a-f]+)?\.arrow", name)
+    return int(found[1]) if found else None
 
 
 def num_pruned_steps(files: Storage) -> int:
@@ -45,10 +54,12 @@ class Recorder:
             for group in joined(pieces):
                 writer.write_batch(validate(group))
         content = sink.getvalue()
-        self._files.write_file(name_of(step), content)
+        digest = digest_of(content)
+        name = name_of(step, "" if self._files.is_local else digest)
+        self._files.write_file(name, content)
         if self._keep_steps is not None:
             self._prune(min(step - self._keep_steps, self._restarts_from()))
-        return name_of(step), digest_of(content)
+        return name, digest
 
     def read(self, name: str, digest: str) -> Sequence[pa.RecordBatch]:
         """The groups of a step. Raises LedgerError when the file is not what was recorded, or was removed."""
@@ -69,7 +80,7 @@ class Recorder:
 
     def _restarts_from(self) -> int:
         """The oldest step that a run may be restored to, when all but one of the kept checkpoints are damaged."""
-        steps = sorted(_numbers(self._files.names(CHECKPOINTS)))
+        steps = list(checkpoints_of(self._files))
         return steps[-self._keep_checkpoints] if len(steps) >= self._keep_checkpoints else 0
 
     def _prune(self, last: int) -> None:
@@ -77,9 +88,9 @@ class Recorder:
         if last <= num_pruned_steps(self._files):
             return
         self._files.write_json(PRUNED, {"steps": last})
-        for step in _numbers(self._files.names("trajectories")):
-            if step <= last:
-                self._files.remove(name_of(step))
+        for name in self._files.names("trajectories"):
+            if (step := step_of(name)) is not None and step <= last:
+                self._files.remove(f"trajectories/{name}")
 
     def summaries(self, *groups: pa.RecordBatch) -> list[GroupSummary]:
         """What the controller knew of the groups that `read` returned."""
@@ -88,9 +99,3 @@ class Recorder:
 
 def digest_of(content: pa.Buffer) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _numbers(names: Iterable[str]) -> list[int]:
-    """Of what is named for a step: step-000010, step-000010.arrow."""
-    found = (checkpoint_step(name.removesuffix(".arrow")) for name in names)
-    return [step for step in found if step is not None]

@@ -1,23 +1,28 @@
-"""A run's directory: one owner at a time, and one run. One that was copied to s3:// or gs:// is read there, and no run goes on in it.
+"""A run's directory, on a disk or in an object store: one owner at a time, and one run.
 
 To write into it as its owner takes a claim; to read it, or to add trajectories, takes none. Once a step is finished, another
 configuration is refused, unless only settings differ that `resume_rules` lets change.
 """
 
+import contextlib
 import os
+import posixpath
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyarrow as pa
 import yaml
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
+from cluster.record import store_claim
 from cluster.record.ledger import NAME as LEDGER
+from cluster.record.local_files import naming, reason
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
-from cluster.record.storage import Storage, naming, reason
+from cluster.record.step_objects import StepObjects
+from cluster.record.storage import Storage
+from cluster.record.store_claim import StoreClaim
 from cluster.record.writer import Writer
 
 RUN_YAML = "run.yaml"
@@ -28,7 +33,9 @@ SUMMARY = "summary.json"
 STATUS = "status.json"
 VERDICTS = "verdicts.jsonl"
 CHECKPOINTS = "checkpoints"
+CHECKPOINT_MANIFEST = "manifest.json"
 _LOCK = "driver.lock"
+_PROBE = "driver.probe"
 _OWNER_ONLY = 0o700
 """Trajectories and logs may hold what users said: nobody else on the machine reads them."""
 
@@ -46,6 +53,17 @@ def checkpoint_step(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def checkpoints_of(files: Storage, folder: str = CHECKPOINTS) -> dict[int, str]:
+    """Names of the checkpoints' folders in `folder` by step, in order. In an object store a folder without a manifest is none: a save under
+    way, or what it left."""
+    found = {checkpoint_step(name): name for name in files.names(folder)}
+    named = {step: found[step] for step in sorted(step for step in found if step is not None)}
+    if files.is_local:
+        return named
+    manifests = {step: posixpath.join(folder, name, CHECKPOINT_MANIFEST) for step, name in named.items()}
+    return {step: name for step, name in named.items() if files.exists(manifests[step])}
+
+
 class RunDirectory(Storage):
     """The files of one run, with an owner."""
 
@@ -53,13 +71,12 @@ class RunDirectory(Storage):
         """Touches nothing. Raises ConfigError for a URL of an unknown kind."""
         try:
             super().__init__(url)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ConfigError(
-                f"run_dir={url!r} cannot be opened: {error}; use a local path or a shared file system that all nodes mount"
-            ) from error
+        except StorageError as error:
+            raise ConfigError(f"run_dir={url!r} cannot be opened: {error}") from error
         self.writer = Writer()
         """For what the event loop writes and need not wait for: events, status.json."""
-        self._claim: Claim | None = None
+        self._claim: Claim | StoreClaim | None = None
+        self._steps = StepObjects(self._store, file=LEDGER) if self._store else None
 
     @property
     def is_claimed(self) -> bool:
@@ -68,16 +85,17 @@ class RunDirectory(Storage):
 
     def checkpoints(self) -> dict[int, str]:
         """Names of the checkpoints' folders by step, in order."""
-        found = {checkpoint_step(name): name for name in self.names(CHECKPOINTS)}
-        return {step: found[step] for step in sorted(step for step in found if step is not None)}
+        return checkpoints_of(self)
 
     def refuse_if_busy(self) -> None:
-        """Raises ConfigError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
+        """Raises InUseError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
+        self.reach()
         if not self.is_claimed and (owner := self.owner()):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing.
+        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes
+        nothing that is there.
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """
@@ -92,13 +110,7 @@ class RunDirectory(Storage):
         is taken over. What a run left that never finished a step is removed if this one computes something else.
         """
         self._check_place()
-        try:
-            os.makedirs(self._root, mode=_OWNER_ONLY, exist_ok=True)
-            self._claim = Claim(self._at(_LOCK))
-        except OSError as error:
-            raise ConfigError(
-                f"run_dir={self.url!r} cannot be written: {reason(error)}; mend that, or name another run_dir"
-            ) from error
+        self._claim = StoreClaim(self._store, _LOCK) if self._store else self._locked()
         try:
             return self._take_over(run_yaml, spelled_out)
         except BaseException:
@@ -107,26 +119,68 @@ class RunDirectory(Storage):
 
     def release(self) -> None:
         """Writes what waits and gives the directory back. May be called twice."""
-        try:
+        with contextlib.ExitStack() as last:
+            last.callback(self._give_back)
+            last.callback(self.compact_lines if self._is_ours() else self.flush_lines)
             self.writer.flush()
-        finally:
-            claim, self._claim = self._claim, None
-            if claim:
-                claim.release()
+
+    def _give_back(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim:
+            claim.release()
+
+    def _is_ours(self) -> bool:
+        return self.is_claimed and not (isinstance(self._claim, StoreClaim) and self._claim.is_lost)
+
+    def check_claim(self) -> None:
+        """Raises ClaimLostError once another driver has taken the directory, which happens in object stores alone."""
+        if isinstance(self._claim, StoreClaim):
+            self._claim.check()
 
     def owner(self) -> str | None:
-        """The living driver, `process 4711 on node-1`; None when there is none."""
+        """The living driver, `process 4711 on node-1`; None when there is none. In a store whose last driver did not give it back, this
+        writes a small object, for the store's clock."""
+        if self._store:
+            return store_claim.owner_of(self._store, _LOCK)
         with naming(self.path(_LOCK)):
-            return owner_of(self._at(_LOCK)) if self.is_local else None
+            return owner_of(self.path(_LOCK))
+
+    # The ledger's journal
+
+    def append_record(self, step: int, line: str) -> None:
+        self.check_claim()
+        if self._steps:
+            self._steps.append_record(step, line)
+        else:
+            self.append_line(LEDGER, line)
+
+    def read_records(self, after: int = 0) -> list[str]:
+        return self._steps.read_records(after) if self._steps else self.read_lines(LEDGER)[after:]
+
+    def cut_records(self, number: int) -> None:
+        if self._steps:
+            self._steps.cut_records(number)
+        elif number:
+            self.replace_lines(LEDGER, self.read_lines(LEDGER)[:number])
+        else:
+            self.remove(LEDGER)
+
+    def _locked(self) -> Claim:
+        try:
+            os.makedirs(self.path(), mode=_OWNER_ONLY, exist_ok=True)
+            return Claim(self.path(_LOCK))
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={self.url!r} cannot be written: {reason(error)}; mend that, or name another run_dir"
+            ) from error
 
     def _check_place(self) -> None:
-        """The folder, or the first one above it that exists, must take new files."""
-        if not self.is_local:
-            raise ConfigError(
-                f"run_dir={self.url!r}: the learner cannot write checkpoints to an object store yet; "
-                "use a local path or a shared file system that all nodes mount"
-            )
-        place = self._root
+        """The folder, or the first one above it that exists, must take new files; so must an object store."""
+        self.reach()
+        if self._store:
+            self.write_file(_PROBE, b"")
+            return self.remove(_PROBE)
+        place = self.path()
         while not os.path.lexists(place):
             place = os.path.dirname(place)
         if not os.path.isdir(place):
@@ -159,11 +213,17 @@ class RunDirectory(Storage):
 
     def _has_finished_a_step(self) -> bool:
         """A recorded step is finished when the next one is recorded, an event knows its version or a checkpoint has it."""
-        if len(self.read_lines(LEDGER)) > 1 or self.checkpoints():
+        if len(self.read_records()) > 1 or self.checkpoints():
             return True
         return any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))
 
     def _start_over(self) -> None:
+        if isinstance(self._claim, StoreClaim) and (former := self._claim.lapsed):
+            raise ConfigError(
+                f"run_dir={self.url!r} holds the beginning of another run, and {former}, which drove it, never gave the directory back: "
+                f"should it wake, it writes into this run; name another run_dir, or remove {self.path(_LOCK)} if it is surely gone"
+            )
         trajectories = (f"trajectories/{file}" for file in self.names("trajectories"))
-        for name in (LEDGER, METRICS, PASSPORT, VERDICTS, *trajectories):
+        self.cut_records(0)
+        for name in (METRICS, PASSPORT, VERDICTS, *trajectories):
             self.remove(name)

@@ -15,7 +15,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
 from cluster.remote.host import Host
-from cluster.remote.nodes import is_seat_lost, kill_on_node
+from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
 from cluster.remote.streams import next_batch, object_refs
 
 T = TypeVar("T")
@@ -38,17 +38,27 @@ class ActorSpec:
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     bundle: int | None = None
-    """Index in the placement group; None leaves the place to Ray."""
+    """Index among the seats of the run; None leaves the place to Ray."""
+    node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Ray's selector of the nodes where it may be when it has no seat; empty: any."""
+    keeps_to_seat: bool = False
+    """It waits for a lost seat to come back on another node, as one with a GPU does anyway: nodes come and go, and elsewhere it would
+    be in the way of others."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    run: str = ""
+    """Name of its run, which Ray's dashboard shows before the actor's."""
 
 
 class RemoteActor:
     """One actor. After its death this object is of no use; another is made from the same spec."""
 
-    def __init__(self, spec: ActorSpec, handle: Any, pid: int, node_id: str) -> None:
+    def __init__(
+        self, spec: ActorSpec, handle: Any, pid: int, node_id: str, node_labels: Mapping[str, str] | None = None
+    ) -> None:
         self.spec = spec
         self.pid = pid
         self.node_id = node_id
+        self.node_labels = node_labels or {}
         self._handle = handle
         self.is_hung = False
         """Killed for silence: its callers' errors mean a hang, not a death."""
@@ -60,40 +70,42 @@ class RemoteActor:
         return self.spec.name
 
     @classmethod
-    async def spawn(cls, spec: ActorSpec, *, placement_group: Any = None, deadline_s: float) -> "RemoteActor":
-        """A process with nothing in it yet. Raises WorkerError or DeadlineError.
+    async def spawn(cls, spec: ActorSpec, *, seat: Seat | None = None, deadline_s: float | None) -> "RemoteActor":
+        """A process with nothing in it yet. Raises WorkerError or DeadlineError; None waits for a node without end.
 
         A seat that goes with its node comes back on another one, inside its placement group. An actor with a GPU waits for that:
         the group holds the GPUs that the run asked for, and outside it there may be none. An actor without a GPU needs no seat,
-        because CPU shares place actors and do not limit them: it starts wherever there is a node.
+        because CPU shares place actors and do not limit them: it starts wherever there is a node, unless it keeps to its seat.
         """
-        if placement_group is None or spec.bundle is None:
-            return await cls._spawn(spec, num_cpus=spec.num_cpus, deadline_s=deadline_s)
-        seat = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=spec.bundle)
+        anywhere = {"label_selector": dict(spec.node_labels)} if spec.node_labels else {}
+        if seat is None:
+            return await cls._spawn(spec, num_cpus=spec.num_cpus, deadline_s=deadline_s, **anywhere)
+        here = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.index)
         starting = asyncio.create_task(
-            cls._spawn(spec, num_cpus=spec.num_cpus, scheduling_strategy=seat, deadline_s=deadline_s)
+            cls._spawn(spec, num_cpus=spec.num_cpus, scheduling_strategy=here, deadline_s=deadline_s)
         )
         try:
-            while spec.num_gpus or not await is_seat_lost(placement_group, spec.bundle):
-                done, _ = await asyncio.wait({starting}, timeout=None if spec.num_gpus else _SEAT_CHECK_S)
+            stays = spec.keeps_to_seat or spec.num_gpus > 0
+            while stays or not await is_seat_lost(seat):
+                done, _ = await asyncio.wait({starting}, timeout=None if stays else _SEAT_CHECK_S)
                 if done:
                     return starting.result()
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        return await cls._spawn(spec, num_cpus=0.0, deadline_s=deadline_s)
+        return await cls._spawn(spec, num_cpus=0.0, deadline_s=deadline_s, **anywhere)
 
     @classmethod
-    async def _spawn(cls, spec: ActorSpec, *, deadline_s: float, **options: Any) -> "RemoteActor":
+    async def _spawn(cls, spec: ActorSpec, *, deadline_s: float | None, **options: Any) -> "RemoteActor":
         options = {"num_gpus": spec.num_gpus, "max_restarts": 0, "max_task_retries": 0, **options}
-        handle: Any = ray.remote(Host).options(**options).remote(spec.name, dict(spec.env))
+        handle: Any = ray.remote(Host).options(**options).remote(spec.name, dict(spec.env), run=spec.run)
         try:
             identified = handle.identify.remote()
-            pid, node_id = await answer_of(identified, actor=spec.name, stage=_STARTING, deadline_s=deadline_s)
+            found = await answer_of(identified, actor=spec.name, stage=_STARTING, deadline_s=deadline_s)
         except BaseException:
             _end(handle)
             raise
-        return cls(spec, handle, pid, node_id)
+        return cls(spec, handle, *found)
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
         """Makes the hosted object from the spec's arguments and `more`. Raises the object's own error, WorkerError or DeadlineError."""

@@ -1,7 +1,7 @@
 """Ray's failures as ours: one message for people, and the kind, the actor and the stage for code.
 
-They come out as one of four: a deliberate error of ours (raised as it was), `WorkerError` (death of the actor, or a bug in it),
-`DeadlineError`, `LostError` (an argument went with its node).
+They come out as one of five: a deliberate error of ours (raised as it was), `WorkerError` (death of the actor, or a bug in it),
+`UnreachableError` (its node went), `DeadlineError`, `LostError` (an argument went with its node).
 """
 
 import asyncio
@@ -9,11 +9,21 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from cluster.contracts.errors import DeadlineError, FailureKind, LostError, TreadwheelError, WorkerError
+from cluster.contracts.errors import (
+    DeadlineError,
+    FailureKind,
+    LostError,
+    TreadwheelError,
+    UnreachableError,
+    WorkerError,
+)
 
 T = TypeVar("T")
+
+_NODE_DIED = "its node has died"
+"""Ray has no other sign of it."""
 
 
 async def answer_of(
@@ -21,7 +31,7 @@ async def answer_of(
     *,
     actor: str,
     stage: str,
-    deadline_s: float,
+    deadline_s: float | None,
     last_words: Callable[[], Awaitable[str]] | None = None,
 ) -> T:
     """What a call of `actor` returns. A DeadlineError ends with the `last_words`, asked for when it is too late."""
@@ -57,6 +67,9 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         raise WorkerError(f"{actor} failed in {stage!r}: {what}", actor=actor, stage=stage) from error
     except RayActorError as error:
         what = f"{actor} died in {stage!r}: {_in_one_line(error)}"
+        # A node tells of a dead process at once. Where nothing is told, the node went with it, which Ray says only much later.
+        if isinstance(error, ActorUnavailableError) or _NODE_DIED in str(error):
+            raise UnreachableError(what, actor=actor, stage=stage) from error
         raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage) from error
     except RayError as error:
         what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)}"

@@ -28,8 +28,8 @@ _END = object()
 class Host:
     """Holds one object and forwards calls to it."""
 
-    def __init__(self, name: str, env: Mapping[str, str] | None = None) -> None:
-        """`env` is set before anything that reads it is imported.
+    def __init__(self, name: str, env: Mapping[str, str] | None = None, *, run: str = "") -> None:
+        """`env` is set before anything that reads it is imported. `run` is the run's name, for people.
 
         Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
         """
@@ -38,9 +38,14 @@ class Host:
             path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
         ]
         self._name = name
+        self._title = f"{run}/{name}" if run else name
         self._phase, self._since = "starting", time.time()
         self._object: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard calls the actor. Not its name in Ray, which one that dies still has when its replacement starts."""
+        return self._title
 
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
         """Makes the object with a factory's import path (`package.module:function`), in the object's own thread.
@@ -106,9 +111,11 @@ class Host:
             pid=os.getpid(),
         )
 
-    async def identify(self) -> tuple[int, str]:
-        """(pid, node id): what it takes to kill this process when it no longer answers."""
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    async def identify(self) -> tuple[int, str, dict[str, str]]:
+        """(pid, node id): what it takes to kill this process when it no longer answers; and the labels of its node."""
+        here = ray.get_runtime_context()
+        labels: Any = here.get_node_labels()  # one text each, whatever Ray's annotation says
+        return os.getpid(), here.get_node_id(), labels
 
     def _enter(self, phase: str) -> None:
         self._phase, self._since = phase, time.time()

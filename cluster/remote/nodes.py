@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 import ray
@@ -25,6 +25,13 @@ _EXIT_S = 1.0
 """What a process that was told to end gets to do so."""
 
 
+class Seat(NamedTuple):
+    """An actor's place in a placement group."""
+
+    group: Any
+    index: int
+
+
 class SharedAnswer(Generic[T]):
     """One question to Ray's head node: asked once for all that want the answer within `_MAX_AGE_S`."""
 
@@ -39,26 +46,32 @@ class SharedAnswer(Generic[T]):
         loop = asyncio.get_running_loop()
         is_of_this_loop = self._asked is not None and self._asked.get_loop() is loop
         if self._asked is None or not is_of_this_loop or loop.time() - self._asked_at > _MAX_AGE_S:
-            self._asked, self._asked_at = loop.create_task(_answer(self._question)), loop.time()
+            self._asked, self._asked_at = loop.create_task(answer_of_head(self._question)), loop.time()
             # An error that nobody waits for any more is no news: all of them were cancelled.
             self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         return await asyncio.shield(self._asked)  # one that is cancelled does not take the answer from the others
 
 
-async def draining_nodes() -> set[str]:
-    """Ids of nodes that announced that they go away (spot termination, scale-down)."""
-    return await _answer(_draining_nodes)
+async def draining_nodes() -> dict[str, float | None]:
+    """Nodes that announced that they go away (spot termination, scale-down), with the Unix seconds of their end; None: they do not say."""
+    ends_ms = await answer_of_head(_draining_nodes)
+    return {node_id: end_ms / 1000 if end_ms else None for node_id, end_ms in ends_ms.items()}
 
 
-async def is_seat_lost(placement_group: Any, seat: int) -> bool:
+def drivers_node() -> str:
+    """Id of the node that this process is on."""
+    return ray.get_runtime_context().get_node_id()
+
+
+async def is_seat_lost(seat: Seat) -> bool:
     """Whether the seat's node is dead or draining: Ray starts no actor there, and has not placed the seat anew yet.
 
     As of `_MAX_AGE_S` ago at the earliest.
     """
-    return seat not in await _good_seats_of(placement_group).get()
+    return seat.index not in await _good_seats_of(seat.group).get()
 
 
-@lru_cache(maxsize=1)  # a run has one placement group
+@lru_cache(maxsize=2)  # a run has two placement groups at most
 def _good_seats_of(placement_group: Any) -> SharedAnswer[set[int]]:
     return SharedAnswer(partial(_good_seats, placement_group))
 
@@ -66,19 +79,20 @@ def _good_seats_of(placement_group: Any) -> SharedAnswer[set[int]]:
 def _good_seats(placement_group: Any) -> set[int]:
     """Seats of the group whose node lives and stays. The group is asked first: its nodes are then all known."""
     node_of_seat = placement_group_table(placement_group)["bundles_to_node_id"]
-    staying = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - _draining_nodes()
+    staying = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - _draining_nodes().keys()
     return {seat for seat, node_id in node_of_seat.items() if node_id in staying}
 
 
-def _draining_nodes() -> set[str]:
+def _draining_nodes() -> dict[str, int]:
+    """With the Unix milliseconds of their end; 0: they do not say."""
     from ray._private.state import state  # Ray has no public name for it
 
-    return set(state.get_draining_nodes())
+    return state.get_draining_nodes()
 
 
 async def kill_on_node(pid: int, node_id: str) -> None:
     """SIGKILL, if the process is still there after a moment."""
-    if node_id == ray.get_runtime_context().get_node_id():
+    if node_id == drivers_node():
         await asyncio.to_thread(_kill_process, pid)
         return
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
@@ -95,7 +109,7 @@ def _kill_process(pid: int) -> None:
         process.kill()
 
 
-async def _answer(question: Callable[[], T]) -> T:
+async def answer_of_head(question: Callable[[], T]) -> T:
     """Ray's head node may be gone, and Ray itself waits long."""
     call = asyncio.to_thread(question)
     return await answer_of(call, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)

@@ -10,10 +10,11 @@ moves the groups behind it forward.
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
+from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group
@@ -175,13 +176,27 @@ class Buffer:
         """Stragglers dropped since the last call: their sampling can be aborted. Each is still to be reported."""
         return self._stragglers.drain_dropped()
 
+    def ready(self) -> dict[int, Group]:
+        """Finished groups that nobody took, by index."""
+        return {index: group for index, group in self._live.items() if group is not None}
+
+    def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
+        """These objects take the place of others in a finished group. False when it was taken or dropped."""
+        if (group := self._live.get(index)) is None:
+            return False
+        self._live[index] = group.moved(copies)
+        return True
+
     # The controller
 
-    async def take(self, count: int, *, stall_s: float | None = None) -> list[tuple[int, Group]]:
+    async def take(
+        self, count: int, *, stall_s: float | None = None, goes_on: Callable[[], bool] = lambda: False
+    ) -> list[tuple[int, Group]]:
         """The first `count` groups in start order with their indices, once all of them are finished.
 
         Drops the unfinished ones among them when `count` finished ones have waited behind them for `max_head_of_line_s` of this
-        call. Raises DeadlineError when no group starts, finishes or is dropped for `stall_s`; None waits for ever.
+        call. Raises DeadlineError when no group starts, finishes or is dropped for `stall_s`, and `goes_on` says that the wait is over
+        then; None waits for ever.
         """
         began = _now()
         self._stragglers.begin_wait()
@@ -189,7 +204,7 @@ class Buffer:
             in_front = blocking(self._live, count)
             patience_s = self._stragglers.patience_s(is_blocked=bool(in_front), now=_now())
             if patience_s is None:
-                await self._change(count, stall_s)
+                await self._change(count, stall_s, goes_on)
             elif patience_s > 0:
                 await self._change_within(patience_s)
             else:
@@ -284,12 +299,14 @@ class Buffer:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def _change(self, count: int, stall_s: float | None) -> None:
+    async def _change(self, count: int, stall_s: float | None, goes_on: Callable[[], bool]) -> None:
         self._changed.clear()
         try:
             async with asyncio.timeout(stall_s):
                 await self._changed.wait()
         except TimeoutError:
+            if goes_on():
+                return
             under_way = [index for index, group in self._live.items() if group is None]
             raise DeadlineError(
                 f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "

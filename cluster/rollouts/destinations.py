@@ -1,12 +1,14 @@
 """Where judged groups go: into the buffer to be trained on, or into the numbers of an evaluation."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, GroupSummary, Ticket
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.scoring import Scorers, describe
+from cluster.rollouts.tickets import TicketOffice
 
 DroppedBy = Callable[[GroupSummary], str | None]
 """The name of the filter that drops a judged group; None: it trains."""
@@ -37,9 +39,22 @@ class Destination(Protocol):
         """The group is judged. Raises LostError when it went with its node."""
         ...
 
+    def move(self, ticket: Ticket, copies: Mapping[Any, Any]) -> None:
+        """These objects take the place of others in the group that was added, where it is kept."""
+        ...
+
     def drop(self, ticket: Ticket, *, why: str) -> None:
         """The group will never be finished."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Where new groups come from, and where they go."""
+
+    buffer: Buffer
+    office: TicketOffice
+    destination: Destination
 
 
 class TrainingGroups:
@@ -88,6 +103,9 @@ class TrainingGroups:
                 group = await self._scorers.with_reference_logprobs(group)
             self._buffer.add(ticket.index, group)
 
+    def move(self, ticket: Ticket, copies: Mapping[Any, Any]) -> None:
+        self._buffer.move(ticket.index, copies)
+
     def drop(self, ticket: Ticket, *, why: str) -> None:
         self._drop(ticket, reason=why, why=why)
 
@@ -115,6 +133,8 @@ class HeldOutGroups:
     async def add(self, ticket: Ticket, group: Group) -> None:
         self.summaries.append(group.summary)
         self.num_open -= 1
+
+    def move(self, ticket: Ticket, copies: Mapping[Any, Any]) -> None: ...
 
     def drop(self, ticket: Ticket, *, why: str) -> None:
         self.num_dropped += 1

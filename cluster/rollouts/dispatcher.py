@@ -6,12 +6,13 @@ did not finish is dealt again, under the same tickets. Training and evaluation s
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from cluster.contracts.errors import (
     DataError,
     DeadlineError,
+    FailureKind,
     LostError,
     WeightsError,
     WorkerError,
@@ -20,25 +21,13 @@ from cluster.contracts.errors import (
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Group, Refusal, Ticket
 from cluster.remote.actor import RemoteActor
-from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.destinations import Destination, HeldOutGroups
+from cluster.rollouts.destinations import HeldOutGroups, Training
+from cluster.rollouts.giving_up import Copy, hand_over, stop_sampling
+from cluster.rollouts.judging import Judging
 from cluster.rollouts.lanes import ByIndex, Dealing, Job, Lane, SamplingClock, ToFreePlaces, place_in_queue
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
-from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import Member, WorkerPool
-
-_ABORT_S = 30.0
-"""Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Where new groups come from, and where they go."""
-
-    buffer: Buffer
-    office: TicketOffice
-    destination: Destination
 
 
 class Dispatcher:
@@ -59,7 +48,6 @@ class Dispatcher:
     ) -> None:
         """`timeout_s` bounds the wait for a worker's next group. In a deterministic run a ticket's index alone decides its worker."""
         self._fleet = fleet
-        self._scorers = scorers
         self._suspects = suspects
         self._events = events
         self._tasks = tasks
@@ -74,7 +62,7 @@ class Dispatcher:
         self._training: Training | None = None
         self._num_fetching = 0
         self._queue: list[Job] = []
-        self._judging: dict[int, Job] = {}
+        self._judging = Judging(scorers=scorers, tasks=tasks, lost=self._lost_in_judging, wake=self.wake)
         self._lanes: dict[Member, Lane] = {}
         self._clock = SamplingClock()
         self._num_aborted = 0
@@ -98,6 +86,7 @@ class Dispatcher:
             self._start_groups(lanes)
             for lane, jobs in self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching):
                 self._start(lane, jobs)
+            self._note_sampling()
 
     @contextlib.asynccontextmanager
     async def generating(self, training: Training) -> AsyncIterator[None]:
@@ -115,10 +104,13 @@ class Dispatcher:
         assert self._training is not None, "groups are lost while generating"
         self._fetch(indices, self._training)
 
-    async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
+    async def evaluate(
+        self, tickets: Sequence[Ticket], *, stall_s: float, goes_on: Callable[[], bool]
+    ) -> HeldOutGroups:
         """Samples and judges tickets that are not trained on. Returns when each is judged, or dropped.
 
-        Raises DeadlineError when for `stall_s` no worker comes, and no group is sampled, judged or dropped, held out or not.
+        Raises DeadlineError when for `stall_s` no worker comes, and no group is sampled, judged or dropped, held out or not, and `goes_on`
+        says that the wait is over then.
         """
         held_out = HeldOutGroups(len(tickets))
         self._enqueue([Job(ticket=ticket, destination=held_out) for ticket in tickets])
@@ -128,19 +120,42 @@ class Dispatcher:
                 async with asyncio.timeout(stall_s):
                     await self._moved.wait()
             except TimeoutError:
+                if goes_on():
+                    continue
                 raise DeadlineError(
                     f"the evaluation waits for {held_out.num_open} of {len(tickets)} groups; nothing moved for {stall_s:g} s"
                 ) from None
         return held_out
 
+    # Groups that wait for the learner
+
+    def waiting(self) -> dict[int, Group]:
+        """Groups by index that are sampled and not taken, those that are being judged among them."""
+        ready = self._training.buffer.ready() if self._training else {}
+        return self._judging.groups() | ready
+
+    def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
+        """These objects take the place of others in a waiting group. False when it waits no more."""
+        is_ready = self._training is not None and self._training.buffer.move(index, copies)
+        return is_ready or self._judging.move(index, copies)
+
+    async def hand_over(self, actor: RemoteActor, *, copy: Copy, deadline_s: float) -> list[int]:
+        """The worker leaves and gives up what it has under way. Other workers go on with these groups, and begin the rest anew."""
+        lane = next((lane for lane in self._lanes.values() if lane.member.actor is actor and lane.under_way), None)
+        if lane is None:
+            return []
+        handing_over = hand_over(actor, [*lane.under_way.values()], copy=copy, deadline_s=deadline_s)
+        return sorted(await lane.hand_over(handing_over))
+
     def drain_stats(self) -> dict[str, float]:
-        """Sampling since the last call: seconds with a group under way, tokens, and trajectories that groups did without."""
-        num_tokens, seconds = self._clock.drain()
+        """Sampling since the last call: seconds with a group under way, tokens, trajectories that groups did without, idle workers."""
+        num_tokens, seconds, idle_share = self._clock.drain()
         num_aborted, self._num_aborted = self._num_aborted, 0
         return {
             "time/sampling_s": seconds,
             "speed/sampling_tokens_per_s": num_tokens / seconds if seconds else 0.0,
             "rollout/num_aborted": float(num_aborted),
+            "rollout/idle_share": idle_share,
         }
 
     # New groups
@@ -205,22 +220,27 @@ class Dispatcher:
     # Sampling
 
     async def _sample(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job], *, alone: bool) -> None:
+        keeps_sampled = True
         with lane.member.in_use():
             while True:
                 try:
                     await self._stream(lane, actor, jobs)
                     break
                 except LostError as error:
+                    keeps_sampled = False  # what was handed over may be what went
                     left = lane.left_of(jobs)
                     self._note_lost(left, error)
-                    await self._stop_sampling(actor, left)
+                    await stop_sampling(actor, left)
                     if self._is_deterministic and left:
                         continue
                     break
                 except (WorkerError, DeadlineError, DataError, WeightsError) as error:
+                    keeps_sampled = not isinstance(error, DataError)
                     failure = failure_of_its_actor(error)  # it broke the schema, or refuses to serve
                     left = [job.ticket for job in lane.left_of(jobs) if job.is_wanted]
-                    if may_be_their_doing(error, given_up=lane.member.place.failure_of(actor)):
+                    # Its node had announced the end of a worker that leaves.
+                    is_nodes_end = lane.member.is_leaving and error.kind is FailureKind.DEATH
+                    if not is_nodes_end and may_be_their_doing(error, given_up=lane.member.place.failure_of(actor)):
                         self._suspects.blame(left, failure, alone=alone)
                     if self._is_deterministic and left and not alone and not self._suspects.any_of(left):
                         # What is sampled together must not depend on when a worker failed: the whole call is made again.
@@ -228,13 +248,20 @@ class Dispatcher:
                         continue
                     self._fleet.replace(actor, failure)
                     break
-        self._enqueue([job.again() for job in lane.pop_all(jobs)])
+            sampled = await lane.handed_over()
+        left = lane.pop_all(jobs)
+        self._enqueue(
+            [job.again(sampled.get(job.ticket.index, job.sampled if keeps_sampled else None)) for job in left]
+        )
         self._note_sampling()
 
     async def _stream(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job]) -> None:
         """Passes the finished groups on, as they come."""
         tickets = [job.ticket for job in jobs]
-        async for summary, object_ref in actor.stream_batches("generate", tickets, deadline_s=self._timeout_s):
+        sampled = [job.sampled for job in jobs] if any(job.sampled is not None for job in jobs) else []
+        async for summary, object_ref in actor.stream_batches(
+            "generate", tickets, *sampled, deadline_s=self._timeout_s
+        ):
             job = lane.pop(int(summary.group_id))
             if job is None:  # finished by an earlier call that is made again, or given up
                 continue
@@ -248,9 +275,7 @@ class Dispatcher:
                 self._clock.count(summary.num_tokens)
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
-                self._judging[job.ticket.index] = job
-                group = Group(pieces=(object_ref,), summary=summary)
-                self._tasks.create_task(self._judge(job, group))
+                self._judging.start(job, Group(pieces=(object_ref,), summary=summary))
             self._note_sampling()
             self.wake()
 
@@ -259,21 +284,9 @@ class Dispatcher:
         job.drop(why)
         self.wake()
 
-    async def _judge(self, job: Job, group: Group) -> None:
-        try:
-            judged = await self._scorers.judge(job.ticket, group)
-            if judged is None:
-                job.drop("quarantined")
-            elif not job.is_wanted:
-                job.drop("straggler")
-            else:
-                await job.destination.add(job.ticket, judged)
-        except LostError as error:
-            self._note_lost([job], error)
-            self._enqueue([job.again()])
-        finally:
-            del self._judging[job.ticket.index]
-        self.wake()
+    def _lost_in_judging(self, job: Job, error: LostError) -> None:
+        self._note_lost([job], error)
+        self._enqueue([job.again()])
 
     def _note_lost(self, jobs: Sequence[Job], error: LostError) -> None:
         self._events.event("groups_lost", groups=[job.ticket.index for job in jobs], reason=str(error))
@@ -292,7 +305,7 @@ class Dispatcher:
         queued = {job.ticket.index: job for job in self._queue}
         for index in late:
             lane = next((lane for lane in self._lanes.values() if index in lane.under_way), None)
-            job = queued.get(index) or self._judging.get(index) or (lane.under_way[index] if lane else None)
+            job = queued.get(index) or self._judging.job(index) or (lane.under_way[index] if lane else None)
             if job is None:  # its ticket is still being fetched
                 continue
             self._note_straggler(job)
@@ -307,20 +320,12 @@ class Dispatcher:
         self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason="straggler")
 
     async def _abort(self, lane: Lane, job: Job) -> None:
-        is_heard = await self._stop_sampling(lane.member.actor, [job])
+        is_heard = await stop_sampling(lane.member.actor, [job])
         # Else it keeps its place until its stream ends: a worker that hangs would be given group after group.
         if is_heard and lane.pop(job.ticket.index) is job:
             job.drop("straggler")
         self._note_sampling()
         self.wake()
 
-    async def _stop_sampling(self, actor: RemoteActor | None, jobs: Sequence[Job]) -> bool:
-        """Whether the worker heard it. One that does not is dead or hangs: the stream of its groups finds out."""
-        with contextlib.suppress(WorkerError, DeadlineError):
-            if actor is not None:
-                await actor.call("abort", [job.ticket.group_id for job in jobs], deadline_s=_ABORT_S)
-                return True
-        return False
-
     def _note_sampling(self) -> None:
-        self._clock.note(is_sampling=any(lane.under_way for lane in self._lanes.values()))
+        self._clock.note(self._lanes.values())

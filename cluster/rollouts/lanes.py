@@ -1,10 +1,10 @@
 """What each worker has under way, and how tickets are dealt to the free places."""
 
+import asyncio
 import heapq
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cluster.contracts.types import Ticket
 from cluster.rollouts.destinations import Destination
@@ -18,6 +18,8 @@ class Job:
 
     ticket: Ticket
     destination: Destination
+    sampled: Any = None
+    """Object ref of what a worker that left had sampled of it; None to begin anew."""
 
     @property
     def num_sequences(self) -> int:
@@ -27,9 +29,9 @@ class Job:
     def is_wanted(self) -> bool:
         return self.destination.wants(self.ticket)
 
-    def again(self) -> "Job":
-        """The next attempt, after this one failed."""
-        return Job(ticket=self.ticket, destination=self.destination)
+    def again(self, sampled: Any = None) -> "Job":
+        """The next attempt, after this one failed, or its worker left and had `sampled` so much of it."""
+        return Job(ticket=self.ticket, destination=self.destination, sampled=sampled)
 
     def drop(self, why: str) -> None:
         self.destination.drop(self.ticket, why=why)
@@ -48,6 +50,7 @@ class Lane:
         self.under_way: dict[int, Job] = {}
         self.num_sequences = 0
         self._max_sequences = max_sequences
+        self._handed_over: asyncio.Future[Mapping[int, Any]] | None = None
 
     @property
     def num_free(self) -> int:
@@ -58,13 +61,24 @@ class Lane:
         for job in jobs:
             self.under_way[job.ticket.index] = job
             self.num_sequences += job.num_sequences
+        self.member.num_groups = len(self.under_way)
 
     def pop(self, index: int) -> Job | None:
         """The job is not under way here any more; None when it was not. The caller reports it."""
         job = self.under_way.pop(index, None)
         if job is not None:
             self.num_sequences -= job.num_sequences
+            self.member.num_groups = len(self.under_way)
         return job
+
+    async def hand_over(self, handing_over: Coroutine[Any, Any, Mapping[int, Any]]) -> Mapping[int, Any]:
+        """The worker leaves, and gives up what is under way. What it sampled of each group, by index, is `handed_over` from now on."""
+        self._handed_over = asyncio.ensure_future(handing_over)
+        return await self._handed_over
+
+    async def handed_over(self) -> Mapping[int, Any]:
+        """Empty while the worker keeps what it has."""
+        return await asyncio.shield(self._handed_over) if self._handed_over else {}
 
     def left_of(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of `jobs` that are still under way."""
@@ -183,25 +197,38 @@ def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lan
 
 
 class SamplingClock:
-    """Seconds in which at least one group was under way, and the tokens that were sampled."""
+    """Seconds in which at least one group was under way, the tokens that were sampled, and how long serving workers had nothing to do."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
         self._seconds = 0.0
-        self._since: float | None = None
+        self._idle_s = 0.0
+        self._serving_s = 0.0
+        self._lanes: tuple[bool, int, int] = (False, 0, 0)
+        self._since = 0.0
 
     def count(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens
 
-    def note(self, *, is_sampling: bool) -> None:
-        now = time.monotonic()
-        if self._since is not None:
-            self._seconds += now - self._since
-        self._since = now if is_sampling else None
+    def note(self, lanes: Collection[Lane]) -> None:
+        """`lanes` are as they are now, until the next note."""
+        serving = [lane for lane in lanes if lane.member.is_serving]
+        num_idle = sum(not lane.under_way for lane in serving)
+        self._pass((any(lane.under_way for lane in lanes), num_idle, len(serving)))
 
-    def drain(self) -> tuple[int, float]:
-        """(tokens, seconds) since the last call."""
-        self.note(is_sampling=self._since is not None)
-        drained = self._num_tokens, self._seconds
-        self._num_tokens, self._seconds = 0, 0.0
+    def drain(self) -> tuple[int, float, float]:
+        """(tokens, seconds, idle share of the serving workers) since the last call."""
+        self._pass(self._lanes)
+        idle_share = self._idle_s / self._serving_s if self._serving_s else 0.0
+        drained = self._num_tokens, self._seconds, idle_share
+        self._num_tokens, self._seconds, self._idle_s, self._serving_s = 0, 0.0, 0.0, 0.0
         return drained
+
+    def _pass(self, lanes: tuple[bool, int, int]) -> None:
+        now = asyncio.get_running_loop().time()
+        is_sampling, num_idle, num_serving = self._lanes
+        seconds = now - self._since
+        self._seconds += seconds * is_sampling
+        self._idle_s += seconds * num_idle
+        self._serving_s += seconds * num_serving
+        self._lanes, self._since = lanes, now

@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import ActorKind, Ticket
 from cluster.remote.actor import describe
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.destinations import Destination, HeldOutGroups
-from cluster.rollouts.dispatcher import Dispatcher, Training
+from cluster.rollouts.departures import Departures
+from cluster.rollouts.destinations import Destination, HeldOutGroups, Training
+from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
@@ -29,8 +30,10 @@ class Production:
         office: TicketOffice | None,
         supervisor: Supervisor,
         destination: Callable[[Buffer], Destination],
+        may_wait_for_nodes: bool = False,
     ) -> None:
-        """`destination` says which judged groups go into a buffer. Without an `office` there are evaluations only."""
+        """`destination` says which judged groups go into a buffer. Without an `office` there are evaluations only. `may_wait_for_nodes`:
+        a run without any worker waits for the next one, however long its node takes."""
         self.fleet = fleet
         self.services = scorers.services
         self._scorers = scorers
@@ -38,6 +41,8 @@ class Production:
         self._office = office
         self._supervisor = supervisor
         self._destination = destination
+        self._may_wait_for_nodes = may_wait_for_nodes
+        self._departures = Departures(fleet=self.fleet, groups=dispatcher, supervisor=supervisor)
 
     async def start(self) -> None:
         """The first reward service, the other scorers and the first worker are up when this returns; in a deterministic run, all workers.
@@ -64,11 +69,24 @@ class Production:
         self._dispatcher.sample_again(indices)
 
     async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
-        """Samples and judges groups that are not trained on. Raises DeadlineError when nothing moves for `stall_s`."""
+        """Samples and judges groups that are not trained on. Raises DeadlineError when nothing moves for `stall_s`, unless it
+        `waits_for_nodes`."""
         try:
-            return await self._dispatcher.evaluate(tickets, stall_s=stall_s)
+            return await self._dispatcher.evaluate(tickets, stall_s=stall_s, goes_on=self.waits_for_nodes)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; {self.describe()}") from None
+
+    def waits_for_nodes(self) -> bool:
+        """Whether no worker serves, in a run that waits for nodes; then that is an event. All else in a worker's start has a deadline."""
+        if not self._may_wait_for_nodes or self.fleet.serving() or not self.fleet.num_coming:
+            return False
+        message = f"no rollout worker serves, {self.fleet.num_coming} are to come: the run goes on when one has a node"
+        self._supervisor.events.event("waiting_for_nodes", message=message)
+        return True
+
+    async def leave(self, draining: Mapping[str, float | None]) -> None:
+        """As `Departures.leave`."""
+        await self._departures.leave(draining)
 
     def drain_stats(self) -> dict[str, float]:
         """Of tickets, dispatcher, scorers and supervision, since the last call, and how many serve."""
@@ -76,10 +94,13 @@ class Production:
         sizes = {
             "rollout/num_workers": float(len(self.fleet.serving())),
             "rollout/num_wanted": float(self.fleet.num_wanted),
+            "rollout/num_coming": float(self.fleet.num_coming),
             "rollout/num_services": float(len(self.services.serving())),
         }
+        if self.fleet.join_seconds is not None:
+            sizes["time/join_s"] = self.fleet.join_seconds
         drained = self._dispatcher.drain_stats() | self._scorers.drain_stats() | self._supervisor.drain_stats()
-        return tickets | sizes | drained
+        return tickets | sizes | drained | self._departures.drain_stats()
 
     def places(self) -> list[SupervisedActor]:
         """Where actors are, or will be again."""

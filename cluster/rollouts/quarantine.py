@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
-from cluster.contracts.errors import EngineError, FailureKind, TreadwheelError, WeightsError, headline
+from cluster.contracts.errors import (
+    EngineError,
+    FailureKind,
+    TreadwheelError,
+    UnreachableError,
+    WeightsError,
+    headline,
+)
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Ticket
 
@@ -64,12 +71,14 @@ def may_be_their_doing(error: TreadwheelError, *, given_up: TreadwheelError | No
 
     `given_up` is why the driver had given the actor up before; None when it had not. A call that dies after that died of being
     killed, so what counts is whether any prompt of the actor may have caused `given_up`. An error concerns the call that raised it.
+    No prompt takes a node away: spot machines go without a word, and some prompt is always under way.
     """
     if isinstance(error, WeightsError):
         return False
     if given_up is None or error.kind is not FailureKind.DEATH:
-        return True
+        return not isinstance(error, UnreachableError)
     is_hang = (
         given_up.kind is FailureKind.HANG and given_up.stage != "load"
     )  # weights that come late are no prompt's doing
-    return is_hang or given_up.kind is FailureKind.DEATH or isinstance(given_up, EngineError)
+    is_death = given_up.kind is FailureKind.DEATH and not isinstance(given_up, UnreachableError)
+    return is_hang or is_death or isinstance(given_up, EngineError)

@@ -8,7 +8,9 @@ has first. The run ends when no worker is left that serves or may come.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from statistics import median_low
 
 from cluster.contracts.errors import FailureKind, TreadwheelError, WorkerError, headline
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
@@ -16,6 +18,7 @@ from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor, m
 
 _TICK_S = 1.0
 _MAX_BACKOFF_S = 60.0
+_NUM_JOINS = 5
 
 
 class Member:
@@ -24,6 +27,8 @@ class Member:
     def __init__(self, place: SupervisedActor) -> None:
         self.place = place
         self.is_leaving = False
+        self.num_groups = 0
+        """Under way on a rollout worker, as its lane says."""
         self._num_users = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -40,6 +45,11 @@ class Member:
     def is_serving(self) -> bool:
         actor = self.actor
         return actor is not None and self.place.failure_of(actor) is None and not self.is_leaving
+
+    @property
+    def num_in_flight(self) -> int:
+        """Groups under way; a reward service judges one in each call."""
+        return max(self.num_groups, self._num_users)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -71,18 +81,20 @@ class WorkerPool:
         join: Callable[[RemoteActor], Awaitable[None]],
         tasks: asyncio.TaskGroup,
         left: Callable[[ActorSpec], None] = lambda spec: None,
+        is_on_spot: Callable[[RemoteActor], bool] = lambda actor: False,
         is_deterministic: bool = False,
     ) -> None:
         """`specs` are the workers to start with; `joining` makes the spec of worker number n, beyond them.
 
         `join` brings a new actor what it must know before it serves, as the current weights; `left` hears of a worker whose place is
-        empty for good. A deterministic pool keeps exactly its first workers.
+        empty for good. `is_on_spot` says which workers are on cheap nodes. A deterministic pool keeps exactly its first workers.
         """
         self._joining = joining
         self._start = start
         self._supervisor = supervisor
         self._join = join
         self._left = left
+        self._is_on_spot = is_on_spot
         self._tasks = tasks
         self._is_deterministic = is_deterministic
         self._members = [self._member(spec) for spec in specs]
@@ -90,6 +102,8 @@ class WorkerPool:
         self._num_wanted = len(specs)
         self._next_number = len(specs)
         self._has_served = False
+        self._joins = deque[float](maxlen=_NUM_JOINS)
+        """Seconds that the last workers beyond the first ones took."""
         self._num_failed_joins = 0
         """Since a worker came, or came back."""
         self._backoff_s = supervisor.config.backoff_s
@@ -131,6 +145,11 @@ class WorkerPool:
         return [member.place for member in self._members]
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether the pool keeps exactly its first workers."""
+        return self._is_deterministic
+
+    @property
     def is_complete(self) -> bool:
         return len(self.serving()) >= self._num_wanted
 
@@ -142,6 +161,12 @@ class WorkerPool:
     def num_coming(self) -> int:
         """Wanted workers that do not serve yet, or not again."""
         return max(self._num_wanted - len(self.serving()), 0)
+
+    @property
+    def join_seconds(self) -> float | None:
+        """From asking for a worker until it served: the median of the last few, one of which may have waited for hours. None while there
+        are only first workers."""
+        return median_low(self._joins) if self._joins else None
 
     # Who should be there
 
@@ -163,10 +188,16 @@ class WorkerPool:
         if self._now() >= self._not_before:
             for _ in range(len(staying), self._num_wanted):
                 self._add()
-        # Those that serve stay: a worker that waits for a node, or for its successor, goes first.
-        staying.sort(key=lambda member: not member.is_serving)
+        staying.sort(key=self._worth, reverse=True)
         for member in staying[self._num_wanted :]:
             self.drain(member.name)
+
+    def _worth(self, member: Member) -> tuple[bool, bool, bool, int]:
+        """The least leaves first, and the newest of equals: a worker that waits for a node, or for its successor; then one that joined in
+        mid-run, whose node is free without it, where a first worker's place stays reserved; then one on a node that costs the full price;
+        then the one with least to finish."""
+        is_cheap = member.actor is not None and self._is_on_spot(member.actor)
+        return member.is_serving, member in self._first, is_cheap, member.num_in_flight
 
     # Failures
 
@@ -201,6 +232,7 @@ class WorkerPool:
 
     async def _bring_up(self, member: Member) -> None:
         """Waits for room as long as it takes. A failure is an event while other workers serve or may come."""
+        asked_at = self._now()
         while True:
             try:
                 actor = await member.place.ready()
@@ -213,7 +245,10 @@ class WorkerPool:
                 if not found_no_room(error):
                     return self._give_up(member, error)
                 self._supervisor.waits_for_room(member.place.spec, error)
-        self._supervisor.events.event("worker_joined", actor=actor.name, actor_pid=actor.pid)
+        seconds = self._now() - asked_at
+        if member not in self._first:
+            self._joins.append(seconds)
+        self._supervisor.events.event("worker_joined", actor=actor.name, actor_pid=actor.pid, seconds=seconds)
         self._note_arrival()
 
     def _give_up(self, member: Member, error: TreadwheelError) -> None:

@@ -1,10 +1,12 @@
 """metrics.jsonl: one line a step, for `treadwheel info`, the curves and your own scripts."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.contracts.errors import StorageError
 from cluster.metrics import finite
 from cluster.record.run_directory import METRICS, RunDirectory
 
@@ -12,20 +14,30 @@ from cluster.record.run_directory import METRICS, RunDirectory
 class JsonLines:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+        self._waiting: list[dict[str, Any]] = []
+        """Lines that an object store did not take yet."""
         self._last = max((line["policy_version"] for line in directory.read_json_lines(METRICS)), default=-1)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        line = {"policy_version": version, "time": time.time(), **finite(metrics)}
-        if version > self._last:
-            self._directory.append_json(METRICS, line)
-            self._last = version
-        else:
-            self._replace(line)
+        self._waiting.append({"policy_version": version, "time": time.time(), **finite(metrics)})
+        with contextlib.nullcontext() if self._directory.is_local else contextlib.suppress(StorageError):
+            self._write_waiting()
 
     def event(self, record: Mapping[str, Any]) -> None:
         """Events have a file of their own."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            line = self._waiting[0]
+            if line["policy_version"] > self._last:
+                self._directory.append_json(METRICS, line)
+                self._last = line["policy_version"]
+            else:
+                self._replace(line)
+            del self._waiting[0]
 
     def _replace(self, line: Mapping[str, Any]) -> None:
         """The later numbers count. What a step does not say again stays: its evaluation, and when it was first made."""

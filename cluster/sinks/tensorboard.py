@@ -1,5 +1,8 @@
-"""tensorboard/: the same names as in metrics.jsonl."""
+"""tensorboard/: the same names as in metrics.jsonl. For a run in an object store the file is written here, and uploaded now and then."""
 
+import contextlib
+import os
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +11,12 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ign
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks.jsonl import read_steps
+
+_FOLDER = "tensorboard"
+_UPLOAD_EVERY_S = 60.0
 
 
 class TensorBoard:
@@ -17,7 +24,9 @@ class TensorBoard:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._writer = EventFileWriter(directory.path("tensorboard"))
+        self._here = None if directory.is_local else tempfile.TemporaryDirectory(prefix="treadwheel-tensorboard-")
+        self._uploaded_s = time.monotonic()
+        self._writer = EventFileWriter(self._here.name if self._here else directory.path(_FOLDER))
         self._before: dict[int, dict[str, float]] | None = None
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -31,12 +40,26 @@ class TensorBoard:
         numbers.pop("time", None)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(Event(step=version, summary=Summary(value=values), wall_time=time.time()))
+        if time.monotonic() - self._uploaded_s >= _UPLOAD_EVERY_S:
+            self._uploaded_s = time.monotonic()
+            self._writer.flush()
+            with contextlib.suppress(StorageError):  # a later upload has it all
+                self._upload()
 
     def event(self, record: Mapping[str, Any]) -> None:
         """TensorBoard shows numbers."""
 
     def close(self) -> None:
         self._writer.close()
+        self._upload()
+        if self._here:
+            self._here.cleanup()
+
+    def _upload(self) -> None:
+        if not self._here:
+            return
+        for name in os.listdir(self._here.name):
+            self._directory.upload(f"{_FOLDER}/{name}", os.path.join(self._here.name, name))
 
 
 def tensorboard(*, directory: RunDirectory, num_steps: int) -> TensorBoard:

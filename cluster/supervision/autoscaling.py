@@ -1,5 +1,13 @@
-"""How many rollout workers a run should have. Deciding is pure; the pool starts and retires them, Ray's autoscaler finds nodes."""
+"""How many rollout workers a run should have. Deciding is pure; the pool starts and retires them, Ray's autoscaler finds nodes.
 
+The aim is as many workers as sample a step's groups in the time that the learner takes to learn from them. If n workers are idle for a
+share i of a step and the learner waits for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that
+n * (1 - i) / (1 - w) workers are needed. Workers that are never idle make it n / (1 - w).
+
+A group is sampled by one worker. Beyond one for each group under way the formula would add workers for ever, which do not shorten the wait.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +15,10 @@ from cluster.contracts.config import ElasticConfig
 
 _WINDOW = 3
 """Steps whose mean decides to grow: one slow step is not a trend."""
+_PAYBACK = 3.0
+"""A new worker must serve so many times as long as workers take to join."""
+_ROUNDING = 1e-6
+"""Workers: what floating-point division may be off by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +28,36 @@ class StepLoad:
     step_seconds: float
     wait_seconds: float
     """Of those, the learner waited for groups."""
+    idle_share: float
+    """Of the serving workers' time, in which they had nothing to sample."""
     is_buffer_full: bool
     """Every group that the staleness bound allows was finished when the step was taken: sampling waits for the learner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The rollout workers now, and what is known of the next ones."""
+
+    num_workers: int
+    """Asked for."""
+    num_coming: int
+    """Of those, the ones that do not serve yet."""
+    join_seconds: float | None = None
+    """From asking for a worker until it served; None while none has joined."""
+    num_steps_left: int | None = None
+    """None: nobody knows."""
+    most_useful: int | None = None
+    """Groups that may be under way at once, each of which one worker samples: further workers have nothing to do. None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The number of workers to have, and the measurements that say so."""
+
+    num_workers: int
+    wait_share: float | None = None
+    """None where no measurement decided: the bounds did, or nothing changes."""
+    idle_share: float | None = None
 
 
 def most_loads(config: ElasticConfig) -> int:
@@ -25,21 +65,65 @@ def most_loads(config: ElasticConfig) -> int:
     return max(_WINDOW, config.scale_down_full_steps)
 
 
-def decide(loads: Sequence[StepLoad], *, num_workers: int, num_coming: int, config: ElasticConfig) -> int:
-    """The number of workers to have, given the steps since it last changed; `num_workers` when nothing speaks for a change.
+def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
+    """The upper bound: what may be asked for, as far as it has something to do. None: nothing scales by itself."""
+    if config.max_workers is None or most_useful is None:
+        return config.max_workers
+    return max(min(config.max_workers, most_useful), config.min_workers)
 
-    While `num_coming` of them are not there yet no more are asked for: nodes take minutes, steps do not.
+
+def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> Decision:
+    """What to have, given the steps since the number of serving workers last changed; what there is when nothing speaks for a change.
+
+    While some are not there yet no more are asked for: nodes take minutes, steps do not.
     """
-    if config.max_workers is None:
-        return num_workers
-    bounded = min(max(num_workers, config.min_workers), config.max_workers)
-    if bounded != num_workers or not loads:
-        return bounded
-    recent = list(loads)[-_WINDOW:]
-    waited = sum(load.wait_seconds for load in recent) / max(sum(load.step_seconds for load in recent), 1e-9)
-    if not num_coming and len(recent) == _WINDOW and waited > config.scale_up_wait_share:
-        return min(num_workers + 1, config.max_workers)
+    upper = most_workers(config, fleet.most_useful)
+    if upper is None:
+        return Decision(num_workers=fleet.num_workers)
+    bounded = min(max(fleet.num_workers, config.min_workers), upper)
+    if bounded != fleet.num_workers:
+        return Decision(num_workers=bounded)
+    if not fleet.num_coming and len(loads) >= _WINDOW:
+        recent = list(loads)[-_WINDOW:]
+        if _wait_share(recent) > config.scale_up_wait_share and _pays_back(recent, fleet):
+            most = max(math.floor(fleet.num_workers * config.max_step_factor), fleet.num_workers + 1)
+            wanted = min(math.ceil(min(_num_needed(recent, fleet), most) - _ROUNDING), upper)
+            if wanted > fleet.num_workers:
+                return _measured(wanted, recent)
     full = list(loads)[-config.scale_down_full_steps :]
     if len(full) == config.scale_down_full_steps and all(load.is_buffer_full for load in full):
-        return max(num_workers - 1, config.min_workers)
-    return num_workers
+        # Rounded up: a worker fewer than needed would make the learner wait, and come back.
+        wanted = max(math.ceil(_num_needed(full, fleet) - _ROUNDING), config.min_workers)
+        if wanted < fleet.num_workers:
+            return _measured(wanted, full)
+    return Decision(num_workers=fleet.num_workers)
+
+
+def _num_needed(loads: Sequence[StepLoad], fleet: Fleet) -> float:
+    """Workers, not rounded."""
+    num_busy = (fleet.num_workers - fleet.num_coming) * (1 - _idle_share(loads))
+    return num_busy / max(1 - _wait_share(loads), _ROUNDING)
+
+
+def _pays_back(loads: Sequence[StepLoad], fleet: Fleet) -> bool:
+    """Whether a worker that is asked for now serves long enough before the run ends. Before the first has joined, nobody knows."""
+    if fleet.join_seconds is None or fleet.num_steps_left is None:
+        return True
+    left_s = fleet.num_steps_left * _seconds(loads) / len(loads)
+    return left_s - fleet.join_seconds >= _PAYBACK * fleet.join_seconds
+
+
+def _measured(num_workers: int, loads: Sequence[StepLoad]) -> Decision:
+    return Decision(num_workers=num_workers, wait_share=_wait_share(loads), idle_share=_idle_share(loads))
+
+
+def _wait_share(loads: Sequence[StepLoad]) -> float:
+    return sum(load.wait_seconds for load in loads) / _seconds(loads)
+
+
+def _idle_share(loads: Sequence[StepLoad]) -> float:
+    return sum(load.idle_share * load.step_seconds for load in loads) / _seconds(loads)
+
+
+def _seconds(loads: Sequence[StepLoad]) -> float:
+    return max(sum(load.step_seconds for load in loads), 1e-9)

@@ -8,7 +8,7 @@ GPUs are never shared beyond what is asked. The controller moves object refs and
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cluster.contracts.config import RunConfig
@@ -33,6 +33,8 @@ class Node:
 
     cpus: float
     gpus: float = 0.0
+    is_spot: bool = False
+    """It may be taken away: for rollout workers alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +49,14 @@ class ClusterResources:
     def gpus(self) -> float:
         return sum(node.gpus for node in self.nodes)
 
+    @property
+    def most_threads(self) -> int:
+        return max(1, math.floor(max(node.cpus for node in self.nodes)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One actor's seat, a bundle of Ray's placement group."""
+    """One actor's seat, a bundle of a placement group of Ray's."""
 
     kind: ActorKind
     index: int
@@ -65,11 +71,26 @@ class Bundle:
     def name(self) -> str:
         return f"{self.kind}-{self.index}"
 
+    @property
+    def may_be_on_spot(self) -> bool:
+        return self.kind is ActorKind.ROLLOUT_WORKER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatGroup:
+    """Seats that Ray finds together or not at all: one placement group."""
+
+    seats: tuple[int, ...]
+    """Indices among the plan's bundles."""
+    resources: list[dict[str, float]]
+    """One a seat."""
+    strategy: str
+    node_labels: dict[str, str]
+    """Ray's selector of the nodes where all of the seats may be; empty: any."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """Bundles in the order of their indices in Ray's placement group."""
-
     bundles: tuple[Bundle, ...]
     strategy: str
     """Ray's name: PACK keeps ranks and small runs together; SPREAD gives each worker a node of its own as far as they go."""
@@ -77,6 +98,8 @@ class PlacementPlan:
     """True when CPU shares were scaled down."""
     num_missing_workers: int
     """Rollout workers that find no room yet and join when nodes do (elastic runs only)."""
+    off_spot: dict[str, str] = field(default_factory=dict[str, str])
+    """Ray's selector of nodes that stay; empty when every node does."""
 
     def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
         return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
@@ -90,26 +113,43 @@ class PlacementPlan:
             notes.append(f"{self.num_missing_workers} more rollout worker(s) join when nodes do")
         return notes
 
-    def resources(self) -> list[dict[str, float]]:
-        """For Ray's placement group."""
-        return [{"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})} for bundle in self.bundles]
+    def groups(self) -> list[SeatGroup]:
+        """In the order in which they are to be reserved. One for all seats; where nodes may be taken away, one of the actors that stay on
+        others, then one of the workers.
+
+        Ray gives out the seats of a group by their size, whatever their labels: a large worker would take the only place where a small
+        learner may be, and the group would never be placed though it has room.
+        """
+        everyone = range(len(self.bundles))
+        if not self.off_spot:
+            return [self._group(everyone, self.strategy, {})]
+        staying = [seat for seat in everyone if not self.bundles[seat].may_be_on_spot]
+        workers = [seat for seat in everyone if self.bundles[seat].may_be_on_spot]
+        groups = [self._group(staying, "PACK", self.off_spot)]
+        return [*groups, self._group(workers, self.strategy, {})] if workers else groups
+
+    def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
+        bundles = [self.bundles[seat] for seat in seats]
+        resources = [{"CPU": each.cpus, **({"GPU": each.gpus} if each.gpus else {})} for each in bundles]
+        return SeatGroup(seats=tuple(seats), resources=resources, strategy=strategy, node_labels=node_labels)
 
 
 def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
     """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
     has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
     """
-    ask = partial(_asked, config, available, needs=needs)
-    fewest = _fewest_workers(config)
+    ask = partial(asked_bundles, config, most_threads=available.most_threads, needs=needs)
+    fewest = fewest_workers(config)
     _check_gpus(config, ask(num_workers=fewest), available)
     for num_workers in range(_most_workers(config, available, others=ask(num_workers=0)), fewest - 1, -1):
         asked = ask(num_workers=num_workers)
-        if fitted := _fit(asked, available):
+        if fitted := _fit(asked, available, config):
             return PlacementPlan(
                 bundles=fitted,
                 strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
                 is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
+                off_spot=config.elastic.off_spot,
             )
     raise _no_room(config, ask(num_workers=fewest), available)
 
@@ -118,14 +158,21 @@ def plan_learning(
     config: RunConfig, available: ClusterResources, *, needs: Collection[str], with_reference: bool = True
 ) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
-    everyone = _asked(config, available, needs=needs if with_reference else (), num_workers=0)
+    scored_by = needs if with_reference else ()
+    everyone = asked_bundles(config, most_threads=available.most_threads, needs=scored_by, num_workers=0)
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
     asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
-    fitted = _fit(asked, available)
+    fitted = _fit(asked, available, config)
     if fitted is None:
         raise _no_room(config, asked, available)
-    return PlacementPlan(bundles=fitted, strategy="PACK", is_time_shared=_is_less(fitted, asked), num_missing_workers=0)
+    return PlacementPlan(
+        bundles=fitted,
+        strategy="PACK",
+        is_time_shared=_is_less(fitted, asked),
+        num_missing_workers=0,
+        off_spot=config.elastic.off_spot,
+    )
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
@@ -133,14 +180,14 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
     return "reference_logprobs" in needs and not config.learner_scores_reference
 
 
-def _asked(
-    config: RunConfig, available: ClusterResources, *, needs: Collection[str], num_workers: int
+def asked_bundles(
+    config: RunConfig, *, most_threads: int | None, needs: Collection[str], num_workers: int
 ) -> tuple[Bundle, ...]:
+    """With all the CPUs that the run asks for. `most_threads` is what any node has; None when they are not there yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
-    most_threads = max(1, math.floor(max(node.cpus for node in available.nodes)))
 
     def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
-        num_threads = num_threads or min(math.ceil(cpus), most_threads)
+        num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
         return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads)
 
     ranks = [
@@ -169,7 +216,7 @@ def _asked(
     return (*ranks, *workers, *services)
 
 
-def _fewest_workers(config: RunConfig) -> int:
+def fewest_workers(config: RunConfig) -> int:
     """An elastic run starts with what is there; any other one with what it asks."""
     if config.elastic.max_workers is None:
         return config.rollout.num_workers
@@ -182,7 +229,7 @@ def _most_workers(config: RunConfig, available: ClusterResources, *, others: Seq
     takes_turns = config.buffer.max_off_policy_steps == 0
     beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
     roomy = int((available.cpus - beside) / config.rollout.cpus_per_worker)
-    return min(config.rollout.num_workers, max(roomy, _fewest_workers(config)))
+    return min(config.rollout.num_workers, max(roomy, fewest_workers(config)))
 
 
 def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
@@ -207,13 +254,13 @@ def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
     return setting.replace("<name>", named[bundle.index]) if named else setting
 
 
-def _fit(bundles: Sequence[Bundle], available: ClusterResources) -> tuple[Bundle, ...] | None:
+def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConfig) -> tuple[Bundle, ...] | None:
     """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
     share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
         scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share)) for bundle in bundles)
-        if _packs(scaled, available):
+        if not without_room(scaled, available, staying_first=config.elastic.spot is not None):
             return scaled
         share *= 0.95
     return None
@@ -223,16 +270,22 @@ def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:
     return any(one.cpus < other.cpus for one, other in zip(given, asked, strict=True))
 
 
-def _packs(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
-    """First fit, largest first, GPUs before CPUs."""
-    free = [[node.gpus, node.cpus] for node in available.nodes]
-    for bundle in sorted(bundles, key=lambda each: (-each.gpus, -each.cpus)):
-        place = next((node for node in free if node[0] >= bundle.gpus and node[1] >= bundle.cpus), None)
+def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool) -> list[Bundle]:
+    """Those that are left over: first fit, largest first, GPUs before CPUs. `staying_first`: what must not be on spot nodes comes before
+    all workers."""
+    free, left = list(available.nodes), list[Bundle]()
+
+    def has_room(node: Node, bundle: Bundle) -> bool:
+        return node.gpus >= bundle.gpus and node.cpus >= bundle.cpus and (bundle.may_be_on_spot or not node.is_spot)
+
+    for bundle in sorted(bundles, key=lambda each: (staying_first and each.may_be_on_spot, -each.gpus, -each.cpus)):
+        place = next((place for place, node in enumerate(free) if has_room(node, bundle)), None)
         if place is None:
-            return False
-        place[0] -= bundle.gpus
-        place[1] -= bundle.cpus
-    return True
+            left.append(bundle)
+            continue
+        node = free[place]
+        free[place] = replace(node, gpus=node.gpus - bundle.gpus, cpus=node.cpus - bundle.cpus)
+    return left
 
 
 def _rounded(cpus: float) -> float:
@@ -246,8 +299,11 @@ def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterRes
     asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
     if largest.gpus:
         asked = f"{_gpu_setting(config, largest)}={largest.gpus:g}"
-    nodes = ", ".join(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in available.nodes)
+    nodes = ", ".join(
+        f"{node.cpus:g} CPUs and {node.gpus:g} GPUs{' on spot' if node.is_spot else ''}" for node in available.nodes
+    )
+    staying = " that are not spot" if any(node.is_spot for node in available.nodes) else ""
     return ConfigError(
         f"{asked}: no way to place {len(bundles)} actors on the cluster's {len(available.nodes)} nodes ({nodes}); "
-        "use fewer GPUs per actor, fewer actors, or larger nodes"
+        f"use fewer GPUs per actor, fewer actors, or larger nodes{staying}"
     )

@@ -33,6 +33,13 @@ def may_start_again(spec: ActorSpec, error: TreadwheelError) -> bool:
     return isinstance(error, (WorkerError, DeadlineError, *OF_ITS_MACHINE)) and error.actor in (None, spec.name)
 
 
+def note_waiting(events: Events, spec: ActorSpec, *, reason: str) -> None:
+    """The actor waits for a node: an event, and nobody's failure."""
+    asked = f"{spec.num_cpus:g} CPUs and {spec.num_gpus:g} GPUs"
+    message = f"{spec.name} waits for a node with {asked} free: {reason}"
+    events.event("worker_waits", actor=spec.name, reason=reason, message=message)
+
+
 class Supervisor:
     """The run's failures and what was done about them."""
 
@@ -62,11 +69,8 @@ class Supervisor:
                 await asyncio.sleep(delay_s)
 
     def waits_for_room(self, spec: ActorSpec, error: TreadwheelError) -> None:
-        """No node has room for the actor yet: an event, and nobody's failure."""
-        reason = headline(error)
-        asked = f"{spec.num_cpus:g} CPUs and {spec.num_gpus:g} GPUs"
-        message = f"{spec.name} waits for a node with {asked} free: {reason}"
-        self.events.event("worker_waits", actor=spec.name, reason=reason, message=message)
+        """No node has room for the actor yet."""
+        note_waiting(self.events, spec, reason=headline(error))
 
     def drain_stats(self) -> dict[str, float]:
         """Restarts since the last call, and why."""

@@ -21,6 +21,7 @@ class ActorSpecs:
         self._config = config
         self._placement = placement
         self._run_dir = run_dir
+        self._run = os.path.basename(run_dir.path())
 
     def learner_ranks(self) -> list[ActorSpec]:
         common = {"run_dir": self._run_dir.path(), "probe_token_ids": probe_token_ids(self._config)}
@@ -62,6 +63,9 @@ class ActorSpecs:
         return self._seated(bundles[0], "reference", "reference_scorer") if bundles else None
 
     def recorder(self) -> ActorSpec:
+        """In the seat of the first rank, of which it takes nothing: an actor without a seat may be anywhere, and a node with an actor is
+        never idle."""
+        beside = self._placement.of(ActorKind.LEARNER)[0]
         return ActorSpec(
             name="recorder",
             kind=ActorKind.RECORDER,
@@ -71,6 +75,9 @@ class ActorSpecs:
                 "keep_steps": self._config.record.keep_trajectories,
                 "keep_checkpoints": self._config.checkpoint.keep_last,
             },
+            bundle=self._placement.bundles.index(beside),
+            node_labels=self._config.elastic.off_spot,
+            run=self._run,
         )
 
     def joining_worker(self, number: int) -> ActorSpec:
@@ -96,8 +103,9 @@ class ActorSpecs:
         return self._seated(bundle, name, "reward_service", name=name)
 
     def _rollout_worker(self, bundle: Bundle) -> ActorSpec:
-        name = f"rollout-{bundle.index}"
-        return self._seated(bundle, name, "rollout_worker", name=name, run_id=os.path.basename(self._run_dir.path()))
+        name, elastic = f"rollout-{bundle.index}", self._config.elastic
+        spec = self._seated(bundle, name, "rollout_worker", name=name, run_id=self._run)
+        return replace(spec, keeps_to_seat=elastic.spot is not None or elastic.wait_for_nodes_s is not None)
 
     def _seated(self, bundle: Bundle, actor_name: str, factory: str, **arguments: Any) -> ActorSpec:
         seats = self._placement.bundles
@@ -109,5 +117,7 @@ class ActorSpecs:
             num_cpus=bundle.cpus,
             num_gpus=bundle.gpus,
             bundle=seats.index(bundle) if bundle in seats else None,
+            node_labels={} if bundle.may_be_on_spot else self._config.elastic.off_spot,
+            run=self._run,
             env={"OMP_NUM_THREADS": str(bundle.num_threads), SEARCH_PATH: os.pathsep.join(sys.path)},
         )

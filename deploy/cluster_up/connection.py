@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import ray
+import ray.exceptions
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]  compiled
 from ray.job_config import JobConfig
 
@@ -31,6 +32,11 @@ class _Job(JobConfig):
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
+
+
+def is_own_cluster(address: str | None) -> bool:
+    """Whether a run starts a cluster for itself alone, on this machine."""
+    return address is None and "RAY_ADDRESS" not in os.environ
 
 
 @contextlib.asynccontextmanager
@@ -61,10 +67,17 @@ async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
     }
     try:
         await _started(lambda: _start(address, options))
-    except ConnectionError as error:
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
             "and where it asks for a token, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
+        ) from error
+    except RuntimeError as error:
+        if "Version mismatch" not in str(error):
+            raise
+        raise ConfigError(
+            f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python here and there, on "
+            "Kubernetes by an image that is made from this version of treadwheel"
         ) from error
     # Ray's own handler now stands below ours and would end the process at once, with a stack trace: ours again.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -152,7 +165,7 @@ async def _check_answers(address: str) -> None:
     try:
         async with asyncio.timeout(_ANSWER_S):
             _, writer = await asyncio.open_connection(host, int(port))
-    except OSError as error:  # TimeoutError is one
+    except (OSError, OverflowError) as error:  # TimeoutError is an OSError, and a port beyond 65,535 is an overflow
         raise ConfigError(
             f"address={address!r} does not answer; start a cluster there with `ray start --head`, or leave the address out "
             "(and RAY_ADDRESS unset) for a local one"

@@ -1,16 +1,18 @@
-"""Builds the plain object that each actor hosts. The only place that knows both sides; imported inside the actors."""
+"""Builds the plain object that each actor hosts, from models that are on its machine then. The only place that knows both sides; imported
+inside the actors."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.protocols import Demonstrations
+from cluster.record.stored_models import local_model
 
 
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
     from actors.rollout.worker import RolloutWorker
 
-    return RolloutWorker.with_vllm(config, name=name, run_id=run_id, num_threads=num_threads)
+    return RolloutWorker.with_vllm(_with_local_policy(config), name=name, run_id=run_id, num_threads=num_threads)
 
 
 def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:
@@ -23,7 +25,8 @@ def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
     from actors.reward_model import Reading, RewardModel
     from learner.model.sequence_classification import SequenceClassifier
 
-    own, field = config.reward.models[model], f"reward.models.{model}"
+    field = f"reward.models.{model}"
+    own = local_model(config.reward.models[model], field=field)
     reading = Reading(own, field=field)
     return RewardModel(SequenceClassifier(own, field=field, num_threads=num_threads), reading=reading)
 
@@ -31,7 +34,7 @@ def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
 def judge_server(*, config: RunConfig, num_threads: int, server: str, name: str, address: str, token: str) -> Any:
     from actors.judge_server import JudgeServer
 
-    own = config.reward.servers[server]
+    own = local_model(config.reward.servers[server], field=f"reward.servers.{server}")
     return JudgeServer(own, model=server, name=name, address=address, token=token, num_threads=num_threads)
 
 
@@ -42,7 +45,7 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
     distillation = config.algorithm.distillation
     loaded = {
         source: ReferenceModel(
-            model,
+            local_model(model, field=f"reference.by_source.{source}" if source else "reference"),
             reference=config.reference,
             learner=config.learner,
             sampling=config.sampling,
@@ -68,6 +71,7 @@ def learner_rank(
 ) -> Any:
     from learner.learner import Learner
 
+    config = _with_local_critic(_with_local_policy(config))
     return Learner(
         config,
         rank=rank,
@@ -84,6 +88,18 @@ def demonstrations(config: RunConfig) -> Demonstrations | None:
 
     sft = config.algorithm.sft
     return None if sft is None else SourceDemonstrations(sft, model=config.model, seed=config.seed)
+
+
+def _with_local_policy(config: RunConfig) -> RunConfig:
+    """That alone: no machine downloads what its actors do not load."""
+    return config.model_copy(update={"model": local_model(config.model, field="model")})
+
+
+def _with_local_critic(config: RunConfig) -> RunConfig:
+    if config.algorithm.value is None:
+        return config
+    value = local_model(config.algorithm.value, field="algorithm.value")
+    return config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"value": value})})
 
 
 def recorder(*, run_dir: str, keep_steps: int | None, keep_checkpoints: int) -> Any:

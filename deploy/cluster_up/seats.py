@@ -1,32 +1,40 @@
-"""The seats of a run: a placement group on the connected cluster, and actors that take their places in it."""
+"""The seats of a run: placement groups on the connected cluster, and actors that take their places in them."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from cluster.contracts.errors import WorkerError
-from cluster.contracts.types import ActorKind
-from cluster.remote.actor import ActorSpec, RemoteActor
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.protocols import Events
+from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
+from cluster.remote.nodes import Seat, is_seat_lost
+from cluster.supervision.placement import PlacementPlan, SeatGroup
+from cluster.supervision.supervisor import note_waiting
+from cluster.supervision.tasks import background
+from deploy.cluster_up.waiting import AwaitedNode
+
+_SEAT_CHECK_S = 2.0
+"""How often a worker that waits for a node looks whether a seat is vacant."""
 
 
 class Seats:
-    """A placement group that is ours."""
+    """Placement groups that are ours."""
 
-    def __init__(self, group: Any, *, start_s: float) -> None:
-        """`start_s` is the deadline for an actor to come up."""
-        self._group = group
+    def __init__(self, seats: Mapping[int, Seat], *, start_s: float, events: Events) -> None:
+        """`seats` are by the index of the bundle that they hold. `start_s` is the deadline for an actor to come up."""
+        self._seats = seats
         self._start_s = start_s
+        self._events = events
         self._vacant: list[ActorSpec] = []
         self._taken: dict[str, ActorSpec] = {}
         """Seats that were vacant, by the name of the worker that joined."""
-        self._outside: dict[tuple[ActorKind, str], asyncio.Task[RemoteActor]] = {}
-        """Workers that joined when no seat was vacant, and wait for a node; the first one waits longest."""
+        self._waits: dict[str, AwaitedNode] = {}
+        """Of actors for which no node came in time, and which may be asked for again."""
 
     async def start(self, spec: ActorSpec) -> RemoteActor:
         """A running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
@@ -42,65 +50,119 @@ class Seats:
         """A process with nothing in it yet: ranks must know each other's address to be built.
 
         A joining worker takes a vacant seat of its kind: nothing outside the group can use what it holds. Without one it looks for a
-        node outside, until a seat is vacated.
+        node outside, until a seat is vacant. A seat whose node is dead or goes away is nobody's until Ray finds another node for it.
         """
+        wait = self._waits.pop(spec.name, None) or AwaitedNode(spec, events=self._events)
+        seat = self._seat_of(spec)
+        try:
+            async with background() as tasks:
+                tasks.create_task(wait.news(partial(self._has_no_node, spec), group=seat.group if seat else None))
+                return await self._placed(spec, wait)
+        except DeadlineError as error:
+            if not found_no_room(error):
+                raise
+            self._waits[spec.name] = wait
+            raise wait.too_late(error) from error
+
+    async def _placed(self, spec: ActorSpec, wait: AwaitedNode) -> RemoteActor:
         if spec.bundle is not None:
             return await self._spawn(spec)
-        vacant = next((seat for seat in self._vacant if seat.kind is spec.kind), None)
-        if vacant and spec.name not in self._taken:
-            self._vacant.remove(vacant)
-            self._taken[spec.name] = vacant
-        if spec.name not in self._taken and (actor := await self._spawn_outside(spec)):
+        is_seated = spec.name in self._taken or await self._takes_seat(spec)
+        if not is_seated and (actor := await self._spawn_outside(spec, wait)):
             return actor
         seat = self._taken[spec.name]
         return await self._spawn(replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus))
 
     def vacate(self, spec: ActorSpec) -> None:
-        """The worker has left for good. Its seat, if it had one, is for the worker that waits longest, or for the next that joins."""
+        """The worker has left for good. Its seat, if it had one, is for a worker that waits, or for the next that joins."""
         seat = self._taken.pop(spec.name, spec)
-        if seat.bundle is None:
-            return
-        waiting = (one for one, outside in self._outside.items() if one[0] is seat.kind and not outside.done())
-        first = next(waiting, None)
-        if first is None:
+        if seat.bundle is not None:
             self._vacant.append(seat)
-            return
-        self._taken[first[1]] = seat
-        self._outside.pop(first).cancel()
 
-    async def _spawn_outside(self, spec: ActorSpec) -> RemoteActor | None:
-        """None when the worker was given a seat before it found a node."""
-        outside = self._outside[spec.kind, spec.name] = asyncio.create_task(self._spawn(spec))
+    async def _has_no_node(self, spec: ActorSpec) -> bool:
+        """Of an actor that has not started yet."""
+        seat = self._seat_of(self._taken.get(spec.name, spec))
+        return seat is None or await is_seat_lost(seat)
+
+    def _seat_of(self, spec: ActorSpec) -> Seat | None:
+        return None if spec.bundle is None else self._seats[spec.bundle]
+
+    async def _takes_seat(self, spec: ActorSpec) -> bool:
+        """Whether a vacant seat is the worker's from now on."""
+        for seat in [each for each in self._vacant if each.kind is spec.kind]:
+            if await self._is_good(seat) and seat in self._vacant:  # another worker may have taken it meanwhile
+                self._vacant.remove(seat)
+                self._taken[spec.name] = seat
+                return True
+        return False
+
+    async def _is_good(self, seat: ActorSpec) -> bool:
+        assert seat.bundle is not None
         try:
-            await asyncio.wait({outside})
+            return not await is_seat_lost(self._seats[seat.bundle])
+        except TreadwheelError:  # nobody knows: the worker asks again, or finds a node
+            return False
+
+    async def _spawn_outside(self, spec: ActorSpec, wait: AwaitedNode) -> RemoteActor | None:
+        """None when the worker took a seat before it found a node.
+
+        It waits without end: what is asked for again and again, Ray's autoscaler would look for again and again.
+        """
+        now = asyncio.get_running_loop().time
+        began = said_at = now()
+        outside = asyncio.create_task(RemoteActor.spawn(spec, deadline_s=None))
+        try:
+            while True:
+                say_in_s = max(said_at + self._start_s - now(), 0.0)
+                if (await asyncio.wait({outside}, timeout=min(say_in_s, _SEAT_CHECK_S)))[0]:
+                    return outside.result()
+                if now() >= said_at + self._start_s:
+                    said_at = now()
+                    reason = wait.said_with(f"none was found in {said_at - began:.0f} s")
+                    note_waiting(self._events, spec, reason=reason)
+                if await self._takes_seat(spec):
+                    if not outside.done():
+                        return None
+                    self.vacate(spec)  # it found a node while it looked
         finally:
-            self._outside.pop((spec.kind, spec.name), None)
             outside.cancel()
-        return None if outside.cancelled() else outside.result()
 
     async def _spawn(self, spec: ActorSpec) -> RemoteActor:
-        return await RemoteActor.spawn(spec, placement_group=self._group, deadline_s=self._start_s)
+        return await RemoteActor.spawn(spec, seat=self._seat_of(spec), deadline_s=self._start_s)
+
+
+Reserved = Callable[[Any, SeatGroup], Awaitable[None]]
+"""Returns when Ray has reserved its placement group for the seats. Raises WorkerError when it does not."""
 
 
 @contextlib.asynccontextmanager
-async def seats(placement: PlacementPlan, *, start_s: float) -> AsyncIterator[Seats]:
-    """Reserves what the plan asks for, and gives it back at the end. Raises WorkerError when the cluster does not free it in time."""
-    group = placement_group(placement.resources(), strategy=placement.strategy)
+async def seats(
+    placement: PlacementPlan, *, start_s: float, events: Events, reserved: Reserved | None = None
+) -> AsyncIterator[Seats]:
+    """Reserves what the plan asks for, and gives it back at the end. `start_s` is the deadline for an actor to come up, and without
+    `reserved` for the cluster to free its resources: raises WorkerError when that takes longer."""
+    reserved = reserved or partial(_freed, within_s=start_s)
+    groups: list[Any] = []
+    found: dict[int, Seat] = {}
     try:
-        try:
-            async with asyncio.timeout(start_s):
-                await group.ready()
-        except TimeoutError:
-            raise WorkerError(
-                f"the cluster did not free {placement.resources()} within {start_s:g} s; "
-                "others hold its resources: wait, or ask for less"
-            ) from None
-        yield Seats(group, start_s=start_s)
+        for asked in placement.groups():
+            labels = [asked.node_labels] * len(asked.seats)
+            group = placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
+            groups.append(group)
+            await reserved(group, asked)
+            found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
+        yield Seats(found, start_s=start_s, events=events)
     finally:
-        remove_placement_group(group)
+        for group in groups:
+            remove_placement_group(group)
 
 
-def available() -> ClusterResources:
-    """What the connected cluster's living nodes have."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return ClusterResources(nodes=tuple(Node(cpus=each.get("CPU", 0.0), gpus=each.get("GPU", 0.0)) for each in nodes))
+async def _freed(group: Any, asked: SeatGroup, *, within_s: float) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            await group.ready()
+    except TimeoutError:
+        raise WorkerError(
+            f"the cluster did not free {asked.resources} within {within_s:g} s; "
+            "others hold its resources: wait, or ask for less"
+        ) from None

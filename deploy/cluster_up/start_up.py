@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -20,30 +20,42 @@ from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import RemoteActor
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
+from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
 from deploy.cluster_up.actor_specs import ActorSpecs
-from deploy.cluster_up.seats import available, seats
+from deploy.cluster_up.seats import seats
+from deploy.cluster_up.waiting import AwaitedNodes, available
 from deploy.cluster_up.wiring import Cluster, learning, wire
 from deploy.reports.passport import write_passport
 
 
 @contextlib.asynccontextmanager
 async def cluster(
-    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: Log, *, office: TicketOffice | None = None
+    config: RunConfig,
+    run_dir: RunDirectory,
+    ledger: Ledger,
+    log: Log,
+    *,
+    office: TicketOffice | None = None,
+    wait_for_nodes_s: float | None = None,
 ) -> AsyncIterator[Cluster]:
     """All actors up, the learner restored, its weights on the workers and attested. Ends them all at the end.
 
     A failure beside the block, which no restart heals, cancels the block and is raised as itself. `office` hands out the groups to
-    train on; without it the cluster only evaluates.
+    train on; without it the cluster only evaluates. `wait_for_nodes_s` as in the configuration, for a cluster that nodes can join.
     """
-    placement = placement_of(config)
+    if wait_for_nodes_s is None:
+        placement, reserved = placement_of(config), None
+    else:
+        placement = plan_asked(config, needs=_needs(config))
+        reserved = AwaitedNodes(placement, elastic=config.elastic, wait_s=wait_for_nodes_s, events=log).reserved
     for note in placement.notes():
         log.event("placement", message=note)
     start_s = config.supervision.start_s
     async with (
-        seats(placement, start_s=start_s) as taken,
+        seats(placement, start_s=start_s, events=log, reserved=reserved) as taken,
         contextlib.AsyncExitStack() as at_the_end,
         background() as tasks,
     ):
@@ -84,7 +96,7 @@ async def learner_alone(
     mathematics needs one, which starts at its first call. What was scored already needs none (`with_reference`)."""
     placement = placement_of(config, partial(plan_learning, with_reference=with_reference))
     async with (
-        seats(placement, start_s=config.supervision.start_s) as taken,
+        seats(placement, start_s=config.supervision.start_s, events=log) as taken,
         contextlib.AsyncExitStack() as at_the_end,
         background() as tasks,
     ):
@@ -104,9 +116,13 @@ async def learner_alone(
 
 def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan) -> PlacementPlan:
     """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
+    return planned(config, available(config.elastic), needs=_needs(config))
+
+
+def _needs(config: RunConfig) -> Collection[str]:
     from learner.algorithms.objective import Objective
 
-    return planned(config, available(), needs=Objective.of_run(config).needs)
+    return Objective.of_run(config).needs
 
 
 async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:

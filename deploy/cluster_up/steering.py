@@ -3,26 +3,29 @@ go away."""
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ConfigError, TreadwheelError
+from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
-from cluster.remote.nodes import draining_nodes
-from cluster.supervision.autoscaling import StepLoad, decide, most_loads
+from cluster.remote.nodes import draining_nodes, drivers_node
+from cluster.rollouts.departures import notice_of
+from cluster.supervision.autoscaling import Decision, Fleet, StepLoad, decide, most_loads, most_workers
 from cluster.supervision.tasks import background
 from deploy.cluster_up.wiring import Cluster
 from deploy.reports.run_info import config_of
 
 CONTROL = "control.json"
-_POLL_S = 1.0
-"""How often an order is looked for."""
-_CLUSTER_POLL_S = 5.0
+_POLL_S, _STORE_POLL_S = 1.0, 5.0
+"""How often an order is looked for: on a disk, and in an object store, which bills each look."""
+_CLUSTER_POLL_S = 1.0
 """How often Ray's head node is asked which nodes go away."""
 SETTINGS = {"rollout_workers": "rollout.num_workers", "reward_services": "reward.num_services"}
 """What an order may change, and the setting that a run starts with."""
@@ -40,9 +43,10 @@ class _Order(BaseModel):
 def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
     """Asks the run's driver for so many of `actors`, a name in `SETTINGS`; it obeys within seconds. Raises ConfigError when it would not,
     or there is none."""
+    config = config_of(run_dir)
     if run_dir.owner() is None:
         raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
-    _check(config_of(run_dir), actors, number, url=run_dir.url)
+    _check(config, actors, number, url=run_dir.url)
     waiting = _order_of(run_dir.read_text(CONTROL)) if run_dir.exists(CONTROL) else _Order()
     run_dir.write_json(CONTROL, waiting.model_copy(update={actors: number}).model_dump(exclude_none=True))
 
@@ -64,11 +68,17 @@ def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
             f"{asked}: {url!r} is deterministic, which worker samples what is fixed; "
             "start a run of its own with another rollout.num_workers, or with deterministic=false"
         )
-    elastic = config.elastic
-    if elastic.max_workers is not None and not elastic.min_workers <= number <= elastic.max_workers:
+    elastic, most_useful = config.elastic, config.buffer.most_under_way
+    most = most_workers(elastic, most_useful)
+    if most is not None and not elastic.min_workers <= number <= most:
+        upper = (
+            f"elastic.max_workers={most}"
+            if most == elastic.max_workers
+            else f"the {most_useful} groups under way at once"
+        )
         raise ConfigError(
-            f"{asked} is outside what {url!r} keeps to, elastic.min_workers={elastic.min_workers} to "
-            f"elastic.max_workers={elastic.max_workers}; ask for a number between them, or start the run again with other bounds"
+            f"{asked} is outside what {url!r} keeps to, elastic.min_workers={elastic.min_workers} to {upper}; "
+            "ask for a number between them, or start the run again with other bounds"
         )
 
 
@@ -81,6 +91,16 @@ def _order_of(text: str) -> _Order:
         ) from error
 
 
+def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
+    """What the event says of why."""
+    return {
+        "wait_share": decided.wait_share,
+        "idle_share": decided.idle_share,
+        "factor": decided.num_workers / fleet.num_workers,
+        "join_seconds": fleet.join_seconds,
+    }
+
+
 class Steering:
     """Watches, and tells the fleet and the reward services how many to be. Deterministic runs keep their workers: which worker samples
     what is fixed. A reward is the same whichever service judges."""
@@ -89,21 +109,22 @@ class Steering:
         self._config = config
         self._fleet = cluster.production.fleet
         self._pools = {"rollout_workers": self._fleet, "reward_services": cluster.production.services}
-        self._supervisor = cluster.supervisor
+        self._production = cluster.production
+        self._learner = cluster.learner
         self._run_dir = run_dir
         self._log = log
         self._loads: deque[StepLoad] = deque(maxlen=most_loads(config.elastic))
-        self._drained: set[tuple[str, str]] = set()
         self._num_coming = 0
+        self._version = 0
 
     @contextlib.asynccontextmanager
     async def steering(self) -> AsyncIterator[None]:
         async with background() as tasks:
-            tasks.create_task(self._every(_POLL_S, self._look))
+            tasks.create_task(self._every(_POLL_S if self._run_dir.is_local else _STORE_POLL_S, self._look))
+            tasks.create_task(self._every(_CLUSTER_POLL_S, partial(self._leave_draining_nodes, tasks)))
             if not self._config.deterministic:
                 self._log.add(self)
                 self._set("rollout_workers", self._config.rollout.num_workers, why="asked for")
-                tasks.create_task(self._every(_CLUSTER_POLL_S, self._leave_draining_nodes))
             yield
 
     # A metric sink: what the steps say.
@@ -111,11 +132,13 @@ class Steering:
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if "buffer/learner_wait_s" not in metrics:
             return
+        self._version = version
         buffer = self._config.buffer
         self._loads.append(
             StepLoad(
                 step_seconds=metrics["time/step_s"],
                 wait_seconds=metrics["buffer/learner_wait_s"],
+                idle_share=metrics["rollout/idle_share"],
                 is_buffer_full=metrics["buffer/num_ready"] >= buffer.max_off_policy_steps * buffer.groups_per_step > 0,
             )
         )
@@ -127,30 +150,45 @@ class Steering:
     async def _every(self, seconds: float, look: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            try:
-                await look()
-            except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
-                self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
+            await self._take(look)
+
+    async def _take(self, look: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await look()
+        except (PreemptedError, ClaimLostError):
+            raise
+        except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
+            self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     async def _look(self) -> None:
+        self._run_dir.check_claim()
         order = await asyncio.to_thread(self._asked)
         for actors, number in order.model_dump(exclude_none=True).items():
             _check(self._config, actors, number, url=self._run_dir.url)
             self._set(actors, number, why="treadwheel scale")
         if self._config.deterministic:
             return
-        wanted, num_coming = self._fleet.num_wanted, self._fleet.num_coming
-        if num_coming < self._num_coming:
-            self._loads.clear()  # with the one that came a step takes another time
-        self._num_coming = num_coming
-        wanted = decide(self._loads, num_workers=wanted, num_coming=num_coming, config=self._config.elastic)
-        self._set("rollout_workers", wanted, why="elastic")
+        fleet = self._fleet_now()
+        if fleet.num_coming != self._num_coming:
+            self._loads.clear()  # with another number of serving workers a step takes another time
+        self._num_coming = fleet.num_coming
+        decided = decide(self._loads, fleet, self._config.elastic)
+        self._set("rollout_workers", decided.num_workers, why="elastic", **_inputs(decided, fleet))
 
-    def _set(self, actors: str, number: int, *, why: str) -> None:
+    def _fleet_now(self) -> Fleet:
+        return Fleet(
+            num_workers=self._fleet.num_wanted,
+            num_coming=self._fleet.num_coming,
+            join_seconds=self._fleet.join_seconds,
+            num_steps_left=self._config.num_steps - self._version,
+            most_useful=self._config.buffer.most_under_way,
+        )
+
+    def _set(self, actors: str, number: int, *, why: str, **inputs: float | None) -> None:
         pool = self._pools[actors]
         if number == pool.num_wanted:
             return
-        self._log.event("scale", actors=actors, num_workers=number, before=pool.num_wanted, reason=why)
+        self._log.event("scale", actors=actors, num_workers=number, before=pool.num_wanted, reason=why, **inputs)
         self._loads.clear()
         pool.want(number)
 
@@ -161,13 +199,16 @@ class Steering:
         self._run_dir.remove(CONTROL)
         return _order_of(order)
 
-    async def _leave_draining_nodes(self) -> None:
-        """Workers on a node that announced its end finish what they have; others start elsewhere in their place."""
+    async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:
         draining = await draining_nodes()
-        self._drained = {(name, node_id) for name, node_id in self._drained if node_id in draining}
-        for actor in self._fleet.workers():
-            place = (actor.name, actor.node_id)  # one that died and came up elsewhere may have to leave again
-            if actor.node_id in draining and place not in self._drained:
-                self._drained.add(place)
-                self._supervisor.note_leaving(actor)
-                self._fleet.drain(actor.name)
+        for node_id in {drivers_node(), *(rank.node_id for rank in self._learner.actors())} & draining.keys():
+            raise self._preempted(node_id, draining[node_id])
+        # Beside the next looks: copies may take a minute, and the learner's own node may be the next to go.
+        tasks.create_task(self._take(partial(self._production.leave, draining)))
+
+    def _preempted(self, node_id: str, deadline: float | None) -> PreemptedError:
+        what = "the driver's" if node_id == drivers_node() else "a learner's"
+        left_s, notice = notice_of(node_id, deadline, now=time.time())
+        message = f"{what} {notice}"
+        self._log.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
+        return PreemptedError(message, deadline=deadline)

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from cluster.contracts.errors import TreadwheelError
+from cluster.contracts.errors import PreemptedError, TreadwheelError
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -14,6 +15,9 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 
 T = TypeVar("T")
+
+_ENDING_S = 2.0
+"""What is left of a node's time for the driver to end."""
 
 
 async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None) -> T:
@@ -55,15 +59,18 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
 async def saved_when_stopped(
     learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
-    """When the block is cancelled, the steps that it learned are saved first, if that takes no longer than `timeout_s` (0: not at all).
+    """When the block is cancelled or preempted, the steps that it learned are saved first, if that takes no longer than `timeout_s`
+    (0: not at all), and than the node has.
 
     `interrupted` says whether a signal cancels it, or a failure beside the block.
     """
     try:
         yield
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, PreemptedError) as stopped:
+        if isinstance(stopped, PreemptedError) and stopped.deadline is not None:
+            timeout_s = max(min(timeout_s, stopped.deadline - time.time() - _ENDING_S), 0.0)
         if timeout_s:
-            why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with the failure that stops it"
+            why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with what stops it"
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
             try:
                 async with asyncio.timeout(timeout_s):
@@ -72,15 +79,24 @@ async def saved_when_stopped(
                     stats, summaries = saved
                     log.step(stats.policy_version, step_metrics(summaries, stats))
             except (TimeoutError, TreadwheelError) as error:
-                reason = str(error) or f"it takes longer than checkpoint.stop_timeout_s={timeout_s:g}"
+                reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
                 log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
         raise
 
 
+def _limit(stopped: BaseException, timeout_s: float) -> str:
+    if isinstance(stopped, PreemptedError):
+        return f"the {timeout_s:.0f} s that it has"
+    return f"checkpoint.stop_timeout_s={timeout_s:g}"
+
+
 def how_it_goes_on(run_dir: RunDirectory) -> str:
-    """What the command that was stopped will do when it is started again."""
-    recorded = Ledger(run_dir).version
-    saved = max(run_dir.checkpoints(), default=0)
+    """What the command that was stopped will do when it is started again, as far as the run directory can be read now."""
+    try:
+        recorded = Ledger(run_dir).version
+        saved = max(run_dir.checkpoints(), default=0)
+    except TreadwheelError as error:
+        return f"stopped; the same command goes on from what it saved, which cannot be read now: {error}"
     if recorded == 0:
         return "stopped before the first step; the same command starts again"
     if saved == recorded:

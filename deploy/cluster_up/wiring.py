@@ -83,6 +83,7 @@ def wire(
         specs.rollout_workers(),
         joining=specs.joining_worker,
         join=weights.join,
+        is_on_spot=lambda worker: config.elastic.is_spot(worker.node_labels),
         is_deterministic=config.deterministic,
     )
 
@@ -208,6 +209,7 @@ def production(
         office=office,
         supervisor=supervisor,
         destination=destination,
+        may_wait_for_nodes=config.elastic.wait_for_nodes_s is not None,
     )
 
 
@@ -217,8 +219,8 @@ def judging_deadline_s(config: RunConfig) -> float:
     That is the groups of all steps inside the bound, an evaluation, and an outage that the service waits out. Only a service that answers
     heartbeats and yet judges nothing meets this deadline; a dead or silent one is found much sooner.
     """
-    buffer, evaluation = config.buffer, config.evaluation
-    num_queued = buffer.groups_per_step * (buffer.max_off_policy_steps + 1) * config.judged_per_group
+    evaluation = config.evaluation
+    num_queued = config.buffer.most_under_way * config.judged_per_group
     if evaluation.prompts is not None:
         num_queued += evaluation.num_prompts * evaluation.num_samples
     return config.reward.deadline_s * num_queued + config.reward.hold_s + 60.0

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -18,13 +17,18 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields
 from deploy.config.spelling import spelled_out
-from deploy.config.yaml_text import parse
+from deploy.config.yaml_text import dumped, parse
 
 _SECRET = re.compile(
     r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
 )
 """Names of settings, headers and URL parameters whose values are nobody's business: `openai_key`, `X-Api-Key`, `Authorization`."""
-_IN_TEXT = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+")
+_IN_TEXT = re.compile(
+    r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+"
+    # Tokens by their shapes: Hugging Face, OpenAI and its like, AWS, GitHub, GitLab, Slack, Google.
+    r"|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bA[KS]IA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
+    r"|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{35}"
+)
 _URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
 HIDDEN = "<hidden>"
@@ -82,13 +86,12 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
 
 def resolved_yaml(config: RunConfig) -> str:
     """Every setting with its value, as run.yaml keeps it. What looks like a secret is hidden: secrets come from the environment."""
-    return yaml.safe_dump(hidden(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+    return dumped(hidden(config.model_dump(mode="json")))
 
 
 def full_yaml(config: RunConfig) -> str:
     """As `resolved_yaml`, with every parameter of every variant: what a preset stands for, as a run file that says the same without it."""
-    whole = hidden(spelled_out(config.model_dump(mode="json")))
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    return dumped(hidden(spelled_out(config.model_dump(mode="json"))))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
+from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight import judge, machine, model, prompts, report, settings
@@ -35,6 +36,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
     problems, is_local = _begun(config, address)
+    config = with_local_models(config)
     problems.attempt(settings.check_tensor_parallel, config)
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
@@ -79,6 +81,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
 def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     """As `check`, for a run that learns from recorded trajectories: nothing of judge and rollout workers."""
     problems, is_local = _begun(config, address)
+    config = with_local_models(config)
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
     # The learner proves the weights that it publishes on a probe made of the first prompts.
@@ -89,16 +92,17 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
 
 
 def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
-    """No problem yet, and whether the run starts a cluster of its own, on this machine."""
+    """What the run directory has against it, and whether the run starts a cluster of its own, on this machine."""
     # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
     # read is a problem among others.
     with contextlib.suppress(StorageError):
         RunDirectory(config.run_dir).refuse_if_busy()
-    return Problems(), address is None and "RAY_ADDRESS" not in os.environ
+    problems = Problems()
+    problems.attempt(settings.check_run_dir, config)
+    return problems, address is None and "RAY_ADDRESS" not in os.environ
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
-    problems.attempt(settings.check_run_dir, config)
     problems.attempt(resolve, config.weights.transport, home=TRANSPORTS, field="weights.transport")
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)

@@ -8,6 +8,7 @@ import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 
 GIB = 1024**3
@@ -49,6 +50,14 @@ def this_machine() -> ClusterResources:
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
     """None: the cluster decides."""
+    wait_s = config.elastic.wait_for_nodes_s if config.recorded is None else None
+    if wait_s is not None and is_local:
+        raise ConfigError(
+            f"elastic.wait_for_nodes_s={wait_s:g}: no node joins a cluster that the run starts for itself; name one that is there "
+            "(--address, or RAY_ADDRESS), or leave the wait out"
+        )
+    if wait_s is not None:
+        return plan_asked(config, needs=needs)
     planned = plan if config.recorded is None else plan_learning
     return planned(config, this_machine(), needs=needs) if is_local else None
 

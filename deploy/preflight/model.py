@@ -99,7 +99,7 @@ def check_folder(path: str, *, field: str) -> None:
     for file in files:
         _check_whole(file, field=field)
     _check_complete(folder, field=field)
-    from learner.checkpoint.files import verify_model
+    from learner.checkpoint.reading import verify_model
 
     verify_model(folder)
 

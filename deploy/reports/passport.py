@@ -11,6 +11,7 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.settings import Mark
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file
 from deploy.config.loading import hidden
 
@@ -35,28 +36,29 @@ def write_passport(
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
     run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
     settings = _mathematical(run, run)
-    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(config.model)}
+    local = with_local_models(config)
+    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(local.model)}
     if config.reference.path is not None or config.reference.by_source:
         from learner.model.reference import reference_models
 
-        found = reference_models(config.model, config.reference)
+        found = reference_models(local.model, local.reference)
         settings["reference"]["fingerprints"] = {
             source or "path": fingerprint(model) for source, model in found.items()
         }
-    for name, model in config.reward.models.items():
+    for name, model in local.reward.models.items():
         from learner.model.sequence_classification import as_model
 
         settings["reward"]["models"][name]["fingerprint"] = fingerprint(as_model(model))
-    for name, server in config.reward.servers.items():
+    for name, server in local.reward.servers.items():
         own = fingerprint(ModelConfig(path=server.path, revision=server.revision))
         settings["reward"]["servers"][name]["fingerprint"] = own
     if rubrics := {setting: _digest(path) for setting, path in config.reward.rubrics().items()}:
         settings["reward"]["rubric_digests"] = rubrics
-    value = config.algorithm.value
+    value = local.algorithm.value
     if value is not None and value.path is not None:
         from learner.model.critic import critic_config
 
-        own = critic_config(config.model, value)
+        own = critic_config(local.model, value)
         formula = formula | {"value": formula["value"] | {"fingerprint": own and fingerprint(own)}}
     passport = {
         "mathematics": formula | hidden(settings),

@@ -33,6 +33,7 @@ _SHOWN = (
 
 def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run."""
+    directory.reach()
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
     values = yaml.safe_load(directory.read_text(RUN_YAML))

@@ -1,7 +1,6 @@
 """`treadwheel verify`: does the run directory prove what it claims? Reads everything, changes nothing."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow.compute as pc
 
@@ -10,6 +9,7 @@ from cluster.contracts.errors import CheckpointError, TreadwheelError
 from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory
+from cluster.record.storage import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,18 +18,16 @@ class Verdict:
     num_groups: int = 0
     num_trajectories: int = 0
     num_tokens: int = 0
-    num_checkpoints: int | None
-    """None in an object store, where they are not checked."""
+    num_checkpoints: int
     num_pruned_steps: int = 0
     """Steps whose trajectories were removed (`record.keep_trajectories`): nothing but the ledger says what they were."""
     problems: tuple[str, ...]
     """Empty when all is well; else one line each, naming file, step and group."""
 
     def __str__(self) -> str:
-        checked = "checkpoints not checked" if self.num_checkpoints is None else f"{self.num_checkpoints} checkpoints"
         counts = (
             f"{self.num_steps} steps, {self.num_groups} groups, {self.num_trajectories} trajectories, "
-            f"{self.num_tokens} tokens, {checked}"
+            f"{self.num_tokens} tokens, {self.num_checkpoints} checkpoints"
         )
         pruned = (
             f"; the trajectories of steps 1 to {self.num_pruned_steps} were removed" if self.num_pruned_steps else ""
@@ -107,19 +105,17 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
     return sum(group.num_rows for group in groups), num_tokens, problems
 
 
-def _check_checkpoints(run_dir: RunDirectory) -> tuple[int | None, list[str]]:
+def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
     """How many there are, and every file that is not what its checkpoint's manifest says."""
-    from learner.checkpoint import files
+    from learner.checkpoint import reading
 
-    if not run_dir.is_local:
-        return None, []
-    found = files.checkpoints(Path(run_dir.path(CHECKPOINTS)))
+    found = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))
     problems: list[str] = []
     for checkpoint in found:
         try:
-            files.verify(checkpoint)
+            reading.verify(checkpoint)
         except CheckpointError as error:
-            if checkpoint.exists():  # a living run may remove an old one meanwhile
+            if checkpoint.is_there():  # a living run may remove an old one meanwhile
                 problems.append(str(error))
     return len(found), problems
 

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from cluster.contracts.learner_config import LoraConfig, ModelConfig
 from cluster.weights.adapter import write_adapter
-from learner.checkpoint.files import FileEntry, seal, write_tensors
+from learner.checkpoint.manifest import FileEntry
+from learner.checkpoint.writing import seal, write_tensors
 from learner.model.lora import adapter_of
 from learner.publishing import exported, exported_adapter
 

@@ -1,10 +1,14 @@
 """A rank's checkpoints: what goes in, how all ranks write one together, how it comes back to any number of ranks.
 
-`save_in_background` copies the state and writes while training goes on. It needs memory for the copy, and a single rank: writing is a
-collective operation, for which several ranks interrupt their training.
+`save_in_background` copies the state and writes while training goes on, if every rank has room for its copy. The ranks that write agree
+over a process group of their own: training's exchange never meets theirs.
 """
 
-from collections import deque
+import hashlib
+import json
+import socket
+import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,14 +17,17 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import CheckpointError
-from learner.checkpoint import files
-from learner.checkpoint.files import ADAPTER, MODEL, FileEntry, Manifest
+from learner.checkpoint import writing
+from learner.checkpoint.manifest import ADAPTER, MODEL, FileEntry, Manifest, parameters_digest, state_name
 from learner.checkpoint.model_folder import ModelFolder
-from learner.distributed import Ranks, fill, local
+from learner.checkpoint.places import Place
+from learner.checkpoint.reading import read_manifest
+from learner.checkpoint.states import States
+from learner.checkpoint.targets import Target, target_of
+from learner.distributed import Ranks, local
 from learner.memory import free_bytes
 from learner.optimizer import Optimizer
 
@@ -43,9 +50,9 @@ class SmallState(Protocol):
 class _Snapshot:
     """One rank's part of a checkpoint, not yet written."""
 
-    directory: Path
+    directory: str
     manifest: Manifest
-    """Without files."""
+    """Without writing."""
     state: dict[str, Tensor]
     weights: Iterable[tuple[str, Tensor]]
     adapter: Iterable[tuple[str, Tensor]]
@@ -65,43 +72,56 @@ class Saver:
         config: CheckpointConfig,
     ) -> None:
         self._optimizer, self._model = optimizer, model
-        self._ranks, self._config = ranks, config
+        self._ranks, self._beside, self._config = ranks, ranks.beside(), config
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._written: tuple[Path, int] | None = None
+        self._written: tuple[str, int] | None = None
         """Folder and version of the last checkpoint that all ranks wrote; None after a restore."""
 
-    def save(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+    def save(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> None:
         """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not.
 
         One that is on the disk stays as it is: a run that is stopped in a save asks for it again.
         """
         self._save(directory, policy_version=policy_version, extra=extra, by=self._write)
 
-    def save_in_background(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing."""
-        by = self._write_a_copy if self._ranks.size == 1 and self._has_room_for_a_copy() else self._write
-        self._save(directory, policy_version=policy_version, extra=extra, by=by)
+    def save_in_background(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing, on every rank."""
+        self._save(directory, policy_version=policy_version, extra=extra, by=self._write_a_copy)
 
     def _save(
-        self, directory: Path, *, policy_version: int, extra: Mapping[str, Any], by: Callable[[_Snapshot], None]
+        self, directory: str, *, policy_version: int, extra: Mapping[str, Any], by: Callable[[_Snapshot], None]
     ) -> None:
+        failed: CheckpointError | None = None
         try:
             self.finish()
-        finally:  # this version is saved also where the one before could not be
-            if self._written != (directory, policy_version):
-                by(self._snapshot(directory, policy_version=policy_version, extra=extra))
+        except CheckpointError as error:  # on every rank: this version is saved also where the one before could not be
+            failed = error
+        if self._written != (directory, policy_version):
+            by(self._snapshot(directory, policy_version=policy_version, extra=extra))
+        if failed is not None:
+            raise failed
 
     def _write_a_copy(self, snapshot: _Snapshot) -> None:
+        """At once where a rank has no room for a copy."""
+        if not self._is_room_for_copies():
+            return self._write(snapshot)
         copy = replace(
             snapshot,
             # To the CPU at once: a second copy on the device may not fit.
             state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
-            weights=[(name, tensor.clone()) for name, tensor in snapshot.weights],
-            adapter=[(name, tensor.clone()) for name, tensor in snapshot.adapter],
+            weights=self._kept(snapshot.weights),
+            adapter=self._kept(snapshot.adapter),
         )
         self._writing = self._thread.submit(self._write, copy)
+
+    def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Copies, on the rank that writes them. Gathered before the thread begins: it must not use training's process group."""
+        if self._ranks.rank == 0:
+            return [(name, tensor.clone()) for name, tensor in gathered]
+        _iterate(gathered)
+        return []
 
     def finish(self) -> None:
         """Waits for a checkpoint that is being written. Raises what went wrong with it, once."""
@@ -113,20 +133,24 @@ class Saver:
         """Waits for a checkpoint that is being written, and ends the thread that writes."""
         self._thread.shutdown()
 
-    def restore(self, directory: Path) -> Manifest:
-        """The rank as it was when it saved. Raises CheckpointError naming a checkpoint that is torn, altered or foreign."""
+    def restore(self, directory: str) -> Manifest:
+        """The rank as it was when it saved; of the state only its own rows are read.
+
+        Raises CheckpointError naming a checkpoint that is torn, altered or foreign. The rank may hold a part of it then.
+        """
         self.finish()
         self._written = None
-        manifest = files.verify(directory, expected_parameters=self._parameters_digest())
-        states = files.States(directory, num_ranks=manifest.num_ranks)
+        place = Place.of(directory)
+        manifest = read_manifest(place, expected_parameters=self._parameters_digest())
+        states = States(place, manifest)
         masters = self._optimizer.masters()
         moments: dict[str, Tensor] = {}
         for name in states.names():
-            if name.startswith(_WEIGHT):
-                fill(masters[name.removeprefix(_WEIGHT)], states.tensor(name).to(self._ranks.device))
-            elif name.startswith(_MOMENT):
-                key = name.removeprefix(_MOMENT)
-                moments[key] = _placed_like(masters[key.partition("/")[2]], states.tensor(name))
+            kind, _, key = name.partition("/")
+            if f"{kind}/" == _WEIGHT:
+                states.load(masters[key], name)
+            elif f"{kind}/" == _MOMENT:
+                moments[key] = states.like(masters[key.partition("/")[2]], name)
         self._optimizer.copy_masters()
         self._optimizer.load_state(moments)
         generator = states.of_rank(_RNG, self._ranks.rank)
@@ -143,71 +167,78 @@ class Saver:
             if self._ranks.rank == 0:
                 if directory.exists():
                     raise CheckpointError(f"{directory} exists; export into another folder")
-                with files.saving(directory):
-                    self._model.write(files.begin(directory), weights)
-                    files.aside_of(directory).rename(directory)
+                with writing.saving(directory):
+                    self._model.write(writing.begin(directory), weights)
+                    writing.aside_of(directory).rename(directory)
         finally:
             _iterate(weights)
             if self._ranks.rank == 0:
-                files.discard(files.aside_of(directory))
+                writing.discard(writing.aside_of(directory))
 
     def _write(self, snapshot: _Snapshot) -> None:
         """Every rank writes its state, rank 0 also the model and, once all have written, the manifest."""
         directory, is_first = snapshot.directory, self._ranks.rank == 0
-        aside = files.aside_of(directory)
+        save_id, *_ = self._beside.texts(uuid.uuid4().hex[:12])
+        target = self._together(directory, lambda: target_of(directory, is_first=is_first, save_id=save_id))
         try:
-            self._together(directory, lambda: files.begin(directory) if is_first else None)
-            written = self._together(directory, lambda: self._write_own(snapshot, aside))
-            written |= self._state_entries(written[self._state_name()])
-            self._together(directory, lambda: self._commit(snapshot, written) if is_first else None)
+            is_wanted = self._together(directory, lambda: target.begin(snapshot.manifest))
+            if not self._num(int(not is_wanted)):
+                own = self._together(directory, lambda: self._write_own(snapshot, target))
+                manifest = snapshot.manifest.sealed(self._of_all_ranks(own))
+                self._together(directory, lambda: self._commit(target, manifest) if is_first else None)
             self._written = directory, snapshot.manifest.policy_version
         finally:
-            if is_first:
-                files.discard(aside)
+            target.close()
 
-    def _commit(self, snapshot: _Snapshot, written: Mapping[str, FileEntry]) -> None:
-        directory = snapshot.directory
-        files.commit(files.aside_of(directory), directory, snapshot.manifest.sealed(written))
-        files.prune(directory.parent, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
+    def _commit(self, target: Target, manifest: Manifest) -> None:
+        target.commit(manifest)
+        target.prune(keep_last=self._config.keep_last, keep_best=self._config.keep_best)
 
-    def _together(self, directory: Path, work: Callable[[], T]) -> T:
+    def _together(self, directory: str, work: Callable[[], T]) -> T:
         """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not.
 
         A rank that fails must not leave the others waiting for it in the next collective operation.
         """
         try:
-            with files.saving(directory):
+            with writing.saving(directory):
                 done = work()
-        except CheckpointError:
-            self._num_failed(1)
-            raise
-        if self._num_failed(0):
+        except Exception as error:
+            self._num(1)
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"checkpoint {directory} was not saved: {error!r}; the last good one stands"
+            ) from error
+        if self._num(0):
             raise CheckpointError(
                 f"checkpoint {directory} was not saved: another rank could not write its part; the last good one stands"
             )
         return done
 
-    def _num_failed(self, own: int) -> int:
-        return int(self._ranks.sum(torch.tensor(own, device=self._ranks.device)))
+    def _num(self, own: int) -> int:
+        """Over all ranks."""
+        return int(self._beside.sum(torch.tensor(own)))
 
-    def _write_own(self, snapshot: _Snapshot, aside: Path) -> dict[str, FileEntry]:
+    def _write_own(self, snapshot: _Snapshot, target: Target) -> dict[str, FileEntry]:
         """What this rank writes, by path in the checkpoint."""
+        aside = target.folder()
         try:
             name = self._state_name()
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
-            written = {name: files.write_tensors(aside / name, state)}
+            written = {name: writing.write_state(aside / name, state)}
             if self._ranks.rank == 0:
                 model = self._model.write(aside / MODEL, snapshot.weights)
                 adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter)
                 written |= {f"{MODEL}/{path}": entry for path, entry in model.items()}
                 written |= {f"{ADAPTER}/{path}": entry for path, entry in adapter.items()}
+            target.deliver(written)
             return written
         finally:
             # Gathering takes all ranks: also those that write no weights, and one whose writing failed, go through them.
             _iterate(snapshot.weights)
             _iterate(snapshot.adapter)
 
-    def _snapshot(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> _Snapshot:
+    def _snapshot(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> _Snapshot:
         manifest = Manifest(
             policy_version=policy_version,
             num_ranks=self._ranks.size,
@@ -232,36 +263,34 @@ class Saver:
         tensors = weights | moments | {_RNG: torch.get_rng_state()}
         return {name: local(tensor) for name, tensor in tensors.items()}
 
-    def _has_room_for_a_copy(self) -> bool:
-        size_bytes = sum(tensor.nbytes for tensor in self._state().values()) + self._model.size_bytes()
-        return size_bytes < free_bytes(torch.device("cpu"))
+    def _is_room_for_copies(self) -> bool:
+        """Whether every machine has room for those of all its ranks. All ranks come to one answer."""
+        size_bytes = sum(tensor.nbytes for tensor in self._state().values())
+        if self._ranks.rank == 0:
+            size_bytes += self._model.size_bytes()
+        machine = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:7])
+        own = torch.tensor([machine, size_bytes, free_bytes(torch.device("cpu"))])
+        ranks = [part.tolist() for part in self._beside.stack(own)]
+        needed: Counter[int] = Counter()
+        for machine, size_bytes, _ in ranks:
+            needed[machine] += size_bytes
+        return all(needed[machine] < free for machine, _, free in ranks)
 
     def _parameters_digest(self) -> str:
-        return files.parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
+        return parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
 
     def _state_name(self) -> str:
-        return files.state_name(self._ranks.rank, self._ranks.size)
+        return state_name(self._ranks.rank, self._ranks.size)
 
-    def _state_entries(self, own: FileEntry) -> dict[str, FileEntry]:
-        """The state files of all ranks. An entry travels as five integers: its size, and its digest's four quarters."""
-        digest = torch.frombuffer(bytearray.fromhex(own.sha256), dtype=torch.uint8).view(torch.int64)
-        packed = torch.cat([torch.tensor([own.size_bytes]), digest]).to(self._ranks.device)
-        entries: dict[str, FileEntry] = {}
-        for rank, part in enumerate(self._ranks.stack(packed)):
-            size, quarters = int(part[0]), part[1:].cpu().contiguous()
-            sha256 = quarters.view(torch.uint8).numpy().tobytes().hex()
-            entries[files.state_name(rank, self._ranks.size)] = FileEntry(size_bytes=size, sha256=sha256)
-        return entries
+    def _of_all_ranks(self, own: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
+        """What all ranks wrote, in order of rank."""
+        said = json.dumps({name: entry.model_dump() for name, entry in own.items()})
+        return {
+            name: FileEntry.model_validate(entry)
+            for text in self._beside.texts(said)
+            for name, entry in json.loads(text).items()
+        }
 
 
 def _iterate(gathered: Iterable[Any]) -> None:
     deque(gathered, maxlen=0)
-
-
-def _placed_like(master: Tensor, value: Tensor) -> Tensor:
-    """A whole value sharded as the master is; a scalar (a step count) whole, on the master's device."""
-    if value.ndim == 0 or not isinstance(master, DTensor):
-        return value.to(master.device)
-    placed = torch.zeros_like(master)
-    fill(placed, value.to(placed.device))
-    return placed

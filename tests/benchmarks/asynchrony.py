@@ -62,6 +62,8 @@ class _Steps:
     def step(self, version: int, metrics: dict[str, float]) -> None:
         self.steps.append(metrics)
 
+    async def written(self) -> None: ...
+
     def event(self, kind: str, **fields: Any) -> None: ...
 
 

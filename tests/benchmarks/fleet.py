@@ -186,7 +186,7 @@ async def _measure(size: int) -> dict[str, float]:
         num_ahead=2 * size,
     )
     supervisor = Supervisor(config.supervision, _Silent())
-    start = Seats(None, start_s=600.0).start
+    start = Seats({}, start_s=600.0, events=_Silent()).start
     try:
         async with background() as tasks:
             fleet = WorkerPool(

@@ -76,7 +76,7 @@ async def _measure(size: int, batch: pa.RecordBatch) -> tuple[float, dict[str, f
     os.environ["PYTHONPATH"] = os.getcwd()  # actors on this machine inherit it, and find this file
     await asyncio.to_thread(lambda: ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False))
     supervisor = Supervisor(SupervisionConfig(), _Silent())
-    start = Seats(None, start_s=600.0).start
+    start = Seats({}, start_s=600.0, events=_Silent()).start
 
     def spec(number: int) -> ActorSpec:
         return ActorSpec(

@@ -83,6 +83,10 @@ class Background:
         """As Kubernetes does: the command alone is told."""
         self._process.terminate()
 
+    def send(self, number: signal.Signals) -> None:
+        """To the command alone."""
+        self._process.send_signal(number)
+
     def exit_code(self) -> int:
         return self._process.wait(timeout=600)
 
@@ -92,7 +96,7 @@ class Background:
 
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""
-        _, alive = psutil.wait_procs(self._living(), timeout=10)
+        _, alive = psutil.wait_procs(self._living(), timeout=60)
         return [str(process) for process in alive]
 
     def _living(self) -> list[psutil.Process]:

@@ -3,13 +3,16 @@
 What is hurt was started by the test: pids come from the run's own events, and are checked to be actors before they are signalled.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import posixpath
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ import yaml
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
-from cluster.record.run_directory import RunDirectory
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import CHECKPOINT_MANIFEST, RunDirectory, checkpoint_name
 from deploy.reports import run_info, verify
 from tests.integration.commands import Background, treadwheel
 from tests.models import make_tiny_model
@@ -80,7 +84,8 @@ def _undisturbed(folder: Path) -> tuple[Path, "Run"]:
 class Run:
     """A run directory, and the driver that works on it at the moment."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | str) -> None:
+        """`directory` is a path, or a URL."""
         self.path = directory
         self.directory = RunDirectory(str(directory))
 
@@ -103,7 +108,7 @@ class Run:
         return max(self.metrics(), default=0)
 
     def num_recorded(self) -> int:
-        return len(self.directory.read_lines("ledger/ledger.jsonl"))
+        return len(self.directory.read_records())
 
     def pid(self, actor: str) -> int | None:
         """Of the living actor; None while another one comes up."""
@@ -147,11 +152,11 @@ class Run:
         }
 
     def trajectories(self) -> dict[int, pa.Table]:
-        """By step, without what says where and when."""
+        """By step, those that the ledger names, without what says where and when."""
         tables: dict[int, pa.Table] = {}
-        for file in sorted((self.path / "trajectories").glob("*.arrow")):
-            with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
-                tables[int(file.stem.removeprefix("step-"))] = reader.read_all().drop_columns([*RUN_DEPENDENT_COLUMNS])
+        for record in Ledger(self.directory).records():
+            with pa.ipc.open_file(self.directory.read_file(record.trajectories)) as reader:
+                tables[record.step] = reader.read_all().drop_columns([*RUN_DEPENDENT_COLUMNS])
         return tables
 
     def weights(self) -> dict[int, str]:
@@ -160,13 +165,15 @@ class Run:
 
     def checkpoint(self, step: int) -> dict[str, str]:
         """Digest of each tensor file."""
-        folder = self.path / "checkpoints" / f"step-{step:06d}"
-        files = sorted(folder.rglob("*.safetensors"))
-        return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+        checkpoint = f"checkpoints/{checkpoint_name(step)}"
+        manifest = json.loads(self.directory.read_text(f"{checkpoint}/{CHECKPOINT_MANIFEST}"))
+        folder = posixpath.join(checkpoint, manifest.get("folder", ""))
+        names = sorted(name for name in manifest["files"] if name.endswith(".safetensors"))
+        return {name: hashlib.sha256(self.directory.read_file(f"{folder}/{name}")).hexdigest() for name in names}
 
     def groups(self) -> list[tuple[int, ...]]:
         """Of each step, as the ledger says."""
-        return [tuple(json.loads(line)["groups"]) for line in self.directory.read_lines("ledger/ledger.jsonl")]
+        return [tuple(json.loads(line)["groups"]) for line in self.directory.read_records()]
 
     def replay(self, *options: object) -> str:
         """What `treadwheel replay` says. On a Ray of its own: one started here would leave RAY_AUTH_MODE to all that come later."""
@@ -182,17 +189,45 @@ class Run:
         return found
 
 
-def assert_equal_bit_for_bit(run: Run, other: Run, *, steps: Sequence[int], checkpoint: int | None = None) -> None:
-    """Trajectories, mathematics and published weights of `steps`, and the tensors of one checkpoint."""
+def assert_equal_bit_for_bit(
+    run: Run,
+    other: Run,
+    *,
+    steps: Sequence[int],
+    published: Sequence[int] | None = None,
+    checkpoint: int | None = None,
+) -> None:
+    """Trajectories, mathematics and published weights of `steps`, and the tensors of one checkpoint. `published` are the steps
+    whose weights both runs' events tell of; None for all."""
     ours, theirs = run.trajectories(), other.trajectories()
     for step in steps:
         assert ours[step].equals(theirs[step]), f"trajectories of step {step} differ"
     for step in steps:
         left, right = run.mathematics()[step], other.mathematics()[step]
         assert left == right, {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}
-    assert [run.weights()[step] for step in steps] == [other.weights()[step] for step in steps]
+    told = steps if published is None else published
+    assert [run.weights()[step] for step in told] == [other.weights()[step] for step in told]
     if checkpoint is not None:
         assert run.checkpoint(checkpoint) == other.checkpoint(checkpoint)
+
+
+@contextlib.contextmanager
+def slowed(run: Run, actor: str) -> Iterator[None]:
+    """While this is open the actor stands still for most of the time."""
+    is_over = threading.Event()
+
+    def slow() -> None:
+        while not is_over.wait(0.05) and (pid := run.strike(actor, signal.SIGSTOP)):
+            is_over.wait(0.5)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def is_actor(pid: int) -> bool:

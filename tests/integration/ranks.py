@@ -3,6 +3,7 @@
 A task is a line of JSON on a rank's stdin, its answer a line on its stdout. Every task has a learner of its own.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +109,31 @@ def _learner(task: dict[str, Any]) -> Any:
 
 
 def _learn(task: dict[str, Any]) -> dict[str, Any]:
-    """Learns until a step, from the start or a checkpoint; publishes, saves where told to, and exports."""
+    """Learns until a step, from the start or the newest checkpoint below `restore`; publishes, saves where told to, and exports.
+
+    `beside` are steps that are learned before the save is waited for; `without_room` is a rank that has no memory for a copy, and
+    `full_disk` one that can write no file.
+    """
     from cluster.contracts.errors import CheckpointError
+    from learner.checkpoint import saving
+    from learner.memory import free_bytes
+    from tests.unit.learner.disk import largest_file
     from tests.unit.learner.trajectories import make_group, with_partition
 
+    os.environ.update(task["environment"])
     learner = _learner(task)
-    if task["restore"]:
-        learner.restore(task["restore"])
+    saving.free_bytes = (lambda device: 0) if task["without_room"] == task["rank"] else free_bytes
+    restored = None
+    with _reads() as read:
+        if task["restore"]:
+            restored = learner.restore_latest(task["restore"])
     reports = []
-    while learner.version < task["until"]:
+
+    def learn(until: int) -> None:
+        while learner.version < until:
+            reports.append(step())
+
+    def step() -> dict[str, float]:
         # The last step has a single trajectory: one of two ranks gets none, and still takes part.
         rewards = [(1.0,)] if learner.version == 4 else [(1.0, 0.0, 0.5)] * 3
         groups = [
@@ -124,12 +142,19 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
         ]
         if learner.objective.config.distillation:
             groups = [with_partition(group) for group in groups]
-        reports.append(learner.update(*groups).metrics)
+        return learner.update(*groups).metrics
+
+    learn(task["until"])
     published = list(learner.publish())
-    error = None
+    error, is_beside = None, False
     if task["save"]:
+        full_disk = largest_file(0) if task["full_disk"] == task["rank"] else contextlib.nullcontext()
         try:
-            learner.save(task["save"], {"policy_version": learner.version})
+            with full_disk:
+                learner.save(task["save"], {"policy_version": learner.version})
+                is_beside = learner._saver._writing is not None
+                learn(task["until"] + task["beside"])
+                learner.finish_saving()
         except CheckpointError as failed:
             error = str(failed)
     learner.export(task["export"])
@@ -138,7 +163,28 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
         "reports": reports,
         "canary": published[-1]["canary"]["logprobs"] if published else None,
         "error": error,
+        "is_beside": is_beside,
+        "restored": restored,
+        "read": read,
     }
+
+
+@contextlib.contextmanager
+def _reads() -> Iterator[list[tuple[str, int, int]]]:
+    """What is read of a checkpoint's files: the file, from which byte on, and how many."""
+    from learner.checkpoint.places import Place
+
+    read, real = list[tuple[str, int, int]](), Place.read_range
+
+    def read_range(place: Place, file: str, start: int, length: int) -> Any:
+        read.append((file, start, length))
+        return real(place, file, start, length)
+
+    Place.read_range = read_range
+    try:
+        yield read
+    finally:
+        Place.read_range = real
 
 
 def _load(task: dict[str, Any]) -> dict[str, Any]:

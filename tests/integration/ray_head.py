@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ class RayHead:
 
 
 @contextlib.contextmanager
-def ray_head(*, num_cpus: int = 2, autoscaling: int = 0) -> Iterator[RayHead]:
+def ray_head(
+    *, num_cpus: int = 2, autoscaling: int = 0, options: Sequence[str] = (), more_env: Mapping[str, str] | None = None
+) -> Iterator[RayHead]:
     """Up when this is entered; ends what it started and nothing else, which `ray stop` would not.
 
     With `autoscaling`, Ray's autoscaler makes up to so many nodes of one CPU out of thin air when they are asked for (its fake
@@ -54,6 +56,7 @@ def ray_head(*, num_cpus: int = 2, autoscaling: int = 0) -> Iterator[RayHead]:
     command = ["ray", "start", "--head", "--block", f"--port={gcs}", f"--num-cpus={num_cpus}", f"--temp-dir={folder}"]
     command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
     command += [f"--{name}={port}" for name, port in zip(names, others, strict=True)]
+    command += options
     if autoscaling:
         config = Path(folder) / "autoscaling.json"
         config.write_text(json.dumps(_autoscaling(f"127.0.0.1:{gcs}", num_cpus=num_cpus, num_nodes=autoscaling)))
@@ -61,6 +64,7 @@ def ray_head(*, num_cpus: int = 2, autoscaling: int = 0) -> Iterator[RayHead]:
     own = {
         **environment(),
         **env,
+        **(more_env or {}),
         **({"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"} if autoscaling else {}),
     }
     with tempfile.TemporaryFile("w+") as output:

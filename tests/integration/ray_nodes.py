@@ -1,6 +1,8 @@
 """Ray nodes that tests add and end: `ray.cluster_utils.Cluster` makes them, several on this machine."""
 
 import contextlib
+import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 
-from tests.integration.commands import run
+from tests.integration.commands import environment, run
+from tests.integration.ray_head import free_ports
 
 SYSTEM = {
     # Whatever is passed on lies in a node's store, however small: it can be lost with the node.
@@ -48,3 +51,57 @@ def announce_end(cluster: Cluster, node: Any) -> None:
     why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=going", "--deadline-remaining-seconds=600")
     ended = run("ray", "drain-node", f"--address={cluster.address}", f"--node-id={node.node_id}", *why)
     assert ended.returncode == 0, ended.stderr
+
+
+class SpotNode:
+    """A node as a pod has it: `ray start --block`, which announces the node's end when it is told to end, and ends when nothing is
+    left to do there, or after `notice_s`."""
+
+    def __init__(self, cluster: Cluster, *, num_cpus: int, notice_s: float) -> None:
+        """Returns when the node is known: nodes that start at the same time take each other's sockets."""
+        before = _living_nodes(cluster)
+        self._cluster = cluster
+        self._process = subprocess.Popen(
+            ["ray", "start", "--block", f"--address={cluster.address}", f"--num-cpus={num_cpus}"]
+            + [f"--{name}={port}" for name, port in zip(_PORTS, free_ports(len(_PORTS)), strict=True)],
+            env={**environment(), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(notice_s)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while not (mine := _living_nodes(cluster) - before):
+            assert time.monotonic() < deadline and self._process.poll() is None, "the node did not come up"
+            time.sleep(0.1)
+        (self.node_id,) = mine
+
+    def terminate(self) -> None:
+        """As a cloud does, or Kubernetes: the node is told that it ends."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """The machine fails: all at once, and nobody is told."""
+        for each in [*psutil.Process(self._process.pid).children(recursive=True), self._process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self._process.wait()
+
+    def runs(self, pid: int) -> bool:
+        """Whether the process is on this node."""
+        return self._process.pid in [each.pid for each in psutil.Process(pid).parents()]
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def __enter__(self) -> "SpotNode":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.has_ended():
+            self.kill()
+
+
+_PORTS = ("dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
+
+
+def _living_nodes(cluster: Cluster) -> set[str]:
+    return {node["NodeID"] for node in cluster.global_state.node_table() if node["Alive"]}

@@ -154,10 +154,11 @@ def test_info_and_verify_refuse_a_folder_without_a_run(tmp_path):
         assert "holds no run" in result.stderr
 
 
-def test_scale_refuses_what_it_cannot_do(tmp_path):
+def test_scale_refuses_what_it_cannot_do(run_file, tmp_path):
     assert "is not of the form rollout_workers=4" in treadwheel("scale", tmp_path, "workers=4").stderr
+    assert "holds no run (no run.yaml)" in treadwheel("scale", tmp_path / "empty", "rollout_workers=4").stderr
     for actors, setting in (("rollout_workers", "rollout.num_workers"), ("reward_services", "reward.num_services")):
-        assert f"has no living driver; set {setting}" in treadwheel("scale", tmp_path, f"{actors}=4").stderr
+        assert f"has no living driver; set {setting}" in treadwheel("scale", run_file.parent, f"{actors}=4").stderr
 
 
 def test_evaluation_names_what_is_missing(run_file, tmp_path):

@@ -6,12 +6,13 @@ import pytest
 
 from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_run
+from tests.integration.ray_head import free_ports
 from tests.integration.scored_server import ScoredServer
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1200)]
 NUM_STEPS = 8
-PORT = 18_431
+PORT = free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,7 @@ def file(tmp_path_factory):
         reward={"parts": {"style": {"judge": judge, "cache": True}}},
         algorithm={},
         metrics={"sinks": ["jsonl", "console"]},
+        supervision__heartbeat_s=0.2,  # it brings what holds, and the steps after the last outage take a second or so
     )
 
 

@@ -15,10 +15,12 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
 
-from cluster.contracts.errors import DataError, FailureKind, LostError, WorkerError
+from cluster.contracts.errors import DataError, FailureKind, LostError, UnreachableError, WorkerError
 from cluster.contracts.types import ActorKind, Refusal
 from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.nodes import Seat
 from deploy.cluster_up.seats import Seats
+from tests.fakes import ListedEvents
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
 from tests.unit.actors.batches import batch_of
 
@@ -64,13 +66,16 @@ class Maker:
         raise ValueError("no more")
 
 
-async def start(name: str = "w", **spec: Any) -> RemoteActor:
+async def start(
+    name: str = "w", *, start_s: float = 120, events: ListedEvents | None = None, **spec: Any
+) -> RemoteActor:
     group = spec.pop("placement_group", None)
+    seats = {index: Seat(group, index) for index in range(2)}
     factory = "tests.integration.test_remote_actor:Maker"
     made = ActorSpec(
         name=name, kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={}, **{"num_cpus": 0.5, **spec}
     )
-    return await Seats(group, start_s=120).start(made)
+    return await Seats(seats, start_s=start_s, events=events or ListedEvents()).start(made)
 
 
 @contextlib.contextmanager
@@ -88,6 +93,12 @@ def is_here(object_ref: ray.ObjectRef) -> bool:
     (found,) = ray.experimental.get_object_locations([object_ref]).values()
     assert found["node_ids"], "it is somewhere"
     return ray.get_runtime_context().get_node_id() in found["node_ids"]
+
+
+async def is_missed(node: Any) -> None:
+    """Returns when Ray knows that the node is dead."""
+    while any(each["Alive"] and each["NodeID"] == node.node_id for each in ray.nodes()):
+        await asyncio.sleep(0.1)
 
 
 async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_stream_keeps_what_came(tmp_path):
@@ -115,7 +126,7 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
                 if summary == REFUSED:
                     has_arrived.touch()
         assert arrived[0][0].num_trajectories == 1 and arrived[1:] == [(REFUSED, None)]
-        assert (caught.value.kind, caught.value.actor) == (FailureKind.DEATH, "w")
+        assert (type(caught.value), caught.value.kind, caught.value.actor) == (WorkerError, FailureKind.DEATH, "w")
 
 
 async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere():
@@ -128,8 +139,10 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         assert maker.node_id == far.node_id != taker.node_id
         made, _ = await maker.call_for_columns("batch", deadline_s=30)
         end(cluster, far)
-        with pytest.raises(WorkerError, match="maker died in 'batch'"):
-            await maker.call("batch", deadline_s=60)
+        for _ in ("Ray misses it", "Ray knows that the node is dead"):
+            with pytest.raises(UnreachableError, match="maker died in 'batch'"):
+                await maker.call("batch", deadline_s=60)
+            await is_missed(far)
         with pytest.raises(LostError, match="taker, 'num_rows'"):
             await taker.call("num_rows", made, deadline_s=60)
         again = await start("maker", bundle=0, placement_group=seats)
@@ -154,6 +167,19 @@ async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_
         again = await asyncio.wait_for(asyncio.gather(*starting), 60)
         assert [actor.node_id for actor in again] == [second.node_id] * 2
         assert [await actor.call("is_seated", deadline_s=30) for actor in again] == [True, True]
+
+
+async def test_an_actor_waits_for_a_node_beyond_the_deadline_of_its_start_and_knows_the_labels_of_the_one_that_comes():
+    events = ListedEvents()
+    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
+        starting = asyncio.create_task(start("far", num_cpus=2, start_s=15, events=events))
+        async with asyncio.timeout(60):
+            while not events.events:
+                await asyncio.sleep(0.1)
+        assert not starting.done() and "waits for a node with 2 CPUs and 0 GPUs free" in events.events[0]["message"]
+        node = cluster.add_node(num_cpus=2, labels={"ray.io/market-type": "spot"})
+        actor = await asyncio.wait_for(starting, 60)
+        assert (actor.node_id, actor.node_labels["ray.io/market-type"]) == (node.node_id, "spot")
 
 
 async def test_a_full_object_store_is_a_clear_error_and_no_hang():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.errors import LostError
@@ -106,14 +107,18 @@ class Worker(Actor):
         """Being sampled."""
         self._sampling: dict[asyncio.Event, str] = {}
         """Group of each attempt that is under way, by the event that aborts it."""
+        self._oldest_versions: dict[str, int] = {}
+        """By group: of its tokens so far."""
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         work = self._load(*args) if method == "load" else self._abort(*args)
         return await answer_of(work, actor=self.name, stage=method, deadline_s=deadline_s)
 
     async def stream_batches(
-        self, method: str, tickets: Sequence[Ticket], *, deadline_s: float
+        self, method: str, tickets: Sequence[Ticket], *sampled: Ref | None, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
+        for ticket, each in zip_longest(tickets, sampled):
+            self._oldest_versions[ticket.group_id] = self.version if each is None else min(each.value, self.version)
         self.num_sequences += sum(ticket.num_trajectories for ticket in tickets)
         self.world.note_sequences(self.num_sequences)
         attempts = [(ticket, asyncio.Event()) for ticket in tickets]
@@ -129,6 +134,11 @@ class Worker(Actor):
         finally:
             for each in sampling:
                 each.cancel()
+
+    async def call_for_object_refs(self, method: str, group_ids: Sequence[str], *, deadline_s: float) -> list[Ref]:
+        """What it hands over."""
+        await answer_of(self._abort(group_ids), actor=self.name, stage=method, deadline_s=deadline_s)
+        return [Ref(self._oldest_versions.get(group_id)) for group_id in group_ids]
 
     async def _load(self, manifest: Ref, *buckets: Ref) -> Any:
         await self.work(self.world.dice.uniform(*self.world.nature.loading_s), stage="load")
@@ -151,12 +161,12 @@ class Worker(Actor):
         if prompt_id in nature.bad_prompts:
             await self.work(0.0, stage="generate")
             return ticket, abort, Refusal(group_id=ticket.group_id, prompt_id=prompt_id, reason="too long")
-        version = self.version
+        version = self._oldest_versions[ticket.group_id]
         seconds = self.world.dice.choice(nature.sampling_s)
         if prompt_id in nature.killer_prompts:
             await self.work(min(seconds, 5.0), stage="generate", until=abort)
             if not abort.is_set():
-                self.world.note_kill(prompt_id)
+                self.world.note_kill(prompt_id, worker=self.name)
                 await self.kill()
         await self.work(seconds, stage="generate", until=abort)
         self.world.note_sampled(ticket.index, version=version, worker=self.name)

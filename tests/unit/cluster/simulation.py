@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.config import SupervisionConfig
-from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
+from cluster.contracts.errors import ConfigError, DeadlineError, LostError, TreadwheelError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import ActorKind, Ticket
 from cluster.controller import Evaluator, train
@@ -26,7 +26,7 @@ from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
 from tests.fakes import ListedEvents, actor_spec, run_config
 from tests.unit.cluster.nature import NUM_HELD_OUT, PER_GROUP, Nature
-from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, RewardService, SlowThread, Worker
+from tests.unit.cluster.simulated_actors import Actor, Learner, Prompts, Ref, RewardService, SlowThread, Worker
 from tests.unit.cluster.wired import wired
 
 SAMPLING = SamplingConfig(max_tokens=4)
@@ -44,6 +44,7 @@ class Evaluations:
         self.generating = production.generating
         self.sample_again = production.sample_again
         self.drain_stats = production.drain_stats
+        self.waits_for_nodes = production.waits_for_nodes
         self.describe = production.describe
         self.kept: list[HeldOutGroups] = []
 
@@ -71,6 +72,7 @@ class World:
         self.workers: list[Worker] = []
         self.most_sequences = 0
         """On one worker at the same time."""
+        self.num_handed_over = 0
         self.num_killed_by: Counter[str] = Counter()
         """Workers, by the prompt that killed them."""
         self.longest_starved_s = 0.0
@@ -160,7 +162,7 @@ class World:
         dispatcher = self.production._dispatcher
         held = {
             "queue": dispatcher._queue,
-            "judging": dispatcher._judging,
+            "judging": dispatcher._judging.groups(),
             "fetching": dispatcher._num_fetching,
             "sampling": [lane.under_way for lane in dispatcher._lanes.values() if lane.under_way],
             "sequences": [lane.num_sequences for lane in dispatcher._lanes.values() if lane.num_sequences],
@@ -188,8 +190,10 @@ class World:
     def note_sequences(self, num_sequences: int) -> None:
         self.most_sequences = max(self.most_sequences, num_sequences)
 
-    def note_kill(self, prompt_id: str) -> None:
-        self.num_killed_by[prompt_id] += 1
+    def note_kill(self, prompt_id: str, *, worker: str) -> None:
+        """The death of a worker that leaves is its node's, whoever did it: no prompt is blamed."""
+        if not any(member.name == worker and member.is_leaving for member in self.fleet._members):
+            self.num_killed_by[prompt_id] += 1
 
     def note_sampled(self, index: int, *, version: int, worker: str) -> None:
         """`version` is that of the group's oldest token."""
@@ -236,11 +240,22 @@ class World:
                 case "services":
                     self.production.services.want(self.dice.randint(1, 3))
                 case "drain" if living:
-                    self.fleet.drain(self.dice.choice(living).name)
+                    await self._leave(self.dice.choice(living))
                 case "scale":
                     self.fleet.want(self.dice.randint(1, self.nature.num_workers + 2))
                 case _:
                     self._failing_starts.append(self.dice.choice([WorkerError, ConfigError, DeadlineError]))
+
+    async def _leave(self, worker: Worker) -> None:
+        self.fleet.drain(worker.name)
+        if self.dice.random() < 0.7:
+            handed = await self.production._dispatcher.hand_over(worker, copy=self._copy, deadline_s=60.0)
+            self.num_handed_over += len(handed)
+
+    async def _copy(self, ref: Ref, *, deadline_s: float) -> Ref | None:
+        if self.dice.random() < self.loss_share:
+            raise LostError("its node is gone")
+        return None if ref.value is None else ref
 
     async def _lose(self, node_id: str) -> None:
         for actor in (*self.workers, *self._services):

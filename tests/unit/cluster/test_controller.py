@@ -7,17 +7,26 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import LostError, MismatchError, StalenessError
+from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
 from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary, run_config
+from tests.unit.cluster.simulated_time import simulated
 
 
 class Scene:
     """A pool that finishes every group at once, a learner that counts."""
 
-    def __init__(self, *, differs_by: float = 0.0, lost: tuple[int, ...] = (), age: int = 0, **sections: Any) -> None:
+    def __init__(
+        self,
+        *,
+        differs_by: float = 0.0,
+        lost: tuple[int, ...] = (),
+        age: int = 0,
+        waits_for_nodes: bool = False,
+        **sections: Any,
+    ) -> None:
         self.config = run_config(num_steps=3, buffer={"groups_per_step": 2}, **sections)
         self.buffer = Buffer(groups_per_step=2)
         self.log = ListedEvents()
@@ -25,7 +34,10 @@ class Scene:
         self.learned: list[list[int]] = []
         self.again: list[int] = []
         self.saved: list[int] = []
+        self.num_unwritten = 0
+        """Steps that a save came before the writing of."""
         self._mismatch, self._lost, self._age = differs_by, set(lost), age
+        self._waits_for_nodes = waits_for_nodes
 
     async def run(self, evaluator: Any = None) -> None:
         await train(
@@ -66,6 +78,12 @@ class Scene:
         for index in indices:
             self._add(index)
 
+    def waits_for_nodes(self) -> bool:
+        return self._waits_for_nodes
+
+    def describe(self) -> str:
+        return "rollout-0 is in phase 'starting'"
+
     def drain_stats(self) -> dict[str, float]:
         return {}
 
@@ -91,6 +109,7 @@ class Scene:
 
     async def save(self, metric: float | None) -> None:
         self.saved.append(self.version)
+        self.num_unwritten += len(self.log.steps) - self.log.num_written_steps
 
     # weights
 
@@ -103,7 +122,7 @@ class Scene:
 async def test_every_step_consumes_its_groups_and_is_saved_when_that_is_due():
     scene = Scene()
     await scene.run()
-    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [2, 3]
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [2, 3] and scene.num_unwritten == 0
 
 
 class ScriptedEvaluator:
@@ -164,9 +183,26 @@ async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajector
     await scene.run()
     assert scene.log.kinds().count("mismatch_alarm") == 3
     scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
-    with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001.arrow"):
+    with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001\*\.arrow"):
         await scene.run()
     assert scene.learned == [[0, 1]] and scene.saved == []
+
+
+class LateScene(Scene):
+    """Nothing moves for two and a half times as long as is too long."""
+
+    async def _generate(self, buffer: Buffer) -> None:
+        await asyncio.sleep(2.5 * self.config.stall_s)
+        await super()._generate(buffer)
+
+
+@simulated
+async def test_a_run_ends_when_nothing_moves_for_too_long_unless_it_waits_for_nodes():
+    with pytest.raises(DeadlineError, match="nothing moved for"):
+        await LateScene().run()
+    scene = LateScene(waits_for_nodes=True)
+    await scene.run()
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]]
 
 
 async def test_a_token_beyond_the_bound_is_never_trained_on():

@@ -8,6 +8,7 @@ import pytest
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import (
     CheckpointError,
+    ClaimLostError,
     ConfigError,
     DataError,
     DeadlineError,
@@ -28,14 +29,19 @@ from tests.fakes import ListedEvents, actor_spec, death, group_summary, run_conf
 class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.is_lost = False
 
-    def append_line(self, name: str, line: str) -> None:
+    def append_record(self, step: int, line: str) -> None:
         self.lines.append(line)
 
-    def read_lines(self, name: str) -> list[str]:
-        return self.lines
+    def read_records(self, after: int = 0) -> list[str]:
+        return self.lines[after:]
 
-    def replace_lines(self, name: str, lines: Any) -> None: ...
+    def cut_records(self, number: int) -> None: ...
+
+    def check_claim(self) -> None:
+        if self.is_lost:
+            raise ClaimLostError("taken over")
 
 
 class ScriptedRank(RemoteActor):
@@ -123,6 +129,7 @@ class Scene:
         self.recorded: dict[str, tuple[Any, ...]] = {}
         self.num_killed = 0
         self.events = ListedEvents()
+        self.journal = Lines()
         supervision = {"backoff_s": 0, "max_restarts": max_restarts}
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision, **config}
@@ -142,7 +149,7 @@ class Scene:
             spawn=spawn,
             supervisor=supervisor,
             recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
-            ledger=Ledger(Lines()),
+            ledger=Ledger(self.journal),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
         )
@@ -171,6 +178,18 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
     assert (recovery["kind"], recovery["rolled_back_to"], recovery["steps_learned_again"]) == ("recovery", 1, 2)
+
+
+async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    scene.journal.is_lost = True
+    with pytest.raises(ClaimLostError):
+        await scene.learn(1)
+    with pytest.raises(ClaimLostError):
+        await scene.group.save(None)
+    assert list(scene.recorded) == ["step 1"] and scene.saves == []
 
 
 async def test_what_the_ranks_chose_while_loading_is_said():
@@ -221,6 +240,13 @@ async def test_a_recorder_that_is_lost_for_good_is_no_failure_of_the_learner():
         "recorder",
         "recorder",
     ]
+
+
+async def test_a_port_for_the_ranks_that_another_process_took_first_is_one_more_failure():
+    taken = WorkerError("learner-0 failed in 'build': failed to listen (port: 40123, code: -98, name: EADDRINUSE)")
+    scene = Scene(("build", 0, taken), num_ranks=2)
+    await scene.group.start()
+    assert scene.events.kinds() == ["failure", "learner_loaded"]
 
 
 async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():
@@ -383,12 +409,40 @@ async def test_a_version_that_is_saved_is_not_saved_again_when_the_run_is_stoppe
     await scene.group.save_progress()  # no rank is left
 
 
-async def test_a_checkpoint_that_is_not_written_when_the_run_is_stopped_is_an_event():
-    scene = Scene(("finish_saving", 1, CheckpointError("checkpoint was not saved: No space left on device")))
+FULL = CheckpointError("checkpoint was not saved: No space left on device")
+
+
+async def test_a_save_in_the_background_that_failed_is_made_again_when_the_run_is_stopped():
+    scene = Scene()
     await scene.group.start()
     await scene.learn(1)
+    await scene.group.save(None)
+    scene.failures.append(("finish_saving", 1, FULL))
     await scene.group.save_progress()
-    assert scene.events.kinds()[-1] == "checkpoint_failed"
+    assert scene.saves == [1, 1] and scene.group.saved_version == 1
+    assert scene.events.kinds()[-3:] == ["checkpoint", "checkpoint_failed", "checkpoint"]
+
+
+async def test_a_save_in_the_background_that_failed_does_not_fail_the_next_one_and_is_told_of_its_own_version():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    await scene.learn(1)
+    scene.failures.append(("finish_saving", 2, FULL))
+    await scene.group.save(None)
+    told = [(event["kind"], event["policy_version"]) for event in scene.events.events[-3:]]
+    assert told == [("checkpoint", 1), ("checkpoint_failed", 1), ("checkpoint", 2)] and scene.group.saved_version == 2
+
+
+async def test_a_checkpoint_that_is_not_written_when_the_run_is_stopped_is_an_event_and_counts_for_nothing():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.failures += [("finish_saving", 1, FULL), ("save", 1, FULL)]
+    await scene.group.save_progress()
+    assert scene.events.kinds()[-2:] == ["checkpoint_failed"] * 2 and scene.group.saved_version == 0
 
 
 async def test_lost_groups_are_named_and_nothing_is_recorded():

@@ -11,6 +11,7 @@ from cluster.metrics import MetricLog, finite, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from tests.fakes import group_summary
+from tests.object_store import s3
 
 
 class Listed:
@@ -134,3 +135,19 @@ def test_a_judges_components_are_metrics_of_the_step():
 
 def test_json_gets_no_nan():
     assert finite({"a": 1.0, "b": math.nan, "c": math.inf}) == {"a": 1.0, "b": None, "c": None}
+
+
+async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
+    with s3("bucket"):
+        config = MetricsConfig(sinks=(Plugin(name="jsonl"),))
+        with open_log(config, directory=RunDirectory("s3://bucket/run"), num_steps=2) as log:
+            log.step(1, {"reward/mean": 0.5})
+            log.event("broadcast")
+            assert read_steps(RunDirectory("s3://bucket/run")) == {}
+            await log.written()
+            found = RunDirectory("s3://bucket/run")
+            assert read_steps(found)[1]["reward/mean"] == 0.5
+            assert [event["kind"] for event in found.read_json_lines(EVENTS)] == ["broadcast"]
+            log.step(1, {"eval/accuracy": 0.25})
+            await log.written()
+            assert read_steps(found)[1].items() >= {"reward/mean": 0.5, "eval/accuracy": 0.25}.items()

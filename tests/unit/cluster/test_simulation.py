@@ -101,5 +101,13 @@ def test_a_worker_that_fails_its_canary_is_replaced_and_the_run_goes_on():
     check(world)
 
 
+def test_a_run_whose_workers_leave_all_the_time_loses_and_doubles_nothing():
+    """They hand over what they have, or the copy is lost, or they die and hang meanwhile."""
+    worlds = [simulated_world(Nature(seed=seed, num_steps=8, bound=2, num_accidents=60)) for seed in range(12)]
+    for world in worlds:
+        check(world)
+    assert sum(world.num_handed_over for world in worlds) > 12
+
+
 def test_a_schedule_is_its_seed_alone():
     assert simulated_world(Nature.of(7)).events.kinds() == simulated_world(Nature.of(7)).events.kinds()

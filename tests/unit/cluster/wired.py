@@ -36,6 +36,7 @@ def wired(
     is_deterministic: bool = False,
     num_services: int = 1,
     reward: RewardConfig = RewardConfig(),  # noqa: B008 - frozen
+    may_wait_for_nodes: bool = False,
 ) -> Production:
     """A production over `fleet`, whose reward services `start` starts, and its reference scorer where groups want one."""
 
@@ -94,4 +95,5 @@ def wired(
             max_failed_share=0.5,
             events=events,
         ),
+        may_wait_for_nodes=may_wait_for_nodes,
     )

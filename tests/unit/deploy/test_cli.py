@@ -8,6 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from cluster.contracts.errors import ConfigError, LostError, PreemptedError
 from cluster.record.run_directory import EVENTS, RunDirectory
 from deploy import evaluation, launch, preflight
 from deploy.cli import app
@@ -48,6 +49,30 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
     stopped = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
     assert stopped.exit_code == 130 and "treadwheel: interrupted" in stopped.output
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("error", "code"), [(PreemptedError, 75), (ConfigError, 2), (LostError, 1)])
+def test_the_exit_code_says_whether_the_same_command_may_go_on(error, code, tmp_path, monkeypatch):
+    def train(config, *, address):
+        raise error("its node goes away")
+
+    monkeypatch.setattr(preflight, "check", lambda config, *, address: None)
+    monkeypatch.setattr(launch, "train", train)
+    ended = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
+    assert ended.exit_code == code and "treadwheel: its node goes away" in ended.output
+
+
+def test_the_option_of_a_wait_is_the_setting_in_seconds(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(preflight, "check", lambda config, *, address: seen.append(config.elastic.wait_for_nodes_s))
+    monkeypatch.setattr(launch, "train", lambda *_, **__: None)
+    monkeypatch.setattr("deploy.cli._show", lambda *_: None)
+    command = ["train", QUICKSTART, f"run_dir={tmp_path}", "--wait-for-nodes"]
+    assert CliRunner().invoke(app, [*command, "30m"]).exit_code == 0 and seen == [1800.0]
+    refused = CliRunner().invoke(app, [*command, "soon"])
+    assert refused.exit_code == 2 and "--wait-for-nodes='soon' is not a time; write it as" in refused.output
+    refused = CliRunner().invoke(app, [*command, "0m"])
+    assert refused.exit_code == 2 and "elastic.wait_for_nodes_s" in refused.output and len(seen) == 1
 
 
 def test_words_in_brackets_are_printed_as_they_stand(tmp_path, capsys):

@@ -12,13 +12,17 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
+from cluster.record.storage import Storage
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
 from deploy.evaluation import evaluate
 from deploy.preflight.model import check_folder
 from deploy.replay import replay
 from deploy.reports.verify import verify
-from learner.checkpoint import files
+from learner.checkpoint import reading, writing
+from learner.checkpoint.manifest import Manifest
+from learner.checkpoint.places import Place
+from tests.object_store import s3
 
 CONFIG = validated({"model": {"path": "none"}, "prompts": "file", "evaluation": {"prompts": "file"}})
 
@@ -29,15 +33,15 @@ def run(tmp_path: Path) -> Path:
     RunDirectory(str(tmp_path)).write_file("run.yaml", resolved_yaml(CONFIG).encode())
     for step in (1, 2):
         directory = tmp_path / "checkpoints" / f"step-{step:06d}"
-        aside = files.begin(directory)
+        aside = writing.begin(directory)
         model = aside / "model" / "model.safetensors"
-        entries = {"model/model.safetensors": files.write_tensors(model, {"w": torch.zeros(4)})}
+        entries = {"model/model.safetensors": writing.write_tensors(model, {"w": torch.zeros(4)})}
         (aside / "model" / "config.json").write_text("{}")
-        entries["model/config.json"] = files.seal(aside / "model" / "config.json")
-        manifest = files.Manifest(
+        entries["model/config.json"] = writing.seal(aside / "model" / "config.json")
+        manifest = Manifest(
             policy_version=step, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
         )
-        files.commit(aside, directory, manifest.sealed(entries))
+        writing.commit(aside, directory, manifest.sealed(entries))
     return tmp_path
 
 
@@ -65,7 +69,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launch, "make_evaluator", evaluator)
     monkeypatch.setattr(launch, "connected", lambda address: contextlib.nullcontext())
-    monkeypatch.setattr(launch, "cluster", lambda *made_of: contextlib.nullcontext(SimpleNamespace(production=None)))
+    monkeypatch.setattr(launch, "cluster", lambda *_, **__: contextlib.nullcontext(SimpleNamespace(production=None)))
     return paths
 
 
@@ -75,12 +79,24 @@ def test_a_run_stands_for_its_last_checkpoint_and_a_checkpoint_for_itself(run: P
     assert evaluated == [str(run / "checkpoints" / f"step-00000{step}" / "model") for step in (2, 1)]
 
 
+def test_a_run_in_an_object_store_stands_for_its_last_checkpoint_too(run: Path, evaluated: list[str]):
+    with s3("evaluated"):
+        for path in run.rglob("*"):
+            if path.is_file():
+                name = str(path.relative_to(run)).replace("/model/", "/3f9c/model/")  # as a save leaves them
+                Storage("s3://evaluated").upload(f"run/{name}", str(path))
+        Storage("s3://evaluated").write_file("run/checkpoints/step-000009/model/torn", b"")
+        evaluate("s3://evaluated/run")
+        evaluate("s3://evaluated/run/checkpoints/step-000001/")
+    assert evaluated == [f"s3://evaluated/run/checkpoints/step-00000{step}/model" for step in (2, 1)]
+
+
 def test_a_checkpoint_that_was_renamed_is_out_of_the_way(run: Path, evaluated: list[str]):
     checkpoints = run / "checkpoints"
     (checkpoints / "step-000002").rename(checkpoints / "step-000002.bad")
     evaluate(str(run))
     assert evaluated == [str(checkpoints / "step-000001" / "model")]
-    assert files.checkpoints(checkpoints) == [checkpoints / "step-000001"]
+    assert [place.name for place in reading.checkpoints(Storage(str(checkpoints)))] == ["step-000001"]
 
 
 def test_one_flipped_bit_is_refused_before_anything_starts(flipped: Path, evaluated: list[str]):
@@ -125,17 +141,17 @@ def test_a_run_that_python_starts_is_refused_too(
 
 def test_what_a_model_is_not_read_from_does_not_matter_to_it(run: Path):
     checkpoint = run / "checkpoints" / "step-000002"
-    aside = files.begin(run / "checkpoints" / "step-000003")
+    aside = writing.begin(run / "checkpoints" / "step-000003")
     shutil.copytree(checkpoint, aside, dirs_exist_ok=True)
-    entries = files.read_manifest(checkpoint).files | {
-        "state.safetensors": files.write_tensors(aside / "state.safetensors", {"w": torch.zeros(1)})
+    entries = reading.read_manifest(Place.of(checkpoint)).files | {
+        "state.safetensors": writing.write_tensors(aside / "state.safetensors", {"w": torch.zeros(1)})
     }
     saved = run / "checkpoints" / "step-000003"
-    files.commit(aside, saved, files.read_manifest(checkpoint).sealed(entries))
+    writing.commit(aside, saved, reading.read_manifest(Place.of(checkpoint)).sealed(entries))
     (saved / "state.safetensors").write_bytes(b"")
-    files.verify_model(saved / "model")
+    reading.verify_model(saved / "model")
     with pytest.raises(CheckpointError, match=r"state\.safetensors has 0 bytes"):
-        files.verify(saved)
+        reading.verify(Place.of(saved))
 
 
 def test_a_checkpoint_is_known_behind_a_symbolic_link_and_from_inside(flipped: Path, monkeypatch: pytest.MonkeyPatch):
@@ -144,20 +160,20 @@ def test_a_checkpoint_is_known_behind_a_symbolic_link_and_from_inside(flipped: P
     monkeypatch.chdir(model)
     for path in (flipped / "best", Path()):
         with pytest.raises(CheckpointError, match="step-000002 was altered"):
-            files.verify_model(path)
+            reading.verify_model(path)
 
 
 def test_a_manifest_of_another_program_next_to_a_model_is_none_of_ours(tmp_path: Path):
     (tmp_path / "manifest.json").write_text('{"format": "other-1", "files": {}}')
     for name in ("model", "llama"):
         (tmp_path / name).mkdir()
-        files.verify_model(tmp_path / name)
+        reading.verify_model(tmp_path / name)
 
 
 def test_a_model_that_lies_in_a_checkpoint_but_is_not_its_own_is_none_of_its_business(flipped: Path):
     other = flipped / "checkpoints" / "step-000002" / "converted"
     other.mkdir()
-    files.verify_model(other)
+    reading.verify_model(other)
 
 
 def test_a_replay_does_not_start_from_a_flipped_bit(flipped: Path):

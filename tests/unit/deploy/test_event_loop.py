@@ -9,23 +9,26 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs as pafs
+import pyarrow as pa
 import pytest
+from obstore.store import MemoryStore
 
 import learner.algorithms.objective  # noqa: F401  the driver imports it when it plans the placement
 from cluster.contracts.types import Progress, Prompt, StepStats
 from cluster.metrics import open_log
-from cluster.record import storage
+from cluster.record import local_files, object_store, storage
 from cluster.record.ledger import Ledger
+from cluster.record.local_files import LocalFiles
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.placement import ClusterResources, Node, plan
 from deploy import launch
 from deploy.cluster_up import actor_specs, start_up
 from deploy.config.loading import validated
-from tests.fakes import attestation, beside, group_summary
+from tests.fakes import attestation, group_summary
 
 SLOW_S = 0.2
+MEMORY = MemoryStore()
 NUM_STEPS = 3
 PER_STEP = 2
 
@@ -51,26 +54,26 @@ class Slow:
         return slow
 
 
-class SlowFiles(pafs.LocalFileSystem):
-    """What pyarrow does with files."""
+class SlowFiles(LocalFiles):
+    """What the driver does with files."""
 
     slow: Slow
 
-    def get_file_info(self, *args: Any) -> Any:
+    def exists(self, name: str) -> bool:
         self.slow.wait("look")
-        return super().get_file_info(*args)
+        return super().exists(name)
 
-    def open_input_file(self, *args: Any) -> Any:
+    def names(self, folder: str) -> list[str]:
+        self.slow.wait("look")
+        return super().names(folder)
+
+    def read(self, name: str) -> pa.Buffer:
         self.slow.wait("read")
-        return super().open_input_file(*args)
+        return super().read(name)
 
-    def create_dir(self, *args: Any, **kwargs: Any) -> None:
-        self.slow.wait("create")
-        super().create_dir(*args, **kwargs)
-
-    def delete_file(self, *args: Any) -> None:
+    def remove(self, name: str) -> None:
         self.slow.wait("remove")
-        super().delete_file(*args)
+        super().remove(name)
 
 
 class SlowPrompts:
@@ -162,32 +165,23 @@ def slow(monkeypatch) -> Slow:
     slow = Slow()
     SlowFiles.slow = SlowPrompts.slow = slow
     monkeypatch.setattr(os, "fsync", slow.call("sync", os.fsync))
-    monkeypatch.setattr(storage, "open", slow.call("open", open), raising=False)
-    monkeypatch.setattr(storage, "filesystem_of", lambda url: (SlowFiles(), url))
+    monkeypatch.setattr(local_files, "open", slow.call("open", open), raising=False)
+    monkeypatch.setattr(storage, "LocalFiles", SlowFiles)
     return slow
 
 
 @pytest.fixture
-def gaps(monkeypatch, slow) -> list[float]:
-    """Seconds between the ticks of a clock on the event loop, from the moment when the driver is connected to its scripted actors."""
-    found: list[float] = []
-
-    async def tick() -> None:
-        before = time.monotonic()
-        while True:
-            await asyncio.sleep(0.005)
-            found.append(time.monotonic() - before)
-            before = time.monotonic()
+def scripted(monkeypatch, slow) -> None:
+    """The driver's actors; calls are slow from the moment when it is connected to them."""
 
     @contextlib.asynccontextmanager
     async def connected(address: str | None) -> AsyncIterator[None]:
-        async with beside(tick()):
-            slow.is_on = True
-            yield
-            slow.is_on = False
+        slow.is_on = True
+        yield
+        slow.is_on = False
 
     @contextlib.asynccontextmanager
-    async def seats(placement: Any, *, start_s: float) -> AsyncIterator[ScriptedSeats]:
+    async def seats(placement: Any, *, start_s: float, events: Any, reserved: Any) -> AsyncIterator[ScriptedSeats]:
         yield ScriptedSeats()
 
     monkeypatch.setattr(launch, "connected", connected)
@@ -195,15 +189,15 @@ def gaps(monkeypatch, slow) -> list[float]:
     here = ClusterResources(nodes=(Node(cpus=4.0),))
     monkeypatch.setattr(start_up, "placement_of", lambda config: plan(config, here, needs=()))
     monkeypatch.setattr(actor_specs, "probe_token_ids", lambda config: [1, 2])
-    return found
 
 
-async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_path: Path, slow, gaps):
+async def drive(run_dir: RunDirectory, folder: Path) -> None:
     prompts = f"{__name__}:SlowPrompts"
     config = validated(
         {
+            "run_dir": run_dir.url,
             "num_steps": NUM_STEPS,
-            "model": {"path": str(tmp_path)},
+            "model": {"path": str(folder)},
             "prompts": prompts,
             "buffer": {"groups_per_step": PER_STEP, "trajectories_per_group": 2},
             "evaluation": {"prompts": prompts, "num_prompts": 1, "every_steps": 2},
@@ -211,12 +205,23 @@ async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_pat
             "metrics": {"sinks": ["jsonl"]},
         }
     )
-    run_dir = RunDirectory(str(tmp_path))
     # One step is in the record, so that it is learned again.
     Ledger(run_dir).append(groups=[0, 1], trajectories="file", trajectories_digest="digest")
     with open_log(config.metrics, directory=run_dir, num_steps=NUM_STEPS) as log:
         await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
-    assert slow.threads.keys() == {"prompt", "look", "read", "create", "open", "sync"}
-    assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
-    assert max(gaps) < SLOW_S
     assert [step["policy_version"] for step in run_dir.read_json_lines("metrics.jsonl")] == [1, 2, 3]
+
+
+async def test_neither_disk_nor_prompts_are_waited_for_on_the_event_loop(tmp_path: Path, slow, scripted):
+    await drive(RunDirectory(str(tmp_path)), tmp_path)
+    assert slow.threads.keys() == {"prompt", "look", "read", "open", "sync"}
+    assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
+
+
+async def test_an_object_store_is_not_waited_for_on_the_event_loop(tmp_path: Path, slow, scripted, monkeypatch):
+    monkeypatch.setitem(object_store.OBJECT_STORES, "s3", lambda *place, **options: MEMORY)
+    monkeypatch.setattr(object_store, "_again", slow.call("request", object_store._again))
+    await drive(RunDirectory("s3://memory/run"), tmp_path)
+    assert {"prompt", "request"} <= slow.threads.keys()
+    assert [name for name, threads in slow.threads.items() if threading.get_ident() in threads] == []
+    assert [record.step for record in Ledger(RunDirectory("s3://memory/run")).records()] == [1, 2, 3]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.contracts.errors import TreadwheelError, WorkerError
+from cluster.contracts.errors import PreemptedError, StorageError, TreadwheelError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
@@ -47,7 +47,7 @@ def test_a_judge_that_fails_in_an_evaluation_is_told_of_on_the_terminal(tmp_path
             return {"eval/num_failed": 1.0}
 
     @contextlib.asynccontextmanager
-    async def cluster(config, run_dir, ledger, log):
+    async def cluster(config, run_dir, ledger, log, *, wait_for_nodes_s):
         log.event("reward_failure", message="prompt 'p0': 1 of 1 rewards failed: KeyError: 'anser'")
         log.event("reward_failure")
         yield SimpleNamespace(production=None)
@@ -66,6 +66,23 @@ def test_a_run_that_ends_says_so(ended):
 
 def test_a_run_that_is_stopped_says_so(ended):
     assert ended(asyncio.CancelledError()) == {"kind": "stopped", "policy_version": 2}
+
+
+def test_a_run_that_is_preempted_was_stopped_and_says_how_it_goes_on(ended):
+    with pytest.raises(PreemptedError, match="its node goes away; stopped before the first step; the same command sta"):
+        ended(PreemptedError("its node goes away"))
+
+
+def test_a_release_that_fails_does_not_hide_how_the_run_ended(ended, monkeypatch, capsys):
+    def refuse(self):
+        raise StorageError("metrics/000001.jsonl: the store was busy")
+
+    monkeypatch.setattr(RunDirectory, "compact_lines", refuse)
+    with pytest.raises(PreemptedError, match="its node goes away"):
+        ended(PreemptedError("its node goes away"))
+    assert capsys.readouterr().err == "treadwheel: metrics/000001.jsonl: the store was busy\n"
+    with pytest.raises(StorageError, match="busy"):
+        ended(None)
 
 
 def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directory_back(tmp_path, monkeypatch):

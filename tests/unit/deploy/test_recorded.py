@@ -10,11 +10,13 @@ from cluster.contracts.errors import ConfigError, DataError, LostError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import SCHEMA, with_columns
 from cluster.record.ledger import Ledger
+from cluster.record.recorder import Recorder
 from cluster.record.run_directory import EVENTS, RunDirectory
 from deploy.learning import _step, learn
 from deploy.recorded import RecordedGroups, import_rows
 from tests.fakes import ListedEvents
 from tests.models import make_tiny_model
+from tests.object_store import s3
 from tests.unit.learner.trajectories import make_group
 
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<eos>\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -83,6 +85,16 @@ def test_a_group_stays_whole_however_its_file_is_divided_and_two_files_groups_st
     data = opened(str(tmp_path))
     assert len(data) == 3
     assert [data.group(index).num_rows for index in range(3)] == [3, 3, 3]
+
+
+def test_of_a_run_in_an_object_store_only_what_the_ledger_names_is_learned_from():
+    with s3("recorded"):
+        run = RunDirectory("s3://recorded/run")
+        run.write_file("run.yaml", b"")
+        name, digest = Recorder(run).record(1, make_group(0))
+        Ledger(run).append(groups=[0], trajectories=name, trajectories_digest=digest)
+        Recorder(run).record(1, make_group(5))
+        assert len(run.names("trajectories")) == 2 and len(opened(run.url)) == 1
 
 
 def test_every_epoch_has_every_group_once_in_an_order_of_its_own_and_under_a_name_of_its_own(tmp_path):

@@ -65,14 +65,14 @@ def test_a_replay_asks_for_no_gpu_of_a_reference_that_scored_already(tmp_path: P
     asked: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def seats(placement, *, start_s):
+    async def seats(placement, *, start_s, events):
         asked.extend(bundle.name for bundle in placement.bundles)
         raise NoSeats
         yield
 
     monkeypatch.setattr(replaying, "connected", lambda address: contextlib.nullcontext())
     monkeypatch.setattr(start_up, "seats", seats)
-    monkeypatch.setattr(start_up, "available", lambda: ClusterResources(nodes=(Node(cpus=4.0),)))
+    monkeypatch.setattr(start_up, "available", lambda elastic: ClusterResources(nodes=(Node(cpus=4.0),)))
     directory = RunDirectory(str(tmp_path))
     Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
     values = {

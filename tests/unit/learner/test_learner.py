@@ -1,7 +1,9 @@
 """The learner as its callers see it, with a tiny model."""
 
-from concurrent.futures import wait
+import json
+from concurrent.futures import Future, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
 from cluster.contracts.schema import with_columns
+from cluster.record.storage import Storage
 from cluster.weights.manifest import Canary, WeightManifest, unpack
 from learner import memory
 from learner.checkpoint import saving
-from learner.checkpoint.files import checkpoints, verify
+from learner.checkpoint.model_folder import ModelFolder
+from learner.checkpoint.places import Place
+from learner.checkpoint.reading import checkpoints, verify
 from learner.learner import Learner
 from learner.model.reference import ReferenceModel
 from tests.models import make_tiny_model
@@ -244,6 +249,21 @@ def test_a_checkpoint_of_another_model_is_foreign(model_path: Path, tmp_path: Pa
         Learner(make_config(model_path)).restore(directory)
 
 
+def test_a_flipped_bit_in_the_state_is_refused_and_the_checkpoint_before_offered(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": False}))
+    for step in (1, 2):
+        learner.save(str(tmp_path / f"step-{step:06d}"), {})
+    state = tmp_path / "step-000002" / "state-00000-of-00001.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-3] ^= 1
+    state.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"step-000002 was altered: state-.* has another digest.*it is .*step-000001"
+    ):
+        learner.restore_latest(str(tmp_path))
+    assert learner.restore(str(tmp_path / "step-000001")) == {}
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories(model_path: Path, tmp_path: Path):
     learner = Learner(make_unbounded_config(model_path, max_skipped=1), run_dir=str(tmp_path))
     before = _weights(learner)
@@ -409,7 +429,7 @@ def test_a_full_disk_loses_one_save_and_no_training(model_path: Path, tmp_path: 
         learner.save(str(tmp_path / "step-000002"), {})
     learner.finish_saving()
     assert learner.update(*_groups(learner)).policy_version == 2
-    found = checkpoints(tmp_path)
+    found = checkpoints(Storage(str(tmp_path)))
     assert [path.name for path in found] == ["step-000000", *(["step-000002"] if asynchronous else [])]
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     for path in found:
@@ -427,11 +447,60 @@ def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
     for metric in (0.5, None):  # the second is not evaluated
         learner.save(str(place), {"metric": metric})
     learner.finish_saving()
-    assert verify(place).metric == 0.5
+    assert verify(Place.of(place)).metric == 0.5
     learner.update(*_groups(learner))
     learner.save(str(place), {})
     learner.finish_saving()
-    assert verify(place).policy_version == 2
+    assert verify(Place.of(place)).policy_version == 2
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_is_made(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+):
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
+    told: list[int] = []
+    summed = learner._saver._num
+    monkeypatch.setattr(learner._saver, "_num", lambda own: told.append(own) or summed(own))
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(CheckpointError, match=r"step-000001 was not saved: ValueError"),
+    ):
+        patched.setattr(ModelFolder, "write", _refused)
+        learner.save(str(tmp_path / "step-000001"), {})
+        learner.finish_saving()
+    assert told[-1] == 1, "the others wait for this rank"
+    learner.save(str(tmp_path / "step-000002"), {})
+    learner.finish_saving()
+    assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000002"]
+
+
+def _refused(*args: Any) -> None:
+    raise ValueError("generation_config")
+
+
+def test_a_save_after_ranks_that_lost_each_other_is_not_begun(model_path: Path, tmp_path: Path):
+    """The others do not come to it: it would wait for them, and nobody would hear why."""
+    learner = Learner(make_config(model_path))
+    learner._saver._writing = Future()
+    learner._saver._writing.set_exception(RuntimeError("Connection closed by peer"))
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        learner.save(str(tmp_path / "step-000001"), {})
+    learner.finish_saving()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_rank_restores_the_checkpoint_that_the_first_one_found(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Seen before: one was committed between two ranks' looks, and shards of two versions trained."""
+    learner = Learner(make_config(model_path))
+    for step in (1, 2):
+        learner.save(str(tmp_path / f"step-{step:06d}"), {"policy_version": step})
+        learner.finish_saving()
+    first = json.dumps(str(tmp_path / "step-000001"))
+    learner._ranks = SimpleNamespace(rank=1, texts=lambda own: [first, own])
+    assert learner.restore_latest(str(tmp_path)) == {"policy_version": 1}
 
 
 def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
@@ -443,7 +512,7 @@ def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     monkeypatch.setattr(saving, "free_bytes", lambda device: 16 * num_parameters)  # masters, moments and the model
     learner.save(str(tmp_path / "step-000001"), {})
     assert learner._saver._writing is None
-    verify(tmp_path / "step-000001")
+    verify(Place.of(tmp_path / "step-000001"))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -184,6 +184,66 @@ async def test_an_aborted_group_is_left_out_and_the_others_go_on(make_worker):
     assert aborted == ["00000000"]
 
 
+async def handed_over(make_worker, *, sampling: SamplingConfig | None = None, **settings):
+    """Of two groups of a worker at version 1, the first of which has one finished completion of 2 tokens and one that never ends, and
+    what the worker still made."""
+    seeds = [sample_seed(100, index) for index in range(2)]
+    engine = ScriptedEngine(length=lambda request: {seeds[0]: 2, seeds[1]: 10**9}.get(request.seed, 4))
+    worker = make_worker(engine, **settings)
+    await worker.load(*weights(1))
+    loop, handing = asyncio.get_running_loop(), []
+    ids = ["00000000", "00000099"]
+    engine.at_step = {4: lambda: handing.append(asyncio.run_coroutine_threadsafe(worker.hand_over(ids), loop))}
+    tickets = [ticket(0), ticket(1)]
+    if sampling:
+        tickets[0] = dataclasses.replace(tickets[0], sampling=sampling)
+    batches = await collect(worker.generate(tickets))
+    kept, unknown = await asyncio.wrap_future(handing[0])
+    assert unknown is None and [batch["ticket_index"][0].as_py() for batch in batches] == [1]
+    return kept
+
+
+async def test_another_worker_goes_on_with_what_one_handed_over(make_worker):
+    """Nothing is sampled twice, and each token keeps its log-prob and version."""
+    kept = await handed_over(make_worker)
+    num_kept = len(kept["token_ids"][1])
+    assert len(kept["token_ids"][0]) == 2 and num_kept >= 5
+    engine = ScriptedEngine(length=lambda request: len(request.kept.token_ids) + 3 if request.kept else 4)
+    worker = make_worker(engine)
+    await worker.load(*weights(2))
+    batches = await collect(worker.generate([ticket(0), ticket(1)], kept, None))
+    whole = next(batch for batch in batches if batch["ticket_index"][0].as_py() == 0)
+    assert [request.seed for request in engine.added] == [sample_seed(100, 1), *(sample_seed(101, i) for i in range(2))]
+    assert whole["policy_versions"].to_pylist() == [[1, 1], [1] * num_kept + [2] * 3]
+    assert whole["rollout_logprobs"].to_pylist() == [[-1.0] * 2, [-1.0] * num_kept + [-2.0] * 3]
+    first = sample_seed(100, 1) % 100
+    assert whole["completion_token_ids"][1].as_py() == [first + place for place in range(num_kept + 3)]
+    assert whole["seed"].to_pylist() == [sample_seed(100, 0), sample_seed(100, 1)]
+
+
+@pytest.mark.parametrize(
+    ("on_update", "sampling"),
+    [
+        ("finish", {}),
+        ("continue", {"frequency_penalty": 0.5}),
+        ("continue", {"stop": ("end",)}),
+        ("abort_and_resume", {"choice": ("a", "b")}),
+    ],
+)
+async def test_a_group_that_no_other_worker_can_go_on_with_begins_anew_with_its_finished_completions(
+    make_worker, on_update, sampling
+):
+    """Else short completions, finished first, would be kept, and long ones drawn again."""
+    kept = await handed_over(make_worker, on_update=on_update, sampling=SamplingConfig(max_tokens=3, **sampling))
+    assert kept is None
+
+
+async def test_a_group_of_which_nothing_is_sampled_hands_over_nothing(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(1))
+    assert await worker.hand_over(["00000000"]) == [None]
+
+
 @pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
 async def test_the_first_to_end_make_the_group_and_the_surplus_is_given_up(make_worker, on_update):
     """Sample 1 never ends; new weights arrive while it runs, and with `finish` they would wait for it for ever."""

@@ -124,3 +124,23 @@ def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():
     assert differing(theirs, ours) == {}
     other = {"prompts": {"sources": {"maths": {"name": "file", "path": "a.jsonl", "weight": 3}}}}
     assert differing({"prompts": MATHS}, other) == {"prompts.sources.maths.weight": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    "spot", ["spot", "=spot", "market=", "a=b=c", "market=!spot", "-a=b", "a b=c", "x" * 64 + "=y"]
+)
+def test_a_mark_of_spot_nodes_that_is_no_label_is_refused(spot):
+    with pytest.raises(ValidationError, match=r"is no label; write key=value, such as ray\.io/market-type=spot"):
+        configured(elastic={"spot": spot})
+
+
+def test_nodes_that_stay_are_those_without_the_label_of_spot_nodes():
+    assert configured(elastic={"spot": "ray.io/market-type=spot"}).elastic.off_spot == {"ray.io/market-type": "!spot"}
+    assert configured().elastic.off_spot == {}
+
+
+def test_a_node_with_the_label_is_a_spot_node_and_none_is_one_without_the_setting():
+    elastic = configured(elastic={"spot": "ray.io/market-type=spot"}).elastic
+    assert elastic.is_spot({"ray.io/market-type": "spot", "zone": "a"})
+    assert not elastic.is_spot({"ray.io/market-type": "on-demand"}) and not elastic.is_spot({})
+    assert not configured().elastic.is_spot({"": ""})

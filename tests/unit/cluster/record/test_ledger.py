@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.record.ledger import NAME, Ledger, Record
+from cluster.record.ledger import Ledger, Record
 
 
 class Paper:
@@ -14,15 +14,15 @@ class Paper:
     def __init__(self, lines=()):
         self.lines = list(lines)
 
-    def append_line(self, name, line):
-        assert name == NAME
+    def append_record(self, step, line):
+        assert step == len(self.lines) + 1
         self.lines.append(line)
 
-    def read_lines(self, name):
-        return list(self.lines)
+    def read_records(self, after=0):
+        return self.lines[after:]
 
-    def replace_lines(self, name, lines):
-        self.lines = list(lines)
+    def cut_records(self, number):
+        del self.lines[number:]
 
 
 def write(ledger, groups):

@@ -8,6 +8,7 @@ import pytest
 from cluster.contracts.types import ActorKind
 from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.nodes import Seat
 
 
 class Seats:
@@ -20,7 +21,7 @@ class Seats:
         self.may_start = asyncio.Event()
         self._lost_after = lost_after
 
-    async def is_lost(self, group: Any, seat: int) -> bool:
+    async def is_lost(self, seat: Seat) -> bool:
         self.num_asked += 1
         return self.num_asked > self._lost_after
 
@@ -43,11 +44,9 @@ def seats(monkeypatch):
     return make
 
 
-def spawning(*, num_gpus: float) -> asyncio.Task[RemoteActor]:
-    spec = ActorSpec(
-        name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, num_cpus=0.5, num_gpus=num_gpus, bundle=0
-    )
-    return asyncio.create_task(RemoteActor.spawn(spec, placement_group=object(), deadline_s=10))
+def spawning(**options: Any) -> asyncio.Task[RemoteActor]:
+    spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, num_cpus=0.5, bundle=0, **options)
+    return asyncio.create_task(RemoteActor.spawn(spec, seat=Seat(object(), 0), deadline_s=10))
 
 
 @pytest.mark.parametrize("lost_after", [0, 3])
@@ -59,10 +58,11 @@ async def test_an_actor_without_a_gpu_leaves_a_lost_seat_and_asks_no_cpus_elsewh
     assert [asked["num_cpus"] for asked in in_seat] == ([0.5] if lost_after else []), "a seat that is lost is not tried"
 
 
-async def test_an_actor_with_a_gpu_waits_in_its_lost_seat_for_the_replacement(seats):
-    """Seen before: it left, to wait for a GPU that the group held."""
+@pytest.mark.parametrize("options", [{"num_gpus": 1}, {"keeps_to_seat": True}])
+async def test_an_actor_that_keeps_to_its_lost_seat_waits_there_for_the_replacement(seats, options):
+    """Seen before: it left, to wait for a GPU that the group held; or it started on the head, of which it asked nothing."""
     found = seats(lost_after=0)
-    waiting = spawning(num_gpus=1)
+    waiting = spawning(**options)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -76,3 +76,11 @@ async def test_an_actor_starts_in_a_seat_that_is_there(seats):
     found.may_start.set()
     await asyncio.wait_for(spawning(num_gpus=0), 5)
     assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
+
+
+@pytest.mark.parametrize("is_seated", [True, False])
+async def test_an_actor_without_its_seat_stays_off_the_nodes_that_it_is_kept_from(seats, is_seated):
+    found = seats(lost_after=0)
+    spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, node_labels={"market": "!spot"})
+    await RemoteActor.spawn(spec, seat=Seat(object(), 0) if is_seated else None, deadline_s=10)
+    assert found.spawned == [{"num_cpus": 0.0, "label_selector": {"market": "!spot"}}]

@@ -1,9 +1,9 @@
 """Ray's errors as ours: who failed, and who only had an argument that is gone."""
 
 import pytest
-from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from cluster.contracts.errors import FailureKind, LostError, WeightsError, WorkerError
+from cluster.contracts.errors import FailureKind, LostError, UnreachableError, WeightsError, WorkerError
 from cluster.remote.failures import translated
 
 
@@ -21,7 +21,20 @@ def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause)
 def test_the_death_of_the_actor_itself_is_its_failure():
     with pytest.raises(WorkerError, match=r"^reward died in 'score': ") as caught, translated("reward", "score"):
         raise ActorDiedError()
+    assert type(caught.value) is WorkerError
     assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.DEATH, "reward", "score")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorUnavailableError("Socket closed", None),
+        RayActorError(error_msg="The actor died because its node has died. Node Id: 80db"),
+    ],
+)
+def test_an_actor_that_went_with_its_node_is_known_from_one_that_died(error):
+    with pytest.raises(UnreachableError, match=r"^worker died in 'generate': "), translated("worker", "generate"):
+        raise error
 
 
 def test_a_message_that_speaks_of_death_is_no_death():

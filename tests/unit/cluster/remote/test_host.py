@@ -51,6 +51,10 @@ async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call
     assert (await host.progress()).phase == "serving"
 
 
+def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
+    assert repr(Host("learner-0", run="tuesday")) == "tuesday/learner-0"
+
+
 async def test_a_refusal_goes_between_the_batches_of_a_stream(host):
     await host.build(f"{__name__}:Choosy", {})
     items = [item async for item in host.stream_batches("generate")]

@@ -42,7 +42,12 @@ def head(monkeypatch) -> HeadNode:
 
 async def test_a_seat_is_lost_when_its_node_is_dead_or_goes_away_or_is_not_found_yet(head):
     group = object()
-    assert [await nodes.is_seat_lost(group, seat) for seat in range(4)] == [False, True, True, True]
+    assert [await nodes.is_seat_lost(nodes.Seat(group, seat)) for seat in range(4)] == [False, True, True, True]
+
+
+async def test_a_node_that_goes_away_says_until_when_or_not(monkeypatch):
+    monkeypatch.setattr(state, "get_draining_nodes", lambda: {"spot": 1_030_500, "idle": 0})
+    assert await nodes.draining_nodes() == {"spot": 1030.5, "idle": None}
 
 
 async def test_fifty_actors_that_start_at_the_same_time_ask_each_question_once(head, monkeypatch):
@@ -57,21 +62,21 @@ async def test_fifty_actors_that_start_at_the_same_time_ask_each_question_once(h
         ActorSpec(name=f"a{number}", kind=ActorKind.LEARNER, factory="f:f", arguments={}, bundle=0)
         for number in range(50)
     ]
-    await asyncio.gather(*(RemoteActor.spawn(spec, placement_group=group, deadline_s=10) for spec in specs))
+    await asyncio.gather(*(RemoteActor.spawn(spec, seat=nodes.Seat(group, 0), deadline_s=10) for spec in specs))
     assert head.asked == ["seats", "nodes", "draining"]
 
 
 async def test_an_answer_that_is_too_old_is_asked_for_again(head, monkeypatch):
     group = object()
-    await nodes.is_seat_lost(group, 0)
+    await nodes.is_seat_lost(nodes.Seat(group, 0))
     monkeypatch.setattr(nodes, "_MAX_AGE_S", -1.0)
-    await nodes.is_seat_lost(group, 0)
+    await nodes.is_seat_lost(nodes.Seat(group, 0))
     assert head.asked == ["seats", "nodes", "draining"] * 2
 
 
 async def test_one_that_gives_up_waiting_does_not_take_the_answer_from_the_others(head):
     group = object()
-    first, second = (asyncio.create_task(nodes.is_seat_lost(group, 0)) for _ in range(2))
+    first, second = (asyncio.create_task(nodes.is_seat_lost(nodes.Seat(group, 0))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert await second is False and first.cancelled()
@@ -85,5 +90,5 @@ async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(
 
     monkeypatch.setattr(nodes, "placement_group_table", gone)
     group = object()
-    errors = await asyncio.gather(*(nodes.is_seat_lost(group, 0) for _ in range(2)), return_exceptions=True)
+    errors = await asyncio.gather(*(nodes.is_seat_lost(nodes.Seat(group, 0)) for _ in range(2)), return_exceptions=True)
     assert [type(error) for error in errors] == [WorkerError] * 2 and head.asked == ["seats"]

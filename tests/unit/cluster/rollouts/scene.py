@@ -54,6 +54,7 @@ class Scene:
         deterministic=False,
         num_services=1,
         reward=None,
+        may_wait_for_nodes=False,
     ):
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision or {}}
@@ -84,6 +85,7 @@ class Scene:
         self._sequences_per_group = 2 + extra_trajectories
         self._max_sequences = max_concurrent_sequences
         self._deterministic = deterministic
+        self._may_wait_for_nodes = may_wait_for_nodes
         self._num_services = num_services
         self._reward = RewardConfig.model_validate(reward or {})
 
@@ -115,6 +117,7 @@ class Scene:
                 is_deterministic=self._deterministic,
                 num_services=self._num_services,
                 reward=self._reward,
+                may_wait_for_nodes=self._may_wait_for_nodes,
             )
             await self.production.start()
             self.production.run(tasks)

@@ -26,6 +26,19 @@ def group(version: int = 0, size_bytes: int = 1) -> Group:
     )
 
 
+async def test_a_finished_group_can_be_moved_until_it_is_taken():
+    buffer = Buffer(groups_per_step=2)
+    buffer.start()
+    kept = group()
+    buffer.add(1, Group(pieces=("far", [0, 1], "here"), summary=kept.summary))
+    assert list(buffer.ready()) == [1] and not buffer.move(0, {"far": "near"})
+    assert buffer.move(1, {"far": "near"})
+    buffer.add(0, kept)
+    (_, (_, moved)) = await buffer.take(2)
+    assert moved.pieces == ("near", [0, 1], "here")
+    assert not buffer.move(1, {"near": "home"})
+
+
 class Starting:
     """Waits until groups may start."""
 

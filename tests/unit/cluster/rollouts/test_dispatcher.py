@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from cluster.contracts.errors import DeadlineError, LostError
+from cluster.contracts.errors import DataError, DeadlineError, LostError
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
 from tests.unit.cluster.simulated_time import simulated
@@ -161,3 +162,100 @@ async def test_an_evaluation_may_take_longer_than_its_deadline_while_groups_move
     scene = Scene(make_scorer=Slow)
     async with scene.running():
         assert len((await scene.evaluate(3, stall_s=30.0)).summaries) == 3
+
+
+class Leaving(ScriptedWorker):
+    """Ends no group on `rollout-0`, where it has half of group 2 and nothing of the others. Notes what it is given."""
+
+    def __init__(self, spec, script) -> None:
+        super().__init__(spec, script)
+        self.given: dict[int, object] = {}
+        self.has_given_up = asyncio.Event()
+
+    async def call_for_object_refs(self, method, group_ids, *, deadline_s):
+        if self.has_given_up.is_set():
+            raise death(self.name, method)
+        self.has_given_up.set()
+        return ["half" if group_id == "00000002" else None for group_id in group_ids]
+
+    async def stream_batches(self, method, tickets, *sampled, deadline_s):
+        self.given |= {ticket.index: each for ticket, each in zip(tickets, sampled, strict=False)}
+        if self.name == "rollout-0":
+            self.calls.append([ticket.index for ticket in tickets])
+            await self.has_given_up.wait()
+            return
+        async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+            yield each
+
+
+async def at_home(ref, *, deadline_s):
+    return ref and f"{ref} at home"
+
+
+async def lost(ref, *, deadline_s):
+    raise LostError("its node went")
+
+
+@simulated
+@pytest.mark.parametrize(("copy", "handed_over", "given"), [(at_home, [2], "half at home"), (lost, [], None)])
+async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the_rest_anew(copy, handed_over, given):
+    scene = Scene(num_workers=2, make_worker=Leaving, max_concurrent_sequences=8)
+    buffer = Buffer(groups_per_step=8)
+    async with scene.generating(buffer):
+        await settled()
+        (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
+        assert leaving.calls == [[0, 2, 4, 6]]
+        scene.fleet.drain("rollout-0")
+        assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == handed_over
+        assert [index for index, _ in await buffer.take(8)] == [*range(8)]
+        others = [worker for worker in scene.workers if worker is not leaving]
+        assert {index: each for worker in others for index, each in worker.given.items() if each} == (
+            {2: given} if given else {}
+        )
+        assert sorted(index for worker in others for call in worker.calls for index in call) == [*range(8)]
+
+
+@simulated
+@pytest.mark.parametrize(("is_announced", "num_blamed"), [(True, 0), (False, 1)])
+async def test_a_death_that_its_node_announced_is_no_prompts_doing(is_announced, num_blamed, monkeypatch):
+    held, blamed = iter([asyncio.Event()]), []
+    monkeypatch.setattr(Suspects, "blame", lambda suspects, tickets, error, *, alone: blamed.append(tickets))
+    scene = Scene(num_workers=2, script=lambda ticket: next(held, None) if ticket.index == 0 else None)
+    buffer = Buffer(groups_per_step=4)
+    async with scene.generating(buffer):
+        await settled()
+        (dying,) = (worker for worker in scene.workers if worker.calls[0][0] == 0)
+        if is_announced:
+            scene.fleet.drain(dying.name)
+        await dying.kill()
+        assert [index for index, _ in await buffer.take(4)] == [*range(4)]
+    assert len(blamed) == num_blamed
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("error", "given_again"),
+    [(death("rollout-1"), "half at home"), (LostError("it went"), None), (DataError("not readable"), None)],
+)
+async def test_what_was_handed_over_outlives_a_receiver_that_dies_before_it_began(error, given_again):
+    given = []
+
+    class Receiving(Leaving):
+        async def call(self, method, group_ids, *, deadline_s): ...
+
+        async def stream_batches(self, method, tickets, *sampled, deadline_s):
+            given.extend(each for ticket, each in zip(tickets, sampled, strict=False) if ticket.index == 2)
+            if given == ["half at home"] and any(sampled):
+                raise error
+            async for each in super().stream_batches(method, tickets, *sampled, deadline_s=deadline_s):
+                yield each
+
+    scene = Scene(num_workers=2, make_worker=Receiving, max_concurrent_sequences=8)
+    buffer = Buffer(groups_per_step=8)
+    async with scene.generating(buffer):
+        await settled()
+        (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
+        scene.fleet.drain("rollout-0")
+        await scene.production._dispatcher.hand_over(leaving, copy=at_home, deadline_s=9.0)
+        assert [index for index, _ in await buffer.take(8)] == [*range(8)]
+    assert given == (["half at home"] * 2 if given_again else ["half at home"])

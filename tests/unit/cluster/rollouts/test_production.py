@@ -6,7 +6,7 @@ import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.rollouts.buffer import Buffer
-from tests.fakes import group_summary
+from tests.fakes import death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
 from tests.unit.cluster.simulated_time import simulated
 
@@ -42,6 +42,35 @@ async def test_a_long_wait_names_what_every_actor_does():
         ):
             await buffer.take(2, stall_s=5.0)
         assert "rollout-0 never reported progress" in scene.production.describe()
+
+
+@simulated
+@pytest.mark.parametrize("waits", ["take", "evaluate"])
+async def test_a_run_that_waits_for_nodes_outlives_a_time_without_any_worker(waits):
+    """Its only worker dies, and the next one's node takes 1000 s; otherwise 300 s without anything that moves are too long."""
+    scene = Scene(may_wait_for_nodes=True)
+    buffer = Buffer(groups_per_step=2)
+    async with scene.running():
+        scene.coming.clear()
+        scene.fleet.replace(scene.workers[0], death("rollout-0"))
+        asyncio.get_running_loop().call_later(1000, scene.coming.set)
+        if waits == "evaluate":
+            assert len((await scene.evaluate(3, stall_s=300.0)).summaries) == 3
+        else:
+            async with scene.production.generating(into=buffer):
+                taken = await buffer.take(2, stall_s=300.0, goes_on=scene.production.waits_for_nodes)
+            assert [index for index, _ in taken] == [0, 1]
+    said = [event["message"] for event in scene.events.events if event["kind"] == "waiting_for_nodes"]
+    assert said == ["no rollout worker serves, 1 are to come: the run goes on when one has a node"] * 3
+
+
+@simulated
+async def test_a_run_that_waits_for_nodes_ends_when_nothing_moves_although_a_worker_serves():
+    scene = Scene(may_wait_for_nodes=True)
+    scene.judging.clear()
+    async with scene.running():
+        with pytest.raises(DeadlineError, match="nothing moved for 300 s"):
+            await scene.evaluate(3, stall_s=300.0)
 
 
 @simulated

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cluster.contracts.errors import DeadlineError, EngineError, WeightsError, WorkerError
+from cluster.contracts.errors import DeadlineError, EngineError, UnreachableError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
@@ -89,6 +89,7 @@ NOT_IN_TIME = DeadlineError("w did not finish 'load' within 600 s", actor="w", s
 SILENT = DeadlineError("w did not finish 'progress' within 60 s", actor="w", stage="progress")
 BUG = WorkerError("w failed in 'generate': TypeError", actor="w", stage="generate")
 NO_ENGINE = EngineError("w: the engine ended: CUDA error", actor="w", stage="generate")
+NODE_GONE = UnreachableError("w died in 'generate': its node has died", actor="w", stage="generate")
 UNATTESTED = WeightsError("nothing is served: the last load failed")
 
 
@@ -104,9 +105,15 @@ UNATTESTED = WeightsError("nothing is served: the last load failed")
         (death("w"), NOT_IN_TIME, False),
         (death("w"), BUG, False),
         (BUG, BUG, True),
+        (NODE_GONE, None, False),
+        (NODE_GONE, NODE_GONE, False),
+        (NODE_GONE, death("w"), True),
+        (death("w"), NODE_GONE, False),
     ],
 )
-def test_a_call_that_dies_because_the_driver_killed_its_actor_blames_nobody(ended_by, given_up, is_theirs):
+def test_a_call_that_dies_because_the_driver_killed_its_actor_or_its_node_went_blames_nobody(
+    ended_by, given_up, is_theirs
+):
     assert may_be_their_doing(ended_by, given_up=given_up) is is_theirs
 
 
@@ -116,6 +123,14 @@ async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another
     assert await scene.take() == [0, 2, 3, 4]
     quarantined = [event for event in scene.events.events if event["kind"] == "quarantine"]
     assert [event["group_id"] for event in quarantined] == ["00000001"]
+
+
+@simulated
+async def test_prompts_that_were_under_way_on_machines_that_went_are_never_taken_for_guilty():
+    """Seen before: one that was tried alone was under way again when the next machine went, and was not trained on."""
+    gone = iter([UnreachableError("rollout-0 died in 'generate': its node has died", actor="rollout-0")] * 6)
+    scene = Scene(script=lambda ticket: next(gone, None) if ticket.index == 1 else None)
+    assert await scene.take() == [0, 1, 2, 3]
 
 
 @simulated

@@ -138,6 +138,79 @@ async def test_a_worker_that_is_not_there_yet_is_given_back_before_those_that_se
 
 
 @simulated
+async def test_of_workers_that_joined_in_mid_run_the_one_with_least_under_way_leaves_and_first_workers_stay():
+    scene = Scene(num_workers=1)
+    async with scene.running():
+        scene.fleet.want(3)
+        await settled()
+        for member, num_groups in zip(scene.fleet.serving(), (0, 1, 4), strict=True):
+            member.num_groups = num_groups
+        scene.fleet.want(2)
+        await settled()
+        assert [worker.name for worker in scene.fleet.workers()] == ["rollout-0", "rollout-2"]
+        scene.fleet.want(1)
+        await settled()
+        assert [worker.name for worker in scene.fleet.workers()] == ["rollout-0"], "its place stays reserved"
+
+
+@simulated
+async def test_a_worker_at_full_price_leaves_before_one_on_a_spot_node_that_has_less_to_finish():
+    scene = Scene(num_workers=1)
+    async with scene.running():
+        scene.fleet._is_on_spot = lambda actor: actor.name == "rollout-2"
+        scene.fleet.want(4)
+        await settled()
+        for member, num_groups in zip(scene.fleet.serving(), (0, 5, 1, 5), strict=True):
+            member.num_groups = num_groups
+        scene.fleet.want(2)
+        await settled()
+        assert [worker.name for worker in scene.fleet.workers()] == ["rollout-0", "rollout-2"]
+
+
+@simulated
+async def test_of_workers_that_are_alike_the_newest_leaves():
+    scene = Scene(num_workers=3)
+    async with scene.running():
+        await settled()
+        scene.fleet.want(2)
+        await settled()
+        assert [worker.name for worker in scene.fleet.workers()] == ["rollout-0", "rollout-1"]
+
+
+@simulated
+async def test_a_join_is_measured_from_the_moment_in_which_the_worker_is_asked_for():
+    scene = Scene()
+    async with scene.running():
+        assert "time/join_s" not in scene.production.drain_stats(), "the first workers come with the run"
+        scene.coming.clear()
+        scene.fleet.want(2)
+        await asyncio.sleep(40)
+        assert scene.production.drain_stats()["rollout/num_coming"] == 1.0
+        scene.coming.set()
+        await settled()
+        stats = scene.production.drain_stats()
+    assert (stats["time/join_s"], stats["rollout/num_coming"]) == (pytest.approx(40), 0.0)
+    assert [event["seconds"] for event in scene.events.events if event["kind"] == "worker_joined"] == [
+        pytest.approx(40)
+    ]
+
+
+@simulated
+async def test_one_join_that_took_long_is_not_what_joins_take():
+    """Waits of 40, 1500, 50 and 60 s. Of two the shorter one counts."""
+    scene, told = Scene(), []
+    async with scene.running():
+        for number, seconds in enumerate((40, 1500, 50, 60), start=2):
+            scene.coming.clear()
+            scene.fleet.want(number)
+            await asyncio.sleep(seconds)
+            scene.coming.set()
+            await settled()
+            told.append(round(scene.fleet.join_seconds))
+    assert told == [40, 40, 50, 50]
+
+
+@simulated
 async def test_joins_that_fail_are_tried_again_until_the_fleet_is_whole():
     """One drained worker and one failed replacement left no worker for ever."""
     scene = Scene()

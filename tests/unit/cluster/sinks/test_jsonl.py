@@ -2,8 +2,10 @@
 
 import pytest
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import METRICS, RunDirectory
 from cluster.sinks.jsonl import JsonLines
+from tests.object_store import s3
 
 
 @pytest.fixture
@@ -32,3 +34,25 @@ def test_a_step_that_is_learned_again_keeps_its_line_its_evaluation_and_its_time
         {"policy_version": 4, "reward/mean": 0.4},
     ]
     assert [line["time"] for line in directory.read_json_lines(METRICS)][:3] == times
+
+
+def test_an_object_store_that_is_away_for_a_while_gets_all_numbers_later(monkeypatch):
+    def refuse(*_):
+        raise StorageError("busy")
+
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/away")
+        sink = JsonLines(directory)
+        sink.step(1, {"reward/mean": 0.1})
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "replace_lines", refuse)
+            sink.step(1, {"eval/accuracy": 0.7})
+            sink.step(2, {"reward/mean": 0.2})
+            with pytest.raises(StorageError, match="busy"):
+                sink.close()
+        sink.step(3, {"reward/mean": 0.3})
+        assert lines(directory) == [
+            {"policy_version": 1, "reward/mean": 0.1, "eval/accuracy": 0.7},
+            {"policy_version": 2, "reward/mean": 0.2},
+            {"policy_version": 3, "reward/mean": 0.3},
+        ]

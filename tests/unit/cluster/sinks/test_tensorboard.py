@@ -3,9 +3,11 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks.jsonl import JsonLines
 from cluster.sinks.tensorboard import tensorboard
+from tests.object_store import s3
 
 
 @pytest.fixture
@@ -25,3 +27,32 @@ def test_tensorboard_draws_the_evaluation_of_a_step_that_is_learned_again(direct
     read = EventAccumulator(directory.path("tensorboard")).Reload()
     assert [(event.step, event.value) for event in read.Scalars("reward/mean")] == [(1, 0.125), (2, 0.5)]
     assert [(event.step, event.value) for event in read.Scalars("eval/accuracy")] == [(2, 0.75)]
+
+
+def test_the_file_of_a_run_in_an_object_store_is_uploaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("cluster.sinks.tensorboard._UPLOAD_EVERY_S", 0.0)
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/run")
+        sink = tensorboard(directory=directory, num_steps=9)
+        sink.step(1, {"reward/mean": 0.125})
+        (name,) = directory.names("tensorboard")
+        sink.step(2, {"reward/mean": 0.25})
+        sink.close()
+        directory.download(f"tensorboard/{name}", str(tmp_path / name))
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("reward/mean")] == [(1, 0.125), (2, 0.25)]
+
+
+def test_an_upload_that_fails_is_made_later(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise StorageError("busy")
+
+    monkeypatch.setattr("cluster.sinks.tensorboard._UPLOAD_EVERY_S", 0.0)
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/away")
+        sink = tensorboard(directory=directory, num_steps=9)
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "upload", refuse)
+            sink.step(1, {"reward/mean": 0.125})
+        sink.close()
+        assert len(directory.names("tensorboard")) == 1

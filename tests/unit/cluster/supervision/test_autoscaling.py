@@ -1,38 +1,182 @@
-"""When a run grows and when it shrinks."""
+"""When a run grows and when it shrinks, and by how many workers."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cluster.contracts.config import ElasticConfig
-from cluster.supervision.autoscaling import StepLoad, decide
+from cluster.supervision.autoscaling import Fleet, StepLoad, decide
 
-CONFIG = ElasticConfig(min_workers=1, max_workers=4, scale_up_wait_share=0.3, scale_down_full_steps=2)
-
-
-def load(wait, *, full=False):
-    return StepLoad(step_seconds=10, wait_seconds=wait, is_buffer_full=full)
+CONFIG = ElasticConfig(min_workers=1, max_workers=8, scale_up_wait_share=0.3, scale_down_full_steps=2)
 
 
-def test_a_waiting_learner_gets_one_more_worker():
-    assert decide([load(4), load(4), load(4)], num_workers=2, num_coming=0, config=CONFIG) == 3
+def load(wait=0.0, *, idle=0.0, full=False):
+    return StepLoad(step_seconds=10, wait_seconds=wait, idle_share=idle, is_buffer_full=full)
+
+
+def wanted(loads, num_workers, *, num_coming=0, join_s=None, num_steps_left=None, most_useful=None, config=CONFIG):
+    fleet = Fleet(
+        num_workers=num_workers,
+        num_coming=num_coming,
+        join_seconds=join_s,
+        num_steps_left=num_steps_left,
+        most_useful=most_useful,
+    )
+    return decide(loads, fleet, config).num_workers
+
+
+def test_a_learner_that_waits_for_six_tenths_of_its_time_gets_workers_for_all_of_it():
+    """2 / (1 - 0.6) = 5, with no more than twice as many at once: 4."""
+    assert wanted([load(6)] * 3, 2) == 4
+    assert wanted([load(6)] * 3, 2, config=CONFIG.model_copy(update={"max_step_factor": 4.0})) == 5
+
+
+def test_part_of_a_worker_is_a_worker():
+    """3 / (1 - 0.4) is 5; 3 / (1 - 0.41) is a little more."""
+    assert wanted([load(4)] * 3, 3) == 5
+    assert wanted([load(4.1)] * 3, 3) == 6
+
+
+def test_a_single_worker_may_be_doubled_however_small_the_factor_is():
+    assert wanted([load(4)] * 3, 1, config=CONFIG.model_copy(update={"max_step_factor": 1.1})) == 2
 
 
 def test_one_slow_step_is_not_a_trend():
-    assert decide([load(0), load(0), load(8)], num_workers=2, num_coming=0, config=CONFIG) == 2
-    assert decide([load(9)], num_workers=2, num_coming=0, config=CONFIG) == 2
+    assert wanted([load(0), load(0), load(8)], 2) == 2
+    assert wanted([load(9)], 2) == 2
 
 
 def test_no_more_are_asked_for_while_one_is_still_coming():
-    assert decide([load(9)] * 9, num_workers=2, num_coming=1, config=CONFIG) == 2
-    assert decide([load(0, full=True)] * 2, num_workers=2, num_coming=1, config=CONFIG) == 1
+    assert wanted([load(9)] * 9, 2, num_coming=1) == 2
+    assert wanted([load(full=True)] * 2, 2, num_coming=1) == 1
 
 
-def test_a_buffer_that_stays_full_gives_one_back():
-    assert decide([load(0, full=True)] * 2, num_workers=2, num_coming=0, config=CONFIG) == 1
+def test_workers_that_are_idle_while_the_learner_waits_are_not_what_it_waits_for():
+    """The judge is: 4 workers, idle for 0.7 of the time that the learner waits for half of, would do with 4 * 0.3 / 0.5 = 2.4."""
+    assert wanted([load(5, idle=0.7)] * 3, 4) == 4
+
+
+def test_on_policy_sampling_grows_until_it_takes_as_long_as_learning():
+    """Workers and learner take turns: 2 workers sample for 8 s, are idle for 2 s of learning, and 8 would sample for 2 s."""
+    assert wanted([load(8, idle=0.2)] * 3, 2, config=CONFIG.model_copy(update={"max_step_factor": 9.0})) == 8
+    assert wanted([load(5, idle=0.5)] * 3, 8, config=CONFIG.model_copy(update={"max_workers": 99})) == 8
+
+
+def test_a_buffer_that_stays_full_gives_back_what_was_idle():
+    """6 workers, idle for 0.6 of their time, do the work of 2.4."""
+    assert wanted([load(idle=0.6, full=True)] * 2, 6) == 3
+    assert wanted([load(idle=0.6, full=True), load(idle=0.6)], 6) == 6
+    assert wanted([load(idle=0.1, full=True)] * 2, 6) == 6, "5.4 of 6 are busy"
 
 
 def test_limits_hold():
-    assert decide([load(9)] * 3, num_workers=4, num_coming=0, config=CONFIG) == 4
-    assert decide([load(0, full=True)] * 5, num_workers=1, num_coming=0, config=CONFIG) == 1
-    assert decide([], num_workers=9, num_coming=0, config=CONFIG) == 4
+    assert wanted([load(9)] * 3, 8) == 8
+    assert wanted([load(idle=1.0, full=True)] * 5, 2) == 1
+    assert wanted([], 9) == 8
+
+
+def test_no_more_workers_are_asked_for_than_groups_that_may_be_under_way():
+    """4 / (1 - 0.6) = 10. Seen before: on-policy with 8 groups a step, 8 workers of 16 were idle, and 16 / 2 / (1 - 0.9) = 80 were
+    asked for."""
+    config = CONFIG.model_copy(update={"max_workers": 128, "max_step_factor": 9.0})
+    assert wanted([load(6)] * 3, 4, most_useful=8, config=config) == 8
+    assert wanted([load(9, idle=0.5)] * 3, 16, most_useful=8, config=config) == 8, "nor kept"
+    assert wanted([], 16, num_coming=3, most_useful=8, config=config) == 8
+    assert wanted([load(6)] * 3, 12, most_useful=8, config=config.model_copy(update={"min_workers": 12})) == 12
 
 
 def test_without_a_maximum_nothing_scales_by_itself():
-    assert decide([load(9)] * 3, num_workers=2, num_coming=0, config=ElasticConfig()) == 2
+    assert wanted([load(9)] * 3, 2, config=ElasticConfig()) == 2
+    assert wanted([load(9)] * 3, 20, most_useful=8, config=ElasticConfig()) == 20
+
+
+def test_a_worker_that_would_serve_for_less_than_three_joins_is_not_asked_for():
+    """Steps take 10 s and a join 100 s: after 40 steps a new worker serves for 300 s."""
+    assert wanted([load(5)] * 3, 2, join_s=100, num_steps_left=40) == 4
+    assert wanted([load(5)] * 3, 2, join_s=100, num_steps_left=39) == 2
+    assert wanted([load(5)] * 3, 2, join_s=None, num_steps_left=1) == 4, "nothing is known of joins"
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    with pytest.raises(
+        ValidationError, match="min_workers=3 is more than max_workers=2; lower it, or raise max_workers"
+    ):
+        ElasticConfig(min_workers=3, max_workers=2)
+
+
+# A constant load: a step costs `work` workers' time in units of the learner's.
+
+
+# No more than `num_groups` workers have anything to sample.
+
+
+def asynchronous(num_workers: int, work: float, num_groups: int) -> StepLoad:
+    """Workers sample while the learner learns; the slower one is waited for."""
+    seconds = max(work / min(num_workers, num_groups), 1.0)
+    idle = 1 - work / num_workers / seconds
+    return StepLoad(step_seconds=seconds, wait_seconds=seconds - 1.0, idle_share=idle, is_buffer_full=seconds == 1.0)
+
+
+def on_policy(num_workers: int, work: float, num_groups: int) -> StepLoad:
+    """They take turns; the buffer is never full."""
+    sampling = work / min(num_workers, num_groups)
+    idle = 1 - work / num_workers / (sampling + 1)
+    return StepLoad(step_seconds=sampling + 1, wait_seconds=sampling, idle_share=idle, is_buffer_full=False)
+
+
+Model = Callable[[int, float, int], StepLoad]
+
+
+def sizes(start: int, work: float, config: ElasticConfig, model: Model, num_groups: int = 10_000) -> list[int]:
+    """Every number of workers that the run has, each once it serves."""
+    found = [start]
+    for _ in range(200):
+        loads = [model(found[-1], work, num_groups)] * 20
+        number = wanted(loads, found[-1], most_useful=num_groups, config=config)
+        if number == found[-1]:
+            return found
+        found.append(number)
+    raise AssertionError(f"it never rests: {found}")
+
+
+CONFIGS = st.builds(
+    lambda low, more, share, factor: ElasticConfig(
+        min_workers=low, max_workers=low + more, scale_up_wait_share=share, max_step_factor=factor
+    ),
+    st.integers(1, 20),
+    st.integers(0, 100),
+    st.floats(0.01, 0.99),
+    st.floats(1.01, 8),
+)
+
+
+@given(
+    st.integers(1, 150), st.floats(0.01, 200), CONFIGS, st.sampled_from([asynchronous, on_policy]), st.integers(1, 100)
+)
+def test_a_constant_load_never_leaves_the_bounds_and_never_flaps(start, work, config, model, num_groups):
+    found = sizes(start, work, config, model, num_groups)
+    most = max(min(config.max_workers, num_groups), config.min_workers)
+    assert all(config.min_workers <= number <= most for number in [*found[1:], found[-1]])
+    assert found in (sorted(found), sorted(found, reverse=True)), "it grows or it shrinks"
+
+
+@given(st.integers(1, 40), st.floats(1, 4), CONFIGS, st.sampled_from([asynchronous, on_policy]))
+def test_two_joins_bring_all_workers_that_the_learner_waits_for(start, ratio, config, model):
+    """`start` workers do a `ratio`-th of the work, and twice as many may come at once."""
+    config = config.model_copy(update={"min_workers": 1, "max_workers": 1000, "max_step_factor": 2.0})
+    found = sizes(start, work := start * ratio, config, model)
+    needed = math.ceil(work - 1e-6)
+    assert len(found) <= 3 and found[-1] <= needed
+    end = model(found[-1], work, 10_000)
+    assert found[-1] == needed or end.wait_seconds / end.step_seconds <= config.scale_up_wait_share
+
+
+@given(st.integers(1, 1000), st.floats(0.01, 1000))
+def test_one_decision_takes_away_all_workers_that_are_idle(start, work):
+    config = ElasticConfig(max_workers=1000, scale_up_wait_share=1.0)
+    needed = max(math.ceil(work - 1e-6), 1)
+    assert sizes(start, work, config, asynchronous)[-1] == min(start, needed)

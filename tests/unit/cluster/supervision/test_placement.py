@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import ElasticConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan_learning
@@ -133,7 +133,7 @@ def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
     assert len(placed.of(ActorKind.LEARNER)) == config.learner.num_ranks
     assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == config.rollout.num_workers
     assert len(placed.of(ActorKind.REFERENCE_SCORER)) == len(needs)
-    assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.resources())
+    assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.groups()[0].resources)
 
 
 def test_a_run_that_samples_nothing_asks_for_neither_workers_nor_judges():
@@ -168,3 +168,59 @@ def test_each_reward_service_has_a_seat_and_its_gpus_are_asked_for_by_name():
     assert [(bundle.index, bundle.cpus, bundle.gpus) for bundle in placed] == [(0, 1.5, 0.5), (1, 1.5, 0.5)]
     with pytest.raises(ConfigError, match=r"reward.gpus_per_service=0.5 x 2: 1 GPUs asked for, the cluster has 0"):
         plan(config, cluster((16, 0)))
+
+
+def spot_cluster(*nodes: tuple[float, bool]) -> ClusterResources:
+    return ClusterResources(nodes=tuple(Node(cpus=cpus, is_spot=is_spot) for cpus, is_spot in nodes))
+
+
+def test_where_nodes_may_be_taken_away_what_stays_is_reserved_before_the_workers():
+    """Ray gives out the seats of one group by their size: two workers of 1 CPU took the place of a learner of half a CPU, and the group
+    waited for ever."""
+    config = run(
+        elastic={"spot": "market=spot"},
+        learner={"cpus_per_rank": 0.5},
+        reward={"cpus_per_service": 0.5},
+        rollout={"num_workers": 2},
+    )
+    placed = plan(config, spot_cluster((1, False), (2, True)))
+    assert [bundle.name for bundle in placed.bundles] == [
+        "learner-0",
+        "rollout_worker-0",
+        "rollout_worker-1",
+        "reward_service-0",
+    ]
+    staying, workers = placed.groups()
+    assert (staying.seats, staying.strategy, staying.node_labels) == ((0, 3), "PACK", {"market": "!spot"})
+    assert (workers.seats, workers.strategy, workers.node_labels) == ((1, 2), "SPREAD", {})
+    assert staying.resources == [{"CPU": 0.5}] * 2 and workers.resources == [{"CPU": 1.0}] * 2
+    assert not placed.is_time_shared
+
+
+def test_without_a_label_of_spot_nodes_one_group_holds_all_seats():
+    (group,) = plan(run(rollout={"num_workers": 2}), cluster((4, 0), (4, 0))).groups()
+    assert (group.seats, group.strategy, group.node_labels) == ((0, 1, 2, 3), "SPREAD", {})
+
+
+def test_a_learner_that_has_room_on_spot_nodes_alone_is_refused():
+    config = run(elastic={"spot": "market=spot"})
+    with pytest.raises(
+        ConfigError, match=r"no way to place 3 actors .*\(8 CPUs and 0 GPUs on spot\).*nodes that are not"
+    ):
+        plan(config, spot_cluster((8, True)))
+    assert plan_learning(config, spot_cluster((8, True), (1, False)), needs=()).groups()[0].seats == (0,)
+
+
+@given(config=RUNS, nodes=st.lists(st.tuples(st.sampled_from([1.0, 2.0, 8.0]), st.booleans()), min_size=1, max_size=6))
+def test_every_seat_is_in_one_group_and_the_workers_alone_are_in_one_that_may_be_on_spot_nodes(config, nodes):
+    told_apart = config.model_copy(update={"elastic": ElasticConfig(spot="market=spot")})
+    try:
+        placed = plan(told_apart, spot_cluster(*nodes))
+    except ConfigError:
+        return
+    groups = placed.groups()
+    assert sorted(seat for group in groups for seat in group.seats) == [*range(len(placed.bundles))]
+    on_spot = {placed.bundles[seat].kind for group in groups for seat in group.seats if not group.node_labels}
+    assert on_spot == {ActorKind.ROLLOUT_WORKER}
+    steady = sum(cpus for cpus, is_spot in nodes if not is_spot)
+    assert sum(bundle["CPU"] for bundle in groups[0].resources) <= steady

@@ -45,9 +45,33 @@ def test_a_worker_that_joins_an_elastic_run_waits_for_a_node(tmp_path, cpus):
     assert joining(tmp_path, cpus=cpus, elastic={"max_workers": 8}).num_cpus == 2.0
 
 
+@pytest.mark.parametrize(
+    ("elastic", "keeps"),
+    [({}, False), ({"max_workers": 8}, False), ({"spot": "market=spot"}, True), ({"wait_for_nodes_s": 60}, True)],
+)
+def test_workers_keep_to_their_seats_where_nodes_come_and_go(tmp_path, elastic, keeps):
+    made = specs(tmp_path, cpus=8, elastic=elastic)
+    assert [each.keeps_to_seat for each in (*made.rollout_workers(), made.joining_worker(7))] == [keeps, keeps]
+    assert not any(each.keeps_to_seat for each in (made.recorder(), *made.reward_services()))
+
+
 @pytest.mark.parametrize(("cpus", "asked"), [(2, 0.0), (8, 0.25)])
 def test_a_service_that_joins_has_a_name_of_its_own_and_shares_cpus_as_workers_do(tmp_path, cpus, asked):
     made = specs(tmp_path, cpus=cpus)
     spec = made.joining_service(1)
     assert [each.name for each in made.reward_services()] == ["reward"]
     assert (spec.name, spec.arguments["name"], spec.bundle, spec.num_cpus) == ("reward-1", "reward-1", None, asked)
+
+
+def test_the_recorder_sits_beside_the_first_rank_and_takes_nothing_of_its_seat(tmp_path):
+    """Seen before: without a seat it could be on a worker's node, which then never went away."""
+    made = specs(tmp_path, cpus=8)
+    assert (made.recorder().bundle, made.recorder().num_cpus) == (0, 0.0)
+
+
+def test_workers_alone_may_be_on_spot_nodes(tmp_path):
+    made = specs(tmp_path, cpus=8, elastic={"spot": "market=spot"})
+    steady = [*made.reward_services(), made.recorder(), made.joining_service(1)]
+    assert [spec.node_labels for spec in steady] == [{"market": "!spot"}] * 3
+    assert [spec.node_labels for spec in (*made.rollout_workers(), made.joining_worker(7))] == [{}] * 2
+    assert {spec.run for spec in steady} == {tmp_path.name}

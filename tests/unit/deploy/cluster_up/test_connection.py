@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import ray
+import ray.exceptions
 
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import ConfigError, WorkerError
 from deploy.cluster_up.connection import connected
 
 
@@ -58,3 +59,29 @@ async def test_a_ray_that_comes_up_too_late_on_a_busy_machine_is_started_again(n
         async with connected(None):
             pass
     assert starts == ["local"] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ray.exceptions.AuthenticationError("Token authentication is enabled but no token"), "set RAY_AUTH_MODE=token"),
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.52.0"),
+            "Ray: 2.52.0; install the same",
+        ),
+    ],
+)
+async def test_a_cluster_that_asks_for_a_token_or_has_another_version_is_one_clear_error(error, says, monkeypatch):
+    def init(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConfigError, match=says):
+        async with connected("auto"):
+            pass
+
+
+async def test_a_port_that_cannot_be_is_an_address_that_does_not_answer():
+    with pytest.raises(ConfigError, match=r"address='127\.0\.0\.1:99999' does not answer"):
+        async with connected("127.0.0.1:99999"):
+            pass

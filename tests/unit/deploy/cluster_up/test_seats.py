@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DeadlineError
 from cluster.contracts.types import ActorKind
 from cluster.remote.actor import RemoteActor
+from cluster.remote.autoscaler import AutoscalerReport
+from cluster.remote.nodes import Seat
 from deploy.cluster_up.seats import Seats
-from tests.fakes import actor_spec
+from tests.fakes import ListedEvents, actor_spec
+from tests.unit.cluster.simulated_time import simulated
 
 
 class Ray:
@@ -22,11 +25,24 @@ class Ray:
         """Names of actors whose process was ended."""
         self.has_room = asyncio.Event()
         self.build_error = None
+        self.lost = set()
+        """Seats whose node is dead or goes away."""
+        self.report = None
+        """What the autoscaler says."""
 
-    async def spawn(self, spec, *, placement_group, deadline_s):
+    async def autoscaler(self):
+        return self.report
+
+    async def is_seat_lost(self, seat):
+        return seat.index in self.lost
+
+    async def spawn(self, spec, *, seat=None, deadline_s):
         self.asked.append((spec.name, spec.bundle, spec.num_cpus))
         if spec.bundle is None and spec.kind is ActorKind.ROLLOUT_WORKER:
             await self.has_room.wait()
+        if spec.bundle in self.lost:
+            await asyncio.sleep(deadline_s)
+            raise DeadlineError(f"{spec.name} did not finish 'start'", actor=spec.name, stage="start")
         return Process(spec, self)
 
 
@@ -47,12 +63,19 @@ class Process(RemoteActor):
 def ray(monkeypatch):
     made = Ray()
     monkeypatch.setattr(RemoteActor, "spawn", made.spawn)
+    monkeypatch.setattr("deploy.cluster_up.seats.is_seat_lost", made.is_seat_lost)
+    monkeypatch.setattr("deploy.cluster_up.waiting.autoscaler_report", made.autoscaler)
     return made
 
 
 @pytest.fixture
-def seats(ray):
-    return Seats(None, start_s=10)
+def events() -> ListedEvents:
+    return ListedEvents()
+
+
+@pytest.fixture
+def seats(ray, events):
+    return Seats({number: Seat(None, number) for number in range(9)}, start_s=10, events=events)
 
 
 SEATED = replace(actor_spec("rollout-1"), bundle=4, num_cpus=0.4)
@@ -72,6 +95,7 @@ async def test_the_next_worker_that_joins_takes_the_seat_of_one_that_left_and_ke
     assert ray.asked == [("rollout-8", 4, 0.4), ("rollout-9", None, 1.0), ("rollout-8", 4, 0.4)]
 
 
+@simulated
 async def test_a_worker_that_waits_for_a_node_takes_the_seat_that_is_vacated_meanwhile(ray, seats):
     """Seen before: it waited the rest of its deadline for a GPU that the group held."""
     waiting = asyncio.create_task(seats.start(EIGHTH))
@@ -83,6 +107,38 @@ async def test_a_worker_that_waits_for_a_node_takes_the_seat_that_is_vacated_mea
     seats.vacate(EIGHTH)
     await seats.start(NINTH)
     assert ray.asked[-1] == ("rollout-9", 4, 0.4), "it is one seat, handed on"
+
+
+@simulated
+async def test_a_seat_on_a_node_that_goes_away_is_taken_once_it_is_found_elsewhere(ray, seats):
+    """Seen before: the waiting worker was given it at once, and started on the head."""
+    ray.lost = {4}
+    seats.vacate(SEATED)
+    waiting = [asyncio.create_task(seats.start(spec)) for spec in (EIGHTH, NINTH)]
+    await asyncio.sleep(60)
+    assert ray.asked == [("rollout-8", None, 1.0), ("rollout-9", None, 1.0)]
+    ray.lost.clear()
+    await asyncio.sleep(60)
+    assert ray.asked[2:] in ([("rollout-8", 4, 0.4)], [("rollout-9", 4, 0.4)]), "it is one seat, for one of them"
+    assert sum(each.done() for each in waiting) == 1
+    ray.has_room.set()
+    assert {actor.spec.bundle for actor in await asyncio.gather(*waiting)} == {4, None}
+
+
+@simulated
+async def test_a_worker_that_finds_a_node_while_it_looks_at_a_seat_leaves_the_seat(ray, seats, monkeypatch):
+    async def slow_answer(seat):
+        ray.has_room.set()
+        await asyncio.sleep(1)
+        return False
+
+    waiting = asyncio.create_task(seats.start(EIGHTH))
+    await asyncio.sleep(1)
+    monkeypatch.setattr("deploy.cluster_up.seats.is_seat_lost", slow_answer)
+    seats.vacate(SEATED)
+    assert (await waiting).spec.bundle is None
+    await seats.start(NINTH)
+    assert ray.asked[-1] == ("rollout-9", 4, 0.4)
 
 
 async def test_a_worker_that_found_a_node_outside_stays_there(ray, seats):
@@ -117,6 +173,7 @@ async def test_other_actors_leave_vacant_seats_alone(ray, seats):
     assert ray.asked == [("recorder", None, 0.0)]
 
 
+@simulated
 async def test_a_seat_of_a_reward_service_is_for_the_next_service_and_for_no_worker(ray, seats):
     service = actor_spec("reward-1", ActorKind.REWARD_SERVICE)
     waiting = asyncio.create_task(seats.start(EIGHTH))
@@ -126,3 +183,75 @@ async def test_a_seat_of_a_reward_service_is_for_the_next_service_and_for_no_wor
     assert ray.asked == [("rollout-8", None, 1.0), ("reward-2", 6, 0.25)]
     seats.vacate(SEATED)
     assert (await waiting).spec.bundle == 4
+
+
+@simulated
+async def test_a_worker_waits_for_its_node_for_hours_asks_once_and_says_so(ray, seats, events):
+    """`start_s` is 10 s."""
+    joining = asyncio.create_task(seats.start(EIGHTH))
+    await asyncio.sleep(7205)
+    assert ray.asked == [("rollout-8", None, 1.0)]
+    assert events.kinds() == ["worker_waits"] * 720
+    message = "rollout-8 waits for a node with 1 CPUs and 0 GPUs free: none was found in 7200 s; no autoscaler reports"
+    assert events.events[-1]["message"].startswith(message)
+    ray.has_room.set()
+    assert (await joining).name == "rollout-8"
+
+
+def brings(*sizes, **coming) -> AutoscalerReport:
+    """`sizes` are those that it has no nodes for."""
+    return AutoscalerReport(coming=coming, failed={}, impossible=frozenset(), impossible_sizes=frozenset(sizes))
+
+
+def reasons(events) -> list[str]:
+    assert {*events.kinds()} == {"worker_waits"}
+    return [event["message"].split(" free: ", 1)[1] for event in events.events]
+
+
+@simulated
+async def test_a_worker_that_waits_says_what_the_autoscaler_brings_whenever_that_changes(ray, events):
+    seats = Seats({}, start_s=300, events=events)
+    ray.report = brings(spot=1)
+    joining = asyncio.create_task(seats.start(EIGHTH))
+    await asyncio.sleep(45)
+    ray.report = brings(spot=2)  # another worker's too
+    await asyncio.sleep(60)
+    ray.report = brings((1.0, 0.0))
+    await asyncio.sleep(200)
+    ray.has_room.set()
+    await joining
+    await asyncio.sleep(60)
+    assert reasons(events) == [
+        "the autoscaler brings 1 of 'spot' for 0 s",
+        "the autoscaler brings none; it has no nodes for rollout-8, by size, by labels or by its limits",
+        "none was found in 300 s; the autoscaler brings none; it has no nodes for rollout-8, by size, by labels or by its limits",
+    ]
+
+
+@simulated
+async def test_a_worker_whose_node_is_there_says_nothing_of_the_autoscaler(ray, seats, events, monkeypatch):
+    """Its process takes long to come up."""
+
+    async def slowly(spec, *, seat=None, deadline_s):
+        await asyncio.sleep(100)
+        return Process(spec, ray)
+
+    monkeypatch.setattr(RemoteActor, "spawn", slowly)
+    ray.report = brings(spot=1)
+    await seats.start(SEATED)
+    assert events.events == []
+
+
+@simulated
+async def test_the_error_of_a_lost_seat_that_finds_no_node_in_time_has_what_the_autoscaler_says(ray, events):
+    """The second attempt is of the same wait."""
+    ray.lost, ray.report = {4}, brings(spot=1)
+    seats = Seats({4: Seat(None, 4)}, start_s=15, events=events)
+    for waited_s in (0, 15):
+        with pytest.raises(DeadlineError) as caught:
+            await seats.start(SEATED)
+        assert caught.value.stage == "start" and caught.value.actor == "rollout-1"
+        assert (
+            str(caught.value) == f"rollout-1 did not finish 'start'; the autoscaler brings 1 of 'spot' for {waited_s} s"
+        )
+    assert reasons(events) == ["the autoscaler brings 1 of 'spot' for 0 s"]

@@ -50,12 +50,12 @@ class NoSeats(Exception):
 )
 async def test_a_run_whose_actors_share_cpus_says_so(monkeypatch, cpus, said):
     @contextlib.asynccontextmanager
-    async def seats(placement, *, start_s):
+    async def seats(placement, *, start_s, events, reserved):
         raise NoSeats
         yield
 
     monkeypatch.setattr(start_up, "seats", seats)
-    monkeypatch.setattr(start_up, "available", lambda: ClusterResources(nodes=(Node(cpus=cpus),)))
+    monkeypatch.setattr(start_up, "available", lambda elastic: ClusterResources(nodes=(Node(cpus=cpus),)))
     config = validated({"model": {"path": "some/model"}, "prompts": "file", "learner": {"cpus_per_rank": 2}})
     log = ListedEvents()
     with pytest.raises(NoSeats):

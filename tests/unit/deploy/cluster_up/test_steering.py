@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.config import RolloutConfig
+from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError
 from cluster.record.run_directory import RunDirectory
-from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import Supervisor
 from deploy.cluster_up.steering import CONTROL, Steering, scale
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml, validated
-from tests.fakes import ListedEvents, actor_spec
+from tests.fakes import ListedEvents
 
 
 def claimed(path, **settings) -> RunDirectory:
@@ -46,6 +46,11 @@ def test_an_order_is_left_for_the_driver(tmp_path):
             "rollout_workers=4",
             "rollout_workers=4 is outside .* elastic.max_workers=3; ask for a number between",
         ),
+        (
+            {"elastic": {"max_workers": 9}, "buffer": {"groups_per_step": 2, "max_off_policy_steps": 1}},
+            "rollout_workers=5",
+            "rollout_workers=5 is outside .* elastic.min_workers=1 to the 4 groups under way at once; ask for a number",
+        ),
     ],
 )
 def test_what_the_driver_would_not_do_is_refused(settings, asked, reason, tmp_path):
@@ -73,19 +78,12 @@ def test_a_run_without_a_driver_is_not_steered(tmp_path):
 class ScriptedFleet:
     """Notes what it is told."""
 
-    def __init__(self, *nodes: str) -> None:
-        self._workers = [RemoteActor(actor_spec(f"rollout-{i}"), None, i, node) for i, node in enumerate(nodes)]
-        self.num_wanted = len(nodes)
+    def __init__(self, num_workers: int) -> None:
+        self.num_wanted = num_workers
         self.num_coming = 0
+        self.join_seconds: float | None = None
         self.told: list[tuple[str, object]] = []
         self.was_told = asyncio.Event()
-
-    def workers(self) -> list[RemoteActor]:
-        return self._workers
-
-    def drain(self, name: str) -> None:
-        self.told.append(("drain", name))
-        self.was_told.set()
 
     def want(self, num_workers: int) -> None:
         self.num_wanted = num_workers
@@ -95,12 +93,12 @@ class ScriptedFleet:
 
 @pytest.fixture
 def fleet() -> ScriptedFleet:
-    return ScriptedFleet("stays", "leaves")
+    return ScriptedFleet(2)
 
 
 @pytest.fixture
 def services() -> ScriptedFleet:
-    return ScriptedFleet("stays")
+    return ScriptedFleet(1)
 
 
 @pytest.fixture
@@ -109,18 +107,35 @@ def deterministic() -> bool:
 
 
 @pytest.fixture
-def steering(tmp_path, fleet, services, deterministic, monkeypatch):
+def departures() -> asyncio.Queue[dict[str, float | None]]:
+    return asyncio.Queue()
+
+
+@pytest.fixture
+def elastic() -> dict[str, int]:
+    return {}
+
+
+@pytest.fixture
+def steering(tmp_path, fleet, services, departures, deterministic, elastic, monkeypatch):
     """Of a run with two workers and a reward service, that looks as often as it can."""
     monkeypatch.setattr("deploy.cluster_up.steering._POLL_S", 0.0)
     monkeypatch.setattr("deploy.cluster_up.steering._CLUSTER_POLL_S", 0.0)
+    monkeypatch.setattr("deploy.cluster_up.steering.drivers_node", lambda: "drives")
     config = validated(
-        {"model": {"path": "m"}, "prompts": "file", "rollout": {"num_workers": 2}, "deterministic": deterministic}
+        {
+            "model": {"path": "m"},
+            "prompts": "file",
+            "rollout": {"num_workers": 2},
+            "deterministic": deterministic,
+            "elastic": elastic,
+        }
     )
     events = ListedEvents()
     supervisor = Supervisor(config.supervision, events)
     cluster = Cluster(
-        production=SimpleNamespace(fleet=fleet, services=services),
-        learner=None,
+        production=SimpleNamespace(fleet=fleet, services=services, leave=departures.put),
+        learner=SimpleNamespace(actors=lambda: [SimpleNamespace(node_id="learns")]),
         recorder=None,
         weights=None,
         supervisor=supervisor,
@@ -129,15 +144,15 @@ def steering(tmp_path, fleet, services, deterministic, monkeypatch):
     return Steering(config, cluster=cluster, run_dir=RunDirectory(str(tmp_path)), log=events)
 
 
-def announce(monkeypatch, *nodes: str) -> None:
-    async def draining() -> set[str]:
-        return set(nodes)
+def announce_none(monkeypatch) -> None:
+    async def draining() -> dict[str, float | None]:
+        return {}
 
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
 
 
 async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fleet, tmp_path, monkeypatch):
-    announce(monkeypatch)
+    announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(10), steering.steering():
         directory.write_file(CONTROL, b'{"rollout_workers": "many"}')
@@ -150,11 +165,24 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
 
 
+async def test_a_run_directory_that_another_driver_took_ends_the_run(steering, monkeypatch):
+    announce_none(monkeypatch)
+
+    def lost() -> None:
+        raise ClaimLostError("taken over by process 1 on elsewhere")
+
+    monkeypatch.setattr(steering._run_dir, "check_claim", lost)
+    with pytest.raises(ClaimLostError, match="taken over by"):
+        async with asyncio.timeout(10), steering.steering():
+            await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize("deterministic", [True])
 async def test_a_deterministic_run_changes_its_reward_services_and_never_its_workers(
-    steering, fleet, services, tmp_path
+    steering, fleet, services, tmp_path, monkeypatch
 ):
     """The second order is written by hand."""
+    announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(10), steering.steering():
         directory.write_json(CONTROL, {"reward_services": 3})
@@ -169,41 +197,110 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
 
 
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
-    announce(monkeypatch)
+    announce_none(monkeypatch)
     RunDirectory(str(tmp_path)).write_json(CONTROL, {"rollout_workers": 5})
     async with asyncio.timeout(10), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)]
 
 
-async def test_a_worker_on_a_leaving_node_is_drained_once_and_another_one_starts(steering, fleet, monkeypatch):
-    announce(monkeypatch, "leaves")
-    async with asyncio.timeout(10), steering.steering():
-        await fleet.was_told.wait()
-        for _ in range(10):
-            await asyncio.sleep(0)
-    assert fleet.told == [("drain", "rollout-1")]
-    (event,) = steering._log.events
-    assert (event["actor"], event["failure"], event["decision"]) == ("rollout-1", "termination", "drain")
-
-
-async def test_a_node_that_stays_after_all_is_forgotten_and_may_announce_its_end_again(steering, fleet, monkeypatch):
-    looks = iter([{"leaves"}, set(), {"leaves"}])
-
-    async def draining() -> set[str]:
-        return next(looks, {"leaves"})
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_what_the_head_node_says_of_nodes_that_go_away_is_passed_on(steering, departures, monkeypatch):
+    async def draining() -> dict[str, float | None]:
+        return {"leaves": 1030.0}
 
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
     async with asyncio.timeout(10), steering.steering():
-        while len(fleet.told) < 2:
+        assert await departures.get() == {"leaves": 1030.0}
+
+
+def step_metrics(*, waited: float) -> dict[str, float]:
+    return {
+        "time/step_s": 1.0,
+        "buffer/learner_wait_s": waited,
+        "buffer/num_ready": 0.0,
+        "rollout/idle_share": 0.25,
+    }
+
+
+@pytest.mark.parametrize("elastic", [{"max_workers": 8}])
+async def test_a_waiting_learner_gets_workers_and_the_event_says_why(steering, fleet, monkeypatch):
+    """2 workers, idle for a quarter, and a learner that waits for 0.6 of its time: 2 * 0.75 / 0.4 = 3.75."""
+    announce_none(monkeypatch)
+    fleet.join_seconds = 5.0
+    for version in (1, 2, 3):
+        steering.step(version, step_metrics(waited=0.6))
+    async with asyncio.timeout(10), steering.steering():
+        await fleet.was_told.wait()
+    assert fleet.told == [("want", 4)]
+    (event,) = steering._log.events
+    measured = {name: event[name] for name in ("before", "num_workers", "reason", "idle_share", "factor")}
+    assert measured == {"before": 2, "num_workers": 4, "reason": "elastic", "idle_share": 0.25, "factor": 2.0}
+    assert event["wait_share"] == pytest.approx(0.6) and event["join_seconds"] == 5.0
+
+
+@pytest.mark.parametrize("elastic", [{"max_workers": 128}])
+async def test_a_run_that_has_more_workers_than_groups_under_way_gives_them_back(steering, fleet, monkeypatch):
+    """64 groups a step, on-policy."""
+    announce_none(monkeypatch)
+    fleet.num_wanted = 100
+    steering._config = steering._config.model_copy(update={"rollout": RolloutConfig(num_workers=100)})
+    async with asyncio.timeout(10), steering.steering():
+        await fleet.was_told.wait()
+    assert fleet.told == [("want", 64)]
+
+
+@pytest.mark.parametrize("elastic", [{"max_workers": 8}])
+async def test_steps_before_a_worker_died_or_came_say_nothing_of_those_after(steering, fleet, monkeypatch):
+    announce_none(monkeypatch)
+    for version in (1, 2, 3):
+        steering.step(version, step_metrics(waited=0.6))
+    fleet.num_coming = 1
+    async with asyncio.timeout(10), steering.steering():
+        while steering._loads:
             await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
-    assert fleet.told == [("drain", "rollout-1")] * 2
+    assert not fleet.told
+
+
+@pytest.mark.parametrize(
+    ("node_id", "message"),
+    [("learns", "a learner's node learns goes away in 30 s"), ("drives", "the driver's node drives goes away in 30 s")],
+)
+async def test_a_run_ends_when_a_node_that_it_cannot_do_without_goes_away(
+    steering, departures, node_id, message, monkeypatch
+):
+    async def draining() -> dict[str, float | None]:
+        return {"leaves": 2000.0, node_id: 1030.0}
+
+    monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    with pytest.raises(PreemptedError, match=message) as preempted:
+        async with asyncio.timeout(10), steering.steering():
+            await asyncio.Event().wait()
+    assert preempted.value.deadline == 1030.0 and departures.empty()
+    (event,) = steering._log.events
+    assert (event["kind"], event["node_id"], event["seconds_left"]) == ("preempted", node_id, 30.0)
+
+
+async def test_copies_that_take_long_do_not_keep_the_end_of_the_learners_node_from_being_seen(steering, monkeypatch):
+    leaving = asyncio.Event()
+
+    async def leave(draining: dict[str, float | None]) -> None:
+        leaving.set()
+        await asyncio.Event().wait()
+
+    async def draining() -> dict[str, float | None]:
+        return {"leaves": None} | ({"learns": None} if leaving.is_set() else {})
+
+    steering._production.leave = leave
+    monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
+    with pytest.raises(PreemptedError, match="a learner's node learns goes away"):
+        async with asyncio.timeout(10), steering.steering():
+            await asyncio.Event().wait()
 
 
 def test_the_loads_of_a_long_run_are_those_that_the_rule_looks_at(steering):
     """`elastic.scale_down_full_steps` is 10."""
     for version in range(1000):
-        steering.step(version, {"time/step_s": 1.0, "buffer/learner_wait_s": float(version), "buffer/num_ready": 0.0})
+        steering.step(version, step_metrics(waited=float(version)))
     assert [load.wait_seconds for load in steering._loads] == [float(version) for version in range(990, 1000)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import PreemptedError, WorkerError
 from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
@@ -63,6 +63,39 @@ def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_n
     assert version == 3 and metrics["reward/mean"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("seconds_left", "timeout_s", "told"),
+    [
+        (30.0, 60, ["saves a checkpoint, in at most 28 s; then ends with what stops it"]),
+        (None, 60, ["saves a checkpoint, in at most 60 s; then ends with what stops it"]),
+        (30.0, 0, []),
+        (1.5, 60, []),
+    ],
+)
+async def test_a_run_whose_node_goes_away_saves_if_the_node_has_the_time(seconds_left, timeout_s, told, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    learner, log = ScriptedLearner(), ListedEvents()
+    deadline = None if seconds_left is None else 1000.0 + seconds_left
+    with pytest.raises(PreemptedError):
+        async with saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=timeout_s, log=log):
+            raise PreemptedError("its node goes away", deadline=deadline)
+    assert [event["message"] for event in log.events] == told and learner.is_saved == bool(told)
+
+
+async def test_a_step_that_the_node_has_no_time_for_is_not_saved_and_it_is_said(monkeypatch):
+    class Slow(ScriptedLearner):
+        async def save_progress(self):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    log = ListedEvents()
+    with pytest.raises(PreemptedError):
+        async with saved_when_stopped(Slow(), interrupted=asyncio.Event(), timeout_s=60, log=log):
+            raise PreemptedError("its node goes away", deadline=1002.01)
+    assert log.kinds() == ["stopping", "checkpoint_failed"]
+    assert log.events[1]["message"] == "no checkpoint was saved: it takes longer than the 0 s that it has"
+
+
 async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted():
     async def spend_the_budget() -> None:
         raise WorkerError("the restart budget is spent")
@@ -75,7 +108,7 @@ async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted()
         ):
             tasks.create_task(spend_the_budget())
             await asyncio.Event().wait()
-    assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; then ends with the failure that stops it"
+    assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; then ends with what stops it"
     assert learner.is_saved
 
 
@@ -136,3 +169,10 @@ def test_what_the_same_command_will_do_is_said(tmp_path: Path, recorded: int, sa
     for other in (".step-000099.saving", "step-000099.bad"):
         (tmp_path / "checkpoints" / other).mkdir(parents=True)
     assert says in how_it_goes_on(directory)
+
+
+def test_a_run_directory_that_cannot_be_read_now_does_not_hide_why_the_run_ended(tmp_path: Path):
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "ledger.jsonl").mkdir()
+    told = how_it_goes_on(RunDirectory(str(tmp_path)))
+    assert told.startswith("stopped; the same command goes on from what it saved, which cannot be read now: ")

@@ -52,6 +52,7 @@ async def test_what_a_judged_group_shows_of_its_prompt_comes_into_the_record_of_
         "prompts": {"name": "file", "path": str(tmp_path / "sums.jsonl"), "difficulty": {"target": 0.5}},
         "buffer": {"groups_per_step": 2, "trajectories_per_group": 2},
         "algorithm": {"filters": ["zero_variance"]},
+        "elastic": {"wait_for_nodes_s": 60},
     }
     config, run_dir = validated(settings), RunDirectory(str(tmp_path / "run"))
     ledger = Ledger(run_dir)
@@ -77,6 +78,7 @@ async def test_what_a_judged_group_shows_of_its_prompt_comes_into_the_record_of_
         tasks=Mock(),
         office=office,
     )
+    assert made.production.waits_for_nodes(), "as the run file says"
     buffer = make_buffer(config)
     destination = made.production._destination(buffer)
     tickets = await office.tickets(buffer.start(), policy_version=0)

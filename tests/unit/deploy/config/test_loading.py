@@ -1,10 +1,15 @@
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.contracts.algorithm_config import KlRewardConfig
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import HIDDEN, hidden, load, resolved_yaml, validated
-from deploy.config.yaml_text import parse
+from deploy.config.yaml_text import dumped, parse
+
+TRAPS = ["5e-4", "1_0.5", ".5e3", "on", "true", "null", "1", "0x1f", "2024-01-01", "a", "# b", "c: d"]
+"""Texts, some of which look like other values."""
 
 
 def smallest() -> dict:
@@ -150,6 +155,14 @@ def test_secrets_do_not_reach_the_resolved_text():
         ("url", "https://judge/score?model=a&token=t-1&n=2", f"https://judge/score?model=a&token={HIDDEN}&n=2"),
         ("url", "https://a/b?X-Amz-Signature=f00&key=k-1", f"https://a/b?X-Amz-Signature={HIDDEN}&key={HIDDEN}"),
         ("header", "Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("note", "hf_" + "aB3" * 10, HIDDEN),
+        ("note", "see sk-proj-" + "a_3" * 10 + ".", f"see {HIDDEN}."),
+        ("note", "AKIA" + "A1B2" * 4, HIDDEN),
+        ("note", "ghp_" + "aB3" * 12, HIDDEN),
+        ("note", "github_pat_" + "aB3" * 12, HIDDEN),
+        ("path", "my/task-classification-judge-7b", "my/task-classification-judge-7b"),
+        ("path", "/models/sk-learn-based-judges-of-text", "/models/sk-learn-based-judges-of-text"),
+        ("column", "hf_url", "hf_url"),
         ("answer_column", "monkey", "monkey"),
         ("max_tokens", "5", "5"),
         ("key", "answer", "answer"),
@@ -157,6 +170,17 @@ def test_secrets_do_not_reach_the_resolved_text():
 )
 def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, shown):
     assert hidden({name: [value]}) == {name: [shown]}
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(TRAPS) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TRAPS), inner, max_size=3),
+        max_leaves=6,
+    )
+)
+def test_what_is_written_as_yaml_is_read_as_the_same(values):
+    assert parse(dumped(values), source="x") == values
 
 
 def test_yaml_reads_numbers_and_words_as_people_mean_them():

@@ -10,7 +10,7 @@ from deploy.config.loading import validated
 ROWS = ({"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"})
 
 
-def run(folder: Path, model: Path, *overrides: str, rows: tuple[dict[str, Any], ...] = ROWS) -> RunConfig:
+def run(folder: Path, model: Path | str, *overrides: str, rows: tuple[dict[str, Any], ...] = ROWS) -> RunConfig:
     """Of a tiny model on a prompt file in `folder`."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))

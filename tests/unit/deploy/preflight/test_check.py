@@ -10,16 +10,21 @@ import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import RunDirectory
+from cluster.record.storage import Storage
+from cluster.record.stored_models import CACHE_ENV
+from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_learning
-from learner.checkpoint import files
+from learner.checkpoint import writing
 from tests.models import make_tiny_model, make_tiny_reward_model
+from tests.object_store import s3
 from tests.unit.deploy.preflight.runs import run
 
 pytestmark = pytest.mark.slow
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
-MANIFEST = files.Manifest(
+MANIFEST = writing.Manifest(
     policy_version=1, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
 )
 
@@ -79,12 +84,33 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     assert places == sorted(places)
 
 
+def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
+    entries = {f"model/{path.name}": writing.seal(path) for path in model.iterdir()}
+    with s3("preflight"):
+        checkpoint = Storage("s3://preflight/run/checkpoints/step-000001")
+        for name in entries:
+            checkpoint.upload(name, str(model / name.removeprefix("model/")))
+        checkpoint.write_file("manifest.json", MANIFEST.sealed(entries).model_dump_json().encode())
+        config = run(tmp_path, "s3://preflight/run/checkpoints/step-000001/model")
+        assert "'[user]1+1=[assistant]'" in shown(config)
+        begun = RunDirectory(config.run_dir)
+        begun.claim(resolved_yaml(config))
+        begun.release()
+        begun.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 1})
+        assert shown(config), (
+            "it goes on with the model that its run.yaml names, and not with the folder of the download"
+        )
+        with pytest.raises(ConfigError, match=r"model\.path='s3://preflight/elsewhere' is no model of a checkpoint"):
+            check(run(tmp_path, "s3://preflight/elsewhere"))
+
+
 def test_a_damaged_checkpoint_hides_no_other_problem(tmp_path, model):
     checkpoint = tmp_path / "step-000001"
-    aside = files.begin(checkpoint)
+    aside = writing.begin(checkpoint)
     shutil.copytree(model, aside / "model")
-    entries = {f"model/{path.name}": files.seal(path) for path in (aside / "model").iterdir()}
-    files.commit(aside, checkpoint, MANIFEST.sealed(entries))
+    entries = {f"model/{path.name}": writing.seal(path) for path in (aside / "model").iterdir()}
+    writing.commit(aside, checkpoint, MANIFEST.sealed(entries))
     weights = checkpoint / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1

@@ -8,6 +8,7 @@ from cluster.record.recorder import PRUNED, Recorder
 from cluster.record.run_directory import METRICS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports.verify import verify
+from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
 
 CONFIG = validated({"model": {"path": "some/model"}, "prompts": "file", "buffer": {"groups_per_step": 1}})
@@ -86,5 +87,11 @@ def test_a_step_that_is_pruned_while_it_is_read_is_no_problem(directory, monkeyp
     assert (verdict.problems, verdict.num_pruned_steps, verdict.num_trajectories) == ((), 2, 1)
 
 
-def test_a_copy_in_an_object_store_says_that_its_checkpoints_were_not_checked():
-    assert str(verify(RunDirectory("mock://bucket/run"), CONFIG)).endswith("0 tokens, checkpoints not checked: clean")
+def test_checkpoints_in_an_object_store_are_checked_and_torn_uploads_are_none():
+    with s3("verified"):
+        run = RunDirectory("s3://verified/run")
+        run.write_file("checkpoints/step-000001/manifest.json", b"{}")
+        run.write_file("checkpoints/step-000002/model/config.json", b"{}")
+        verdict = verify(run, CONFIG)
+    (problem,) = verdict.problems
+    assert "step-000001 has a manifest.json that cannot be read" in problem and verdict.num_checkpoints == 1

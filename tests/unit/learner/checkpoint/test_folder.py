@@ -1,30 +1,23 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from cluster.contracts.errors import CheckpointError
-from learner.checkpoint import files as checkpoint
-from learner.checkpoint.files import (
-    FORMAT,
-    Manifest,
-    States,
-    begin,
-    checkpoints,
-    commit,
-    prune,
-    saving,
-    state_name,
-    verify,
-    verify_model,
-    write_tensors,
-)
+from cluster.contracts.errors import CheckpointError, StorageError
+from cluster.record.storage import Storage
+from learner.checkpoint.manifest import FORMAT, FileEntry, Manifest, state_name
+from learner.checkpoint.places import Place
+from learner.checkpoint.reading import checkpoints, read_manifest, superfluous, verify, verify_model
+from learner.checkpoint.states import States
+from learner.checkpoint.targets import FolderTarget
+from learner.checkpoint.writing import begin, commit, discard, prune, saving, write_state, write_tensors
 from tests.unit.learner.disk import largest_file
 
 
 def _save(directory: Path, *, metric: float | None = None, parameters: str = "p", version: str = FORMAT) -> Path:
     aside = begin(directory)
-    files = {state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
+    files = {state_name(0, 1): write_state(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
     manifest = Manifest(
         format=version,
         policy_version=1,
@@ -41,14 +34,9 @@ def _save(directory: Path, *, metric: float | None = None, parameters: str = "p"
 
 def test_what_is_written_is_verified_and_read(tmp_path: Path):
     directory = _save(tmp_path / "step-000001")
-    manifest = verify(directory, expected_parameters="p")
-    assert manifest.extra == {"a": 1}
-    assert checkpoint.States(directory, num_ranks=manifest.num_ranks).tensor("weight/w").tolist() == [
-        0.0,
-        1.0,
-        2.0,
-        3.0,
-    ]
+    manifest = verify(Place.of(directory))
+    assert manifest == read_manifest(Place.of(directory), expected_parameters="p") and manifest.extra == {"a": 1}
+    assert States(Place.of(directory), manifest).rows("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +52,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Pa
     directory = _save(tmp_path / "step-000002")
     damage(directory / state_name(0, 1))
     with pytest.raises(CheckpointError, match=says) as error:
-        verify(directory)
+        verify(Place.of(directory))
     assert (
         "step-000002" in str(error.value)
         and "the one before it is" in str(error.value)
@@ -78,10 +66,10 @@ def test_an_altered_manifest_is_refused(tmp_path: Path, written: str, altered: s
     text = (directory / "manifest.json").read_text().replace(": ", ":")
     assert written in text
     (directory / "manifest.json").write_text(text)
-    verify(directory)
+    verify(Place.of(directory))
     (directory / "manifest.json").write_text(text.replace(written, altered))
     with pytest.raises(CheckpointError, match=r"was altered: manifest\.json has another digest"):
-        verify(directory)
+        verify(Place.of(directory))
 
 
 def test_the_best_of_altered_checkpoints_is_unknown_and_fails_no_save(tmp_path: Path):
@@ -89,18 +77,36 @@ def test_the_best_of_altered_checkpoints_is_unknown_and_fails_no_save(tmp_path: 
         _save(tmp_path / f"step-{step:06d}", metric=0.5)
     (tmp_path / "step-000001" / "manifest.json").write_text("{}")
     prune(tmp_path, keep_last=1, keep_best=True)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002"]
+    assert [path.name for path in checkpoints(Storage(str(tmp_path)))] == ["step-000002"]
+
+
+@pytest.mark.parametrize("there", [None, b"a part"])
+def test_ranks_that_do_not_share_the_directory_save_nothing(tmp_path: Path, there: bytes | None):
+    """Two machines with a disk each: the first rank's folder has its own files alone. The last good checkpoint stands."""
+    standing, directory = _save(tmp_path / "step-000001"), tmp_path / "step-000002"
+    target = FolderTarget(str(directory), is_first=True)
+    manifest = read_manifest(Place.of(standing))
+    target.begin(manifest)
+    own, others = state_name(0, 2), state_name(1, 2)
+    files = {name: write_state(target.folder() / name, {"weight/w": torch.arange(4.0)}) for name in (own, others)}
+    (target.folder() / others).unlink()
+    if there is not None:
+        (target.folder() / others).write_bytes(there)
+    with pytest.raises(CheckpointError, match=rf"wrote {others}, .* the machines do not share run_dir; mount one file"):
+        target.commit(manifest.sealed(files))
+    target.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
 def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path):
     (tmp_path / "step-000001").mkdir()
     with pytest.raises(CheckpointError, match=r"has no manifest\.json; there is none before it"):
-        verify(tmp_path / "step-000001")
+        verify(Place.of(tmp_path / "step-000001"))
 
 
 def test_another_models_checkpoint_is_foreign(tmp_path: Path):
     with pytest.raises(CheckpointError, match="is foreign"):
-        verify(_save(tmp_path / "step-000001"), expected_parameters="q")
+        read_manifest(Place.of(_save(tmp_path / "step-000001")), expected_parameters="q")
 
 
 def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a_run(tmp_path: Path):
@@ -108,16 +114,23 @@ def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a
     with pytest.raises(
         CheckpointError, match=r"written by another version of treadwheel, in format 'treadwheel-ch.*-2'"
     ) as error:
-        verify(directory, expected_parameters="p")
+        read_manifest(Place.of(directory), expected_parameters="p")
     assert f"model.path={directory}/model" in str(error.value)
-    verify(directory)
+    verify(Place.of(directory))
     verify_model(directory / "model")
+
+
+def test_a_manifest_of_the_version_before_has_its_digest_still():
+    """Its weights may begin a run, and its files had no blocks."""
+    entry = FileEntry(size_bytes=4, sha256="ab")
+    assert entry.model_dump_json() == '{"size_bytes":4,"sha256":"ab"}'
+    assert FileEntry.model_validate_json(entry.model_dump_json()) == entry
 
 
 def test_a_save_that_was_killed_leaves_no_checkpoint_and_is_cleared_away(tmp_path: Path):
     aside = begin(tmp_path / "step-000001")
     (aside / "half").write_text("x")
-    assert checkpoints(tmp_path) == []
+    assert checkpoints(Storage(str(tmp_path))) == []
     assert list(begin(tmp_path / "step-000001").iterdir()) == []
 
 
@@ -130,27 +143,41 @@ def test_a_full_disk_is_named_and_leaves_the_last_one(tmp_path: Path):
         saving(tmp_path / "step-000002"),
     ):
         write_tensors(aside / "state", {"w": torch.zeros(2**16)})
-    checkpoint.discard(aside)
-    verify(checkpoints(tmp_path)[-1])
+    discard(aside)
+    verify(checkpoints(Storage(str(tmp_path)))[-1])
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     for step, metric in enumerate([0.1, 0.9, 0.3, None, 0.2], start=1):
         _save(tmp_path / f"step-{step:06d}", metric=metric)
     prune(tmp_path, keep_last=2, keep_best=True)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000004", "step-000005"]
+    assert [path.name for path in checkpoints(Storage(str(tmp_path)))] == ["step-000002", "step-000004", "step-000005"]
     prune(tmp_path, keep_last=1, keep_best=False)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
-def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
-    for rank, part in enumerate([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]):
-        write_tensors(
-            tmp_path / checkpoint.state_name(rank, 2), {"w": part, "step": torch.tensor(7.0), "own": part.clone()}
-        )
-    states = States(tmp_path, num_ranks=2)
-    assert states.tensor("w").tolist() == [[1.0], [2.0], [3.0]] and float(states.tensor("step")) == 7.0
-    assert states.of_rank("own", 2) is None
+def test_a_best_one_that_cannot_be_read_for_a_moment_stays_and_the_save_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for step, metric in enumerate([0.9, 0.1, 0.2], start=1):
+        _save(tmp_path / f"step-{step:06d}", metric=metric)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read_text", _failing_for("step-000001", Storage.read_text))
+        with pytest.raises(StorageError, match="Input/output error"):
+            superfluous(Storage(str(tmp_path)), keep_last=1, keep_best=True)
+        prune(tmp_path, keep_last=1, keep_best=True)
+    assert len(checkpoints(Storage(str(tmp_path)))) == 3
+    prune(tmp_path, keep_last=1, keep_best=True)
+    assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000001", "step-000003"]
+
+
+def _failing_for(checkpoint: str, whole: Callable[[Storage, str], str]) -> Callable[[Storage, str], str]:
+    def read_text(storage: Storage, name: str) -> str:
+        if name.startswith(checkpoint):
+            raise StorageError(f"{name}: Input/output error")
+        return whole(storage, name)
+
+    return read_text
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path):
@@ -164,4 +191,4 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path):
 def test_checkpoints_are_in_the_order_of_their_steps_and_other_folders_are_none(tmp_path: Path):
     for name in ("step-999999", "step-1000000", "step-000020.bad", ".step-000030.saving", "notes"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
+    assert [path.name for path in checkpoints(Storage(str(tmp_path)))] == ["step-999999", "step-1000000"]

@@ -1,0 +1,162 @@
+"""Files below a folder of a disk or a shared file system: whole ones atomically and synced, lines durably where that is asked for."""
+
+import contextlib
+import errno
+import os
+import posixpath
+import shutil
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from cluster.contracts.errors import AlreadyExistsError, StorageError
+
+_ADVICE = {
+    errno.ENOENT: "it is missing: check the path, or bring it back from a copy",
+    errno.ENOSPC: "free space, then start the same command again",
+    errno.EDQUOT: "free space or raise the quota, then start the same command again",
+    errno.EACCES: "fix its permissions, then start the same command again",
+    errno.EPERM: "fix its permissions, then start the same command again",
+    errno.EROFS: "its file system takes no writes: mount it otherwise, or name another place",
+}
+_OTHER_ADVICE = "mend that, then start the same command again"
+
+
+class LocalFiles:
+    """The files of one folder by their names below it."""
+
+    def __init__(self, path: str) -> None:
+        """Touches nothing."""
+        self._root = os.path.abspath(os.path.expanduser(path))
+
+    def path(self, name: str = "") -> str:
+        return posixpath.join(self._root, name) if name else self._root
+
+    def read(self, name: str) -> pa.Buffer:
+        with naming(self.path(name)), open(self.path(name), "rb") as file:
+            return pa.py_buffer(file.read())
+
+    def read_range(self, name: str, start: int, length: int) -> pa.Buffer:
+        with naming(self.path(name)), open(self.path(name), "rb") as file:
+            return pa.py_buffer(os.pread(file.fileno(), length, start))
+
+    def write(self, name: str, content: "pa.Buffer | bytes") -> None:
+        with naming(self.path(name)), self._aside(name) as aside:
+            write_synced(aside, content)
+            os.replace(aside, self.path(name))
+
+    def create(self, name: str, content: "pa.Buffer | bytes") -> None:
+        with naming(self.path(name)), self._aside(name) as aside:
+            write_synced(aside, content)
+            try:
+                os.link(aside, self.path(name))
+            except FileExistsError:
+                raise AlreadyExistsError(f"{self.path(name)} exists already") from None
+
+    def remove(self, name: str) -> None:
+        with naming(self.path(name)), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+
+    def remove_folder(self, name: str) -> None:
+        with naming(self.path(name)), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path(name))
+
+    def exists(self, name: str) -> bool:
+        return self.size_bytes(name) is not None
+
+    def size_bytes(self, name: str) -> int | None:
+        with naming(self.path(name)):
+            try:
+                return os.stat(self.path(name)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def names(self, folder: str) -> list[str]:
+        with naming(self.path(folder)):
+            try:
+                return sorted(os.listdir(self.path(folder)))
+            except FileNotFoundError:
+                return []
+
+    def upload(self, name: str, local_path: str) -> None:
+        with naming(self.path(name)), self._aside(name) as aside:
+            _copy_synced(local_path, aside)
+            os.replace(aside, self.path(name))
+
+    def download(self, name: str, local_path: str) -> None:
+        with naming(self.path(name)):
+            _copy_synced(self.path(name), local_path)
+
+    def append(self, name: str, line: str, *, is_durable: bool) -> None:
+        path = self.path(name)
+        with naming(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
+            with open(path, "ab", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                content = f"{line}\n".encode()
+                if file.write(content) != len(content):  # an almost full disk takes a part without an error
+                    file.truncate(before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if is_durable:
+                    os.fsync(file.fileno())
+
+    def read_appended(self, name: str) -> str:
+        return self.read(name).to_pybytes().decode() if self.exists(name) else ""
+
+    def replace_appended(self, name: str, text: str) -> None:
+        self.write(name, text.encode())
+
+    def flush(self) -> None: ...
+
+    def compact(self) -> None: ...
+
+    @contextlib.contextmanager
+    def _aside(self, name: str) -> Iterator[str]:
+        """A path beside the file's for what becomes it; in the end it is gone, and the file's name outlasts a power cut."""
+        target = self.path(name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        aside = f"{target}.tmp-{os.getpid()}"
+        try:
+            yield aside
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+        sync_folder(os.path.dirname(target))
+
+
+def write_synced(path: str | os.PathLike[str], content: "pa.Buffer | bytes") -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy_synced(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes names that were created, replaced or removed in a local folder outlast a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def reason(error: OSError) -> str:
+    """The system's words; some libraries' errors bring their own."""
+    return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Says which file a disk error is about, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
+        raise StorageError(f"{path}: {reason(error)}; {advice}") from error

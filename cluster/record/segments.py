@@ -1,0 +1,202 @@
+"""Lines in a store that cannot append: metrics.jsonl is the objects metrics/000001.jsonl, 000002.jsonl and so on, in their order.
+
+A process gathers what is appended, and a thread writes it as the next segment after 20 s or at 256 kB: a killed process loses the last
+20 s. Segments are merged, now and then and in the end: 000001-000064.jsonl holds what these had, and takes their place even while they
+are still there. A file metrics.jsonl, which came with a copy of a local run, is segment 0.
+"""
+
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from cluster.contracts.errors import AlreadyExistsError, StorageError
+
+CLOSE_AFTER_S = 20.0
+CLOSE_AT_BYTES = 256_000
+MERGED_AT = 64
+"""Small segments of one name."""
+Span = tuple[int, int]
+"""First and last of the numbers that a segment holds."""
+
+
+def is_lines(name: str) -> bool:
+    return name.endswith(".jsonl")
+
+
+class Objects(Protocol):
+    def create(self, name: str, content: bytes) -> None: ...
+    def write(self, name: str, content: bytes) -> None: ...
+    def names(self, folder: str) -> list[str]: ...
+    def has(self, name: str) -> bool: ...
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]: ...
+    def delete(self, names: Sequence[str]) -> None: ...
+
+
+class Segments:
+    """Lines by the name of their file. Several threads may use it."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._gathered: dict[str, list[str]] = {}
+        self._names: set[str] = set()
+        self._size = 0
+        self._timer: threading.Timer | None = None
+        self._unsure: dict[str, tuple[int, bytes]] = {}
+        """Number and content of a segment whose write failed: the store may have it all the same. Number 0 is none yet."""
+        self._is_behind = False
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def append(self, name: str, line: str) -> None:
+        """Returns at once. Lines that the store does not take are kept, and written again 20 s later."""
+        with self._lock:
+            self._names.add(name)
+            self._gathered.setdefault(name, []).append(f"{line}\n")
+            self._size += len(line) + 1
+            self._flush_in(0.0 if self._size >= CLOSE_AT_BYTES else CLOSE_AFTER_S)
+
+    def flush(self) -> None:
+        """Returns once all that was appended is in the store. Raises StorageError, and keeps the lines that are not."""
+        with self._writing:
+            with self._lock:
+                gathered, self._gathered, self._size = self._gathered, {}, 0
+                if self._timer:
+                    self._timer.cancel()
+                self._timer = None
+            try:
+                for name in list(self._unsure):
+                    self._write_unsure(name)
+                while gathered:
+                    name = next(iter(gathered))
+                    self._write_next(name, "".join(gathered.pop(name)).encode())
+            except StorageError:
+                self._keep(gathered)
+                raise
+            self._is_behind = False
+
+    def read(self, name: str) -> str:
+        """All lines, with those that wait here. A last one without an end is left out."""
+        self.flush()
+        while True:
+            found = self._objects.read_many([_object(name, span) for span in _live(self._spans(name))])
+            if None not in found:  # else segments were merged since they were listed
+                return b"".join(_whole(each) for each in found if each).decode()
+
+    def replace(self, name: str, text: str) -> None:
+        """Puts `text` in the place of all lines."""
+        self.flush()
+        with self._writing:
+            self._put_in_place_of(name, self._spans(name), text.encode())
+
+    def compact(self) -> None:
+        """Merges the segments of each name that was appended to here."""
+        self.flush()
+        with self._writing:
+            for name in sorted(self._names):
+                if len(live := _live(self._spans(name))) > 1:
+                    self._merge(name, live)
+
+    def exists(self, name: str) -> bool:
+        return bool(self._spans(name))
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._gathered.pop(name, None)
+            self._unsure.pop(name, None)
+        self._objects.delete([_object(name, span) for span in self._spans(name)])
+
+    def _flush_later(self) -> None:
+        try:
+            self.flush()
+        except StorageError as error:
+            if not self._is_behind:
+                told = f"treadwheel: lines wait until the store takes them: {error}"
+                print(told, file=sys.stderr, flush=True)
+            self._is_behind = True
+
+    def _flush_in(self, seconds: float) -> None:
+        """Under the lock: by then at the latest."""
+        if self._timer and self._timer.interval <= seconds:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._flush_later)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _keep(self, gathered: dict[str, list[str]]) -> None:
+        with self._lock:
+            for name, lines in gathered.items():
+                self._gathered[name] = lines + self._gathered.get(name, [])
+                self._size += sum(map(len, lines))
+            self._flush_in(CLOSE_AFTER_S)
+
+    def _write_next(self, name: str, content: bytes) -> None:
+        self._unsure[name] = (0, content)
+        self._write_unsure(name)
+
+    def _write_unsure(self, name: str) -> None:
+        """Under the number that it was written under, in case that it is there."""
+        number, content = self._unsure[name]
+        spans = self._written_spans(name)
+        if not number or any(first <= number <= last for first, last in spans if first != last):
+            number = max((last for _, last in spans), default=0) + 1
+        while True:
+            self._unsure[name] = (number, content)
+            try:
+                self._objects.create(_object(name, (number, number)), content)
+                break
+            except AlreadyExistsError:  # another process appends to the same lines
+                number += 1
+        self._unsure.pop(name, None)
+        small = [span for span in _live(spans) if 0 < span[0] == span[1]]
+        if len(small) >= MERGED_AT:
+            with contextlib.suppress(StorageError):  # these lines are there; the next segment merges
+                self._merge(name, small)
+
+    def _merge(self, name: str, spans: Sequence[Span]) -> None:
+        found = self._objects.read_many([_object(name, span) for span in spans])
+        if None not in found:
+            self._put_in_place_of(name, spans, b"".join(_whole(each) for each in found if each))
+
+    def _put_in_place_of(self, name: str, spans: Sequence[Span], content: bytes) -> None:
+        if not spans:
+            return self._write_next(name, content)
+        whole = (min(first for first, _ in spans), max(1, *(last for _, last in spans)))
+        self._objects.write(_object(name, whole), content)
+        self._objects.delete([_object(name, span) for span in spans if span != whole])
+
+    def _spans(self, name: str) -> list[Span]:
+        """Of all segments that are there, in order, those included whose place a merged one has taken."""
+        return [*([(0, 0)] if self._objects.has(name) else []), *self._written_spans(name)]
+
+    def _written_spans(self, name: str) -> list[Span]:
+        """Those that were written here, without a file of lines that came with a copy."""
+        found = (re.fullmatch(r"(\d{6,})(?:-(\d{6,}))?\.jsonl", each) for each in self._objects.names(_folder(name)))
+        return sorted((int(each[1]), int(each[2] or each[1])) for each in found if each)
+
+
+def _live(spans: Sequence[Span]) -> list[Span]:
+    """Those that no other one holds."""
+    return [
+        one for one in spans if not any(other != one and other[0] <= one[0] and one[1] <= other[1] for other in spans)
+    ]
+
+
+def _folder(name: str) -> str:
+    return name.removesuffix(".jsonl")
+
+
+def _object(name: str, span: Span) -> str:
+    first, last = span
+    if last == 0:
+        return name
+    return f"{_folder(name)}/{first:06d}.jsonl" if first == last else f"{_folder(name)}/{first:06d}-{last:06d}.jsonl"
+
+
+def _whole(content: bytes) -> bytes:
+    """Without a last line that has no end."""
+    return content[: content.rfind(b"\n") + 1]

@@ -1,0 +1,52 @@
+"""The ledger's records in an object store: ledger/000042.json is created by one driver, and by no second one. That is the fence.
+
+Each says which driver wrote it: a driver whose answer was lost finds its own record, even where two drivers record the same.
+"""
+
+import json
+import re
+import uuid
+
+from cluster.contracts.errors import AlreadyExistsError, LedgerError
+from cluster.record.lock import this_process
+from cluster.record.object_store import ObjectStore
+
+_FOLDER = "ledger"
+
+
+class StepObjects:
+    """Records by their step. Those of a ledger file that came with a copy of a local run are the first."""
+
+    def __init__(self, store: ObjectStore, *, file: str) -> None:
+        self._store = store
+        self._file = file
+        self._driver = f"{this_process()}, {uuid.uuid4().hex[:8]}"
+
+    def append_record(self, step: int, line: str) -> None:
+        content = json.dumps({"record": json.loads(line), "driver": self._driver})
+        try:
+            self._store.create(_name(step), content.encode())
+        except AlreadyExistsError:
+            other = json.loads(self._store.read(_name(step)).to_pybytes())["driver"]
+            raise LedgerError(
+                f"step {step} of run_dir={self._store.url!r} was recorded by {other}: another driver runs there, and this one ends. "
+                "Its step was not learned; nothing is lost or doubled"
+            ) from None
+
+    def read_records(self, after: int) -> list[str]:
+        copied = self._store.read_appended(self._file).splitlines()
+        found = self._store.read_many([_name(step) for step in self._steps() if step > max(after, len(copied))])
+        return [*copied[after:], *(json.dumps(json.loads(content)["record"]) for content in found if content)]
+
+    def cut_records(self, number: int) -> None:
+        self._store.delete([_name(step) for step in self._steps() if step > number])
+        if number == 0:
+            self._store.remove(self._file)
+
+    def _steps(self) -> list[int]:
+        found = (re.fullmatch(r"(\d{6,})\.json", name) for name in self._store.names(_FOLDER))
+        return sorted(int(each[1]) for each in found if each)
+
+
+def _name(step: int) -> str:
+    return f"{_FOLDER}/{step:06d}.json"

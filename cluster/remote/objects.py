@@ -1,0 +1,51 @@
+"""Objects on nodes that go away: a copy on the driver's node takes the place of each."""
+
+import asyncio
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import ray
+from ray.experimental import get_local_object_locations
+
+from cluster.remote.failures import answer_of
+from cluster.remote.nodes import drivers_node
+
+_MOST_COPIES = 8
+"""Groups that are copied at one time: each is in the driver's memory meanwhile. What is handed over is small, and does not wait."""
+
+
+class Copier:
+    """Copies objects through the driver's process, once each: the driver owns all refs, and a copy that it made is at home."""
+
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+        self._places = asyncio.Semaphore(_MOST_COPIES)
+
+    async def copies_of(self, pieces: Iterable[Any], *, leaving: Collection[str], deadline_s: float) -> dict[Any, Any]:
+        """A copy on the driver's node for each of `pieces` that is an object on one of the `leaving` nodes, by the object ref.
+
+        Empty where the driver's own node leaves. Raises LostError for an object that went already, DeadlineError when it takes too long.
+        """
+        refs = [piece for piece in pieces if isinstance(piece, ray.ObjectRef) and piece.hex() not in self._made]
+        if not refs or drivers_node() in leaving:
+            return {}
+        # A copy elsewhere does not count: Ray may evict it, and the node stays busy for as long as its own object is wanted.
+        found = get_local_object_locations(refs)
+        wanted = [ref for ref in refs if not set(leaving).isdisjoint(found.get(ref, {}).get("node_ids", ()))]
+        if not wanted:
+            return {}
+        async with self._places:
+            copies = await asyncio.gather(*(self.copy(ref, deadline_s=deadline_s) for ref in wanted))
+        return dict(zip(wanted, copies, strict=True))
+
+    async def copy(self, ref: Any, *, deadline_s: float) -> Any:
+        """On the driver's node. None of a None. Raises as `copies_of`."""
+        copy = await answer_of(_copy(ref), actor="a node that goes away", stage="copy", deadline_s=deadline_s)
+        if copy is not None:
+            self._made.add(copy.hex())
+        return copy
+
+
+async def _copy(ref: Any) -> Any:
+    value = await ref
+    return None if value is None else await asyncio.to_thread(ray.put, value)

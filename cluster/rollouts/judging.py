@@ -1,0 +1,95 @@
+"""Groups between their worker and their destination. Each is judged, and then added or dropped, or told as lost."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.contracts.errors import LostError
+from cluster.contracts.types import Group
+from cluster.rollouts.lanes import Job
+from cluster.rollouts.scoring import Scorers
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sampled:
+    job: Job
+    group: Group
+    copies: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What was copied off a node that goes away, since the group was sampled."""
+
+
+class Judging:
+    """What is being judged now."""
+
+    def __init__(
+        self,
+        *,
+        scorers: Scorers,
+        tasks: asyncio.TaskGroup,
+        lost: Callable[[Job, LostError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`lost` takes a group that went with its node; `wake` is called after the end of each."""
+        self._scorers = scorers
+        self._tasks = tasks
+        self._lost = lost
+        self._wake = wake
+        self._under_way: dict[int, _Sampled] = {}
+
+    def start(self, job: Job, group: Group) -> None:
+        sampled = _Sampled(job=job, group=group)
+        self._under_way[job.ticket.index] = sampled
+        self._tasks.create_task(self._judge(sampled))
+
+    def job(self, index: int) -> Job | None:
+        """Of the group that is being judged."""
+        return sampled.job if (sampled := self._under_way.get(index)) else None
+
+    def groups(self) -> dict[int, Group]:
+        """As they were sampled. Evaluations have negative indices."""
+        return {index: sampled.group for index, sampled in self._under_way.items()}
+
+    def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
+        """These objects take the place of others in the group. False when it is not being judged."""
+        if (sampled := self._under_way.get(index)) is None:
+            return False
+        sampled.copies.update(copies)
+        sampled.group = sampled.group.moved(copies)
+        return True
+
+    async def _judge(self, sampled: _Sampled) -> None:
+        job = sampled.job
+        try:
+            judged = await self._judged(sampled)
+            if judged is None:
+                job.drop("quarantined")
+            elif not job.is_wanted:
+                job.drop("straggler")
+            else:
+                await self._add(sampled, judged)
+        except LostError as error:
+            self._lost(job, error)
+        finally:
+            del self._under_way[job.ticket.index]
+        self._wake()
+
+    async def _add(self, sampled: _Sampled, judged: Group) -> None:
+        job = sampled.job
+        while True:
+            copies = dict(sampled.copies)
+            try:
+                await job.destination.add(job.ticket, judged.moved(copies))
+                return job.destination.move(job.ticket, sampled.copies)
+            except LostError:
+                if sampled.copies.keys() == copies.keys():  # else it was copied before its node went
+                    raise
+
+    async def _judged(self, sampled: _Sampled) -> Group | None:
+        while True:
+            group = sampled.group
+            try:
+                return await self._scorers.judge(sampled.job.ticket, group)
+            except LostError:
+                if sampled.group is group:  # else it was copied before its node went
+                    raise

@@ -1,0 +1,168 @@
+"""Waits for nodes: those that a run starts with, and the one of an actor that comes later. Each says meanwhile what is missing."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import ray
+
+from cluster.contracts.config import ElasticConfig
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
+from cluster.contracts.protocols import Events
+from cluster.remote.actor import ActorSpec
+from cluster.remote.autoscaler import AutoscalerReport, autoscaler_report
+from cluster.remote.nodes import answer_of_head
+from cluster.supervision.asked_nodes import autoscaler_in_words, what_is_missing
+from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, SeatGroup, without_room
+from cluster.supervision.supervisor import note_waiting
+
+_LOOK_S = 2.0
+_SAY_AGAIN_S = 60.0
+"""What is missing is said when it changes, and again after so long."""
+_NEWS_S = 10.0
+"""How often an actor that waits asks what the autoscaler says. One whose node is there has started by then."""
+_SECONDS = re.compile(r" for \d+ s\b")
+
+
+class _NodesComing:
+    """For how long nodes have been coming, as one report after the other says."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def seconds(self, report: AutoscalerReport | None) -> dict[str, float]:
+        """By type of node."""
+        now = asyncio.get_running_loop().time()
+        self._since = {kind: self._since.get(kind, now) for kind in (report.coming if report else ())}
+        return {kind: now - since for kind, since in self._since.items()}
+
+
+class AwaitedNodes:
+    """One wait for all groups of a plan, from now on."""
+
+    def __init__(self, placement: PlacementPlan, *, elastic: ElasticConfig, wait_s: float, events: Events) -> None:
+        self._placement = placement
+        self._elastic = elastic
+        self._wait_s = wait_s
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._found: set[int] = set()
+        """Seats that are reserved."""
+        self._coming = _NodesComing()
+        self._said, self._said_at = "", 0.0
+
+    async def reserved(self, group: Any, asked: SeatGroup) -> None:
+        """Returns when Ray has reserved `group`. Raises WorkerError when the time is over."""
+        placed = asyncio.ensure_future(_placed(group))
+        try:
+            while not (await asyncio.wait({placed}, timeout=max(0.0, min(_LOOK_S, self._left_s()))))[0]:
+                missing = await self._missing(group.id.hex())
+                if self._left_s() <= 0:
+                    raise WorkerError(
+                        f"elastic.wait_for_nodes_s={self._wait_s:g} is over: {missing}; start nodes that have room, raise the limits of "
+                        "the autoscaler's groups or the quota, wait longer, or ask for less"
+                    )
+                self._say(missing)
+            placed.result()
+        finally:
+            placed.cancel()
+        self._found.update(asked.seats)
+        if self._said:
+            self._say(f"{len(self._found)} of {len(self._placement.bundles)} seats are reserved")
+
+    def _left_s(self) -> float:
+        return self._began + self._wait_s - self._loop.time()
+
+    async def _missing(self, group_id: str) -> str:
+        try:
+            there = await answer_of_head(partial(available, self._elastic))
+            report = await autoscaler_report()
+        except TreadwheelError as error:
+            return f"Ray's head node does not say what is missing: {error}"
+        return self.in_words(there, report, group_id=group_id)
+
+    def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
+        """`there` are the nodes, `group_id` is of the group that waits now."""
+        bundles = self._placement.bundles
+        left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
+        return what_is_missing(
+            [each for each in left if bundles.index(each) not in self._found],
+            num_seats=len(bundles),
+            num_nodes=len(there.nodes),
+            report=report,
+            coming_for_s=self._coming.seconds(report),
+            is_impossible=report is not None and group_id in report.impossible,
+        )
+
+    def _say(self, words: str) -> None:
+        now, essence = self._loop.time(), _SECONDS.sub("", words)
+        if essence == self._said and now < self._said_at + _SAY_AGAIN_S:
+            return
+        self._said, self._said_at = essence, now
+        waited_s = now - self._began
+        message = f"{waited_s:.0f} of {self._wait_s:g} s: {words}"
+        self._events.event("waiting_for_nodes", waited_s=waited_s, message=message)
+
+
+class AwaitedNode:
+    """One actor's wait for a node, over all attempts to start it."""
+
+    def __init__(self, spec: ActorSpec, *, events: Events) -> None:
+        self._spec = spec
+        self._events = events
+        self._coming = _NodesComing()
+        self._essence: object = None
+        self._heard = ""
+
+    async def news(self, waits: Callable[[], Awaitable[bool]], *, group: Any) -> None:
+        """Says what the autoscaler does about it, after a moment and when that changes, while the actor `waits`. Never returns.
+
+        `group` is the placement group in which it has its seat, or None.
+        """
+        while True:
+            await asyncio.sleep(_NEWS_S)
+            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
+                if await waits():
+                    self._hear(await autoscaler_report(), group=group)
+
+    def said_with(self, reason: str) -> str:
+        """`reason`, and what the autoscaler said last if it was asked."""
+        return f"{reason}; {self._heard}" if self._heard else reason
+
+    def too_late(self, error: DeadlineError) -> DeadlineError:
+        return DeadlineError(self.said_with(str(error)), actor=error.actor, stage=error.stage)
+
+    def _hear(self, report: AutoscalerReport | None, *, group: Any) -> None:
+        size = (self._spec.num_cpus, self._spec.num_gpus)
+        is_impossible = report is not None and (
+            size in report.impossible_sizes if group is None else group.id.hex() in report.impossible
+        )
+        lacking = self._spec.name if is_impossible else None
+        self._heard = autoscaler_in_words(report, self._coming.seconds(report), lacking=lacking)
+        essence = report and (report.coming.keys(), report.failed, is_impossible)
+        if essence != self._essence:
+            self._essence = essence
+            note_waiting(self._events, self._spec, reason=self._heard)
+
+
+async def _placed(group: Any) -> None:
+    await group.ready()
+
+
+def available(config: ElasticConfig) -> ClusterResources:
+    """What the connected cluster's living nodes have."""
+    return ClusterResources(
+        nodes=tuple(
+            Node(
+                cpus=node["Resources"].get("CPU", 0.0),
+                gpus=node["Resources"].get("GPU", 0.0),
+                is_spot=config.is_spot(node["Labels"]),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        )
+    )

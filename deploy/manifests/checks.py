@@ -1,0 +1,235 @@
+"""Rules for KubeRay resources: what the operator refuses, what Ray's autoscaler stumbles over, and what keeps a run safe.
+
+Pure: manifests in, problems out, each with its path and the way out.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
+from deploy.manifests.pods import DRAIN, DRAIN_MARGIN_S, PORTS
+from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
+from deploy.manifests.site import NAME, has_tokens, looks_secret, may_change
+
+Problems = Iterator[str]
+_MOST_CHARACTERS = {
+    "RayJob": ray_job.LARGEST_NAME,
+    "RayService": ray_job.LARGEST_NAME,
+    "RayCluster": ray_cluster.LARGEST_NAME,
+}
+"""KubeRay appends to the names of jobs and services what it needs for their clusters."""
+_AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
+
+
+def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = None) -> list[Resource]:
+    """Returns KubeRay's resources among the documents. Raises one ConfigError with all that is wrong with them.
+
+    `installed_ray` is what rayVersion has to be; None takes any that has tokens.
+    """
+    found = resources(documents, source=source)
+    config_maps = {each["metadata"]["name"] for each in documents if _is_config_map(each)}
+    problems = [
+        f"{each.kind} {each.name}: {problem}"
+        for each in found
+        for problem in _problems(each, config_maps, installed_ray)
+    ]
+    if problems:
+        raise ConfigError("\n  ".join([f"{source}: {len(problems)} problem(s)", *problems]))
+    return found
+
+
+def _is_config_map(document: Any) -> bool:
+    match document:
+        case {"kind": "ConfigMap", "metadata": {"name": str()}}:
+            return True
+        case _:
+            return False
+
+
+def _problems(resource: Resource, config_maps: Collection[str], installed_ray: str | None) -> Problems:
+    yield from _name(resource)
+    for rule in _CLUSTER_RULES:
+        yield from rule(resource.cluster)
+    if installed_ray is not None and resource.cluster.ray_version != installed_ray:
+        yield (
+            f"rayVersion={resource.cluster.ray_version!r} is not the Ray {installed_ray} that treadwheel stands on here; build the image "
+            "with that one, and write it"
+        )
+    if resource.job:
+        yield from job_checks.problems(resource.job, config_maps)
+    if resource.service:
+        yield from service_checks.problems(resource.service)
+
+
+def _name(resource: Resource) -> Problems:
+    name, most = resource.name, _MOST_CHARACTERS[resource.kind]
+    if len(name) > most:
+        yield f"metadata.name has {len(name)} characters; at most {most} leave room for its pods' names: shorten it"
+    if not NAME.fullmatch(name):
+        yield f"metadata.name={name!r}: lower-case letters, digits and dashes, a letter first and no dash last"
+
+
+def _auth(cluster: Cluster) -> Problems:
+    if cluster.auth_options.mode != "token":
+        yield "authOptions.mode is not token: everyone who reaches the head could run programs there; write authOptions: {mode: token}"
+    if cluster.auth_options.enable_k8s_token_auth:
+        yield "authOptions.enableK8sTokenAuth is refused in jobs and services; leave it out, the token is a Secret that KubeRay makes"
+    if not has_tokens(cluster.ray_version):
+        yield f"rayVersion={cluster.ray_version!r} has no token authentication; write the image's, 2.52.0 or later"
+
+
+def _autoscaler(cluster: Cluster) -> Problems:
+    head = cluster.head_group_spec.template.spec.containers[0]
+    if not cluster.enable_in_tree_autoscaling:
+        yield "enableInTreeAutoscaling is not true: no pod would come for what the run asks; write it"
+    elif cluster.autoscaler_options.version != "v2":
+        yield f"autoscalerOptions.version={cluster.autoscaler_options.version!r}: v2 alone drains pods before it deletes them; write v2"
+    if any(each.name == _AUTOSCALER_V2 for each in head.env):
+        yield f"env {_AUTOSCALER_V2} is refused beside autoscalerOptions.version; leave it out"
+    yield from pod_standard.container_problems("autoscalerOptions", cluster.autoscaler_options.security_context)
+    asked = cluster.autoscaler_options.resources.requests
+    if missing := [name for name in ("cpu", "memory") if name not in asked]:
+        yield f"autoscalerOptions: resources.requests has no {' and no '.join(missing)}; without it a full node ends the autoscaler"
+
+
+def _groups(cluster: Cluster) -> Problems:
+    names = Counter(group.group_name for group in cluster.worker_group_specs)
+    yield from (
+        f"workerGroupSpecs: {name!r} is there {count} times; rename one" for name, count in names.items() if count > 1
+    )
+    for group in cluster.worker_group_specs:
+        yield from (f"workerGroupSpecs {group.group_name}: {problem}" for problem in _group(group))
+
+
+def _group(group: Group) -> Problems:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", group.group_name):
+        yield "groupName: lower-case letters, digits and dashes, at most 63; rename it"
+    counts = {"minReplicas": group.min_replicas, "replicas": group.replicas, "maxReplicas": group.max_replicas}
+    if missing := [name for name, count in counts.items() if count is None]:
+        yield f"{', '.join(missing)} left out: Ray's autoscaler reads replicas, minReplicas and maxReplicas; write all three"
+    elif not 0 <= (group.min_replicas or 0) <= (group.replicas or 0) <= (group.max_replicas or 0):
+        yield f"{counts}: must be in that order, from 0 up"
+
+
+def _heads_and_workers(cluster: Cluster) -> Problems:
+    for where, part in cluster.parts():
+        yield from (f"{where}: {problem}" for rule in _POD_RULES for problem in rule(part))
+    images = {part.template.spec.containers[0].image for _, part in cluster.parts()}
+    if len(images) > 1:
+        yield f"pods have the images {', '.join(sorted(images))}: one cluster needs one Ray, so name one image"
+
+
+def _head(cluster: Cluster) -> Problems:
+    names = {port.name for port in cluster.head_group_spec.template.spec.containers[0].ports}
+    if missing := [name for name in PORTS if name not in names]:
+        yield f"headGroupSpec: ports {', '.join(missing)} have no name: services and monitors look for them; name them"
+    if cluster.head_group_spec.ray_start_params.get("dashboard-host") != "0.0.0.0":
+        yield "headGroupSpec: rayStartParams.dashboard-host is not 0.0.0.0: the operator could not reach the dashboard; write it"
+
+
+def _workers(cluster: Cluster) -> Problems:
+    for group in cluster.worker_group_specs:
+        if group.template.spec.automount_service_account_token:
+            yield (
+                f"workerGroupSpecs {group.group_name}: a worker that runs generated programs would hold a key to the API server; write "
+                "automountServiceAccountToken: false"
+            )
+
+
+def _ray_start(part: Head) -> Problems:
+    if "labels" in part.ray_start_params:
+        yield "rayStartParams.labels is refused; write them in `labels` of the group"
+    for name in ("num-cpus", "num-gpus"):
+        if not re.fullmatch("[0-9]+", written := part.ray_start_params.get(name, "0")):
+            yield f"rayStartParams.{name}={written!r} is no number; write one, such as '4'"
+    if part.resources and part.ray_start_params.keys() & {"num-cpus", "num-gpus", "memory", "resources"}:
+        yield "rayStartParams and `resources` both say what the pod has; leave one out"
+
+
+def _restart(part: Head) -> Problems:
+    policy = part.template.spec.restart_policy
+    if policy not in (None, "Never"):
+        yield f"restartPolicy={policy!r}: autoscaler v2 needs Never; leave it out"
+
+
+def _drain(part: Head) -> Problems:
+    spec = part.template.spec
+    expected = spec.termination_grace_period_seconds - DRAIN_MARGIN_S
+    drain = spec.containers[0].variable(DRAIN)
+    if drain != str(expected) or expected <= 0:
+        yield (
+            f"env {DRAIN}={drain}: a pod with terminationGracePeriodSeconds={spec.termination_grace_period_seconds} is killed "
+            f"before or long after; write {max(expected, 15)}"
+            + ("" if expected > 0 else ", and 25 s of grace at least")
+        )
+    if any("preStop" in each.lifecycle for each in spec.containers):
+        yield "lifecycle.preStop delays the notice that a pod ends, and hangs pods; leave it out"
+
+
+def _secrets(part: Head) -> Problems:
+    for container in _containers(part.template.spec):
+        for each in container.env:
+            if each.value and looks_secret(each.name, each.value):
+                yield f"container {container.name}: env {each.name} looks like a secret in plain sight; name a Secret by secretKeyRef"
+
+
+def _image(part: Head) -> Problems:
+    for container in _containers(part.template.spec):
+        if may_change(container.image):
+            yield f"container {container.name}: image {container.image!r} may be another one tomorrow; give it a tag, or a digest"
+
+
+def _room(part: Head) -> Problems:
+    spec, container = part.template.spec, part.template.spec.containers[0]
+    for name in ("cpu", "memory", "ephemeral-storage"):
+        if name not in container.resources.requests:
+            yield f"container {container.name}: resources.requests has no {name}; without it a full node ends the pod"
+    for name in ("cpu", "memory"):
+        if container.resources.limits.get(name) != container.resources.requests.get(name):
+            yield f"container {container.name}: resources.limits.{name} is not what it requests; Ray counts the limit"
+    shared = {mount.name for mount in container.volume_mounts if mount.mount_path == "/dev/shm"}
+    if not any(
+        each.name in shared and each.empty_dir and each.empty_dir.get("medium") == "Memory" for each in spec.volumes
+    ):
+        yield f"container {container.name}: /dev/shm is no emptyDir in Memory; Ray's object store would lie on disk"
+    writable = {mount.mount_path for mount in container.volume_mounts if not mount.read_only}
+    for place in ("/tmp", container.variable("HOME") or "/home/treadwheel"):
+        if place not in writable:
+            yield f"container {container.name}: {place} cannot be written; mount an emptyDir there"
+
+
+def _mounts(part: Head) -> Problems:
+    for container in part.template.spec.containers:
+        for mount in container.volume_mounts:
+            if mount.mount_path.rstrip("/") in ("", "/run", "/var", "/var/run"):
+                yield (
+                    f"container {container.name}: a volume at {mount.mount_path} would take in the key to the API server, which Kubernetes "
+                    "puts below /var/run; mount it at another place"
+                )
+
+
+def _containers(spec: PodSpec) -> list[Container]:
+    return [*spec.init_containers, *spec.containers]
+
+
+_CLUSTER_RULES: tuple[Callable[[Cluster], Problems], ...] = (
+    _auth,
+    _autoscaler,
+    _groups,
+    _heads_and_workers,
+    _head,
+    _workers,
+)
+_POD_RULES: tuple[Callable[[Head], Problems], ...] = (
+    _ray_start,
+    _restart,
+    _drain,
+    pod_standard.problems,
+    _secrets,
+    _image,
+    _room,
+    _mounts,
+)

@@ -1,0 +1,74 @@
+"""The committed files of deploy/kubernetes/, made from the run files and site files beside them."""
+
+from pathlib import Path
+
+from deploy.manifests import kueue, monitoring, network, ray_job, ray_service, site, storage
+from deploy.manifests.text import dump
+
+FOLDER = Path(__file__).parents[1] / "kubernetes"
+_RUNS = "deploy/runs"
+_SITES = "deploy/kubernetes"
+
+
+def files() -> dict[str, str]:
+    """Content by name. The working directory is the checkout's."""
+    return {
+        "quickstart.yaml": _job(
+            "quickstart", ["elastic.max_workers=2"], "The quickstart on any cluster with KubeRay 1.7 or later."
+        ),
+        "gpu.yaml": _job("gpu", [], "A run on GPUs: the learner on demand, rollout workers on spot nodes."),
+        "raycluster.yaml": _cluster("gpu"),
+        "rayservice.yaml": _service("quickstart", step=80),
+        "storage.yaml": dump(
+            [storage.claim("treadwheel", size="200Gi")],
+            comment="The volume of gpu.yaml. Name a storageClassName that many nodes mount at once, and that carries flock to them,\n"
+            "as NFSv4 does: by it a run has one driver.",
+        ),
+        "network.yaml": dump(
+            network.policies(),
+            comment="What may talk to a run's pods, and they to. Some network plug-ins see the API server's own address and port behind\n"
+            "its service: if the head's autoscaler cannot reach it, name them in treadwheel-outside.",
+        ),
+        "monitoring.yaml": dump(
+            monitoring.monitors(),
+            comment="For Prometheus's operator. Give the monitors the labels that yours selects by (often release: prometheus).",
+        ),
+        "kueue.yaml": dump(
+            kueue.queues(
+                quotas={
+                    "on-demand": {"cpu": "128", "memory": "1024Gi", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "8"},
+                    "spot": {"cpu": "256", "memory": "2048Gi", "ephemeral-storage": "2Ti", "nvidia.com/gpu": "16"},
+                },
+                queue="treadwheel",
+            ),
+            comment="Quotas for jobs whose site file says `queue: treadwheel`. Kueue 0.15.2 or later, with its feature gate\n"
+            "ElasticJobsViaWorkloadSlices: a RayJob that scales is admitted slice by slice.",
+        ),
+    }
+
+
+def write() -> None:
+    for name, content in files().items():
+        (FOLDER / name).write_text(content, encoding="utf-8")
+        print(f"deploy/kubernetes/{name}")
+
+
+def _job(name: str, overrides: list[str], says: str) -> str:
+    run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/{name}_site.yaml"
+    command = " ".join(["treadwheel kubernetes", run, *overrides, "--site", site_file])
+    manifests = ray_job.job(ray_job.read(run, overrides), site.load(site_file))
+    return dump(manifests, comment=f"{says} Made by:\n  {command}")
+
+
+def _cluster(name: str) -> str:
+    run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/{name}_site.yaml"
+    manifests = ray_job.cluster(ray_job.read(run, []), site.load(site_file))
+    says = "A cluster that lasts, for `ray job submit` of runs as large as gpu.yaml's. Made by:"
+    return dump(manifests, comment=f"{says}\n  treadwheel kubernetes {run} --cluster --site {site_file}")
+
+
+def _service(name: str, *, step: int) -> str:
+    run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/rayservice_site.yaml"
+    manifests = ray_service.service(ray_job.read(run, []), site.load(site_file), step=step)
+    says = "What the quickstart learned, served with OpenAI's interface to pods of the namespace. Made by:"
+    return dump(manifests, comment=f"{says}\n  treadwheel kubernetes {run} --serve {step} --site {site_file}")

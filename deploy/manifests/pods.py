@@ -1,0 +1,129 @@
+"""Pods of a Ray cluster, under the "restricted" pod standard: no root, no privileges, a read-only root file system."""
+
+from typing import Any
+
+from deploy.manifests.site import Nodes, Site
+from deploy.manifests.sizes import Pods
+
+Manifest = dict[str, Any]
+USER = 1000
+"""Of the image (deploy/images/Dockerfile)."""
+LABELS = {"app.kubernetes.io/name": "treadwheel"}
+RUN, CONFIG = "/treadwheel", "/etc/treadwheel"
+"""Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
+_HEAD_GIB = 8
+DRAIN, DRAIN_MARGIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 10
+"""Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
+_LEAST_GRACE_ON_DEMAND_S = 120
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+PORTS = {"gcs-server": 6379, "dashboard": 8265, "metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
+"""Of the head; a worker has the metrics port alone."""
+SERVE_PORT = 8000
+"""Of all pods of a RayService, where Ray Serve answers; it asks for no token."""
+METRICS_PORTS = ("metrics", "as-metrics", "dash-metrics")
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+POD_SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def head(
+    site: Site, pods: Pods | None, *, image: str, config_map: str | None, stop_wait_s: int | None = None
+) -> Manifest:
+    """`pods` is what the head holds besides Ray and the driver; `stop_wait_s` is how long a stopped job may take to save, None without
+    jobs."""
+    cpus, gpus = (pods.cpus, pods.gpus) if pods else (0, 0)
+    memory = _HEAD_GIB + (_gib(site, pods) if pods else 0)
+    container = _container(site, "ray-head", image=image, config_map=config_map, grace_s=_grace_s(site, site.on_demand))
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
+    container["resources"] = _resources(site, cpus=cpus + 2, gpus=gpus, memory_gib=memory, upload_gib=0)
+    container["env"] += [{"name": STOP_WAIT, "value": str(stop_wait_s)}] if stop_wait_s is not None else []
+    return _template(site, container, site.on_demand, gpus=gpus, memory_gib=memory, config_map=config_map)
+
+
+def worker(site: Site, pods: Pods, nodes: Nodes, *, image: str, config_map: str | None) -> Manifest:
+    memory = _gib(site, pods)
+    container = _container(site, "ray-worker", image=image, config_map=config_map, grace_s=_grace_s(site, nodes))
+    container["ports"] = [{"name": "metrics", "containerPort": PORTS["metrics"]}]
+    container["resources"] = _resources(
+        site, cpus=pods.cpus, gpus=pods.gpus, memory_gib=memory, upload_gib=pods.upload_gib
+    )
+    template = _template(site, container, nodes, gpus=pods.gpus, memory_gib=memory, config_map=config_map)
+    # The head's autoscaler alone talks to the API server.
+    template["spec"]["automountServiceAccountToken"] = False
+    return template
+
+
+def _grace_s(site: Site, nodes: Nodes) -> int:
+    """A pod on demand has at least the time to save."""
+    return site.grace_s if nodes is site.spot else max(site.grace_s, _LEAST_GRACE_ON_DEMAND_S)
+
+
+def _container(site: Site, name: str, *, image: str, config_map: str | None, grace_s: int) -> Manifest:
+    env: list[Manifest] = [
+        {"name": DRAIN, "value": str(grace_s - DRAIN_MARGIN_S)},
+        {"name": "HOME", "value": "/home/treadwheel"},
+        {"name": "HF_HOME", "value": f"{RUN}/hf"},
+        *({"name": name, "value": value} for name, value in site.env.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
+            for name, each in site.secrets.items()
+        ),
+    ]
+    mounts: list[Manifest] = [
+        {"name": "run", "mountPath": RUN},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "home", "mountPath": "/home/treadwheel"},
+        {"name": "shared-mem", "mountPath": "/dev/shm"},
+    ]
+    if config_map:
+        mounts.append({"name": "config", "mountPath": CONFIG, "readOnly": True})
+    return {"name": name, "image": image, "env": env, "securityContext": CONTAINER_SECURITY, "volumeMounts": mounts}
+
+
+def _template(
+    site: Site, container: Manifest, nodes: Nodes, *, gpus: int, memory_gib: int, config_map: str | None
+) -> Manifest:
+    # Ray's object store takes 30 % of a pod's memory, and lies in shared memory.
+    shared: Manifest = {"medium": "Memory", "sizeLimit": f"{max(1, memory_gib * 3 // 10)}Gi"}
+    volumes: list[Manifest] = [
+        {"name": "run"}
+        | ({"persistentVolumeClaim": {"claimName": site.run_claim}} if site.run_claim else {"emptyDir": {}}),
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "shared-mem", "emptyDir": shared},
+    ]
+    if config_map:
+        volumes.append({"name": "config", "configMap": {"name": config_map}})
+    tolerations = [each.model_dump(exclude_none=True) for each in nodes.tolerations]
+    if gpus:
+        tolerations.append({"key": site.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    spec: Manifest = {
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": _grace_s(site, nodes),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    spec |= {"nodeSelector": dict(nodes.node_selector)} if nodes.node_selector else {}
+    spec |= {"tolerations": tolerations} if tolerations else {}
+    return {"metadata": {"labels": dict(LABELS)}, "spec": spec}
+
+
+def _gib(site: Site, pods: Pods) -> int:
+    return round(pods.cpus * site.gib_per_cpu + pods.gpus * site.gib_per_gpu)
+
+
+def _resources(site: Site, *, cpus: int, gpus: int, memory_gib: int, upload_gib: int) -> Manifest:
+    """Requests are limits: what Ray counts is what the pod has."""
+    disk_gib = site.scratch_gib + upload_gib
+    amounts = {"cpu": str(cpus), "memory": f"{memory_gib}Gi", "ephemeral-storage": f"{disk_gib}Gi"}
+    amounts |= {site.gpu_resource: str(gpus)} if gpus else {}
+    return {"requests": dict(amounts), "limits": dict(amounts)}

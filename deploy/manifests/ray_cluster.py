@@ -1,0 +1,124 @@
+"""A RayCluster: a head and groups of workers that Ray's autoscaler makes and takes away, all of them asking for the token."""
+
+from deploy.manifests import pods
+from deploy.manifests.pods import Manifest
+from deploy.manifests.site import Nodes, Site
+from deploy.manifests.sizes import Pods, Sizes
+
+LARGEST_NAME = 53
+_MARKET = "ray.io/market-type"
+"""Ray's name of the label that tells spot nodes."""
+_GOES, _GOES_VALUE = "treadwheel/pods", "rollout"
+COMES_AND_GOES = f"{_GOES}={_GOES_VALUE}"
+"""Label of pods for rollout workers alone."""
+_FIRST, _SECOND, _LAST = 20, 10, 0
+"""Priorities: the base before rollout workers, spot nodes before others."""
+_AUTOSCALER_ENV = {
+    # A node that does not come is given up after 15 minutes, not 60: another group may have one.
+    "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "900",
+    # Nodes asked for and no longer wanted are given back; by default they are waited for.
+    "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "300",
+}
+
+
+def spec(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_wait_s: int) -> Manifest:
+    """Of a RayCluster or a RayJob."""
+    on_head = sizes.base if sizes.base_is_on_head else None
+    head = pods.head(site, on_head, image=image, config_map=config_map, stop_wait_s=stop_wait_s)
+    groups = _groups(site, sizes, image=image, config_map=config_map)
+    return _spec(site, head, num_cpus=on_head.cpus if on_head else 0, groups=groups)
+
+
+def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
+    """Of a RayService: servers on demand, of which one is always there."""
+    template = pods.worker(site, server, site.on_demand, image=image, config_map=None)
+    group = _group("server", server, template, labels={_MARKET: "on-demand"}, priority=_FIRST, fewest=1)
+    head = pods.head(site, None, image=image, config_map=None)
+    for container in (head["spec"]["containers"][0], template["spec"]["containers"][0]):
+        container["ports"].append({"name": "serve", "containerPort": pods.SERVE_PORT})
+        container["env"].append({"name": "VLLM_NO_USAGE_STATS", "value": "1"})
+    return _spec(site, head, num_cpus=0, groups=[group])
+
+
+def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) -> Manifest:
+    return {
+        "rayVersion": site.ray_version,
+        "authOptions": {"mode": "token"} | ({"secretName": site.token_secret} if site.token_secret else {}),
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {
+            "version": "v2",
+            "idleTimeoutSeconds": site.idle_timeout_s,
+            "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
+            "securityContext": pods.CONTAINER_SECURITY,
+            "volumeMounts": [
+                {"name": "tmp", "mountPath": "/tmp"},
+                {"name": "home", "mountPath": "/home/treadwheel"},
+            ],
+            "env": [
+                {"name": "HOME", "value": "/home/treadwheel"},
+                *({"name": name, "value": value} for name, value in _AUTOSCALER_ENV.items()),
+            ],
+        },
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": str(num_cpus), "dashboard-host": "0.0.0.0"},
+            "labels": {_MARKET: "on-demand"},
+            "template": head,
+        },
+        "workerGroupSpecs": groups,
+    }
+
+
+def spot_label(site: Site, sizes: Sizes) -> str:
+    """`elastic.spot`: of pods that may be taken away, where learner and services never are.
+
+    On-demand pods of rollout workers are among them where the run directory is on the head; elsewhere their workers leave before
+    those on spot nodes, which are cheaper.
+    """
+    return COMES_AND_GOES if site.spot is None or sizes.base_is_on_head else f"{_MARKET}=spot"
+
+
+def cluster(site: Site, sizes: Sizes, *, name: str, image: str, stop_wait_s: int) -> Manifest:
+    """That lasts, for `ray job submit`."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": metadata(site, name),
+        "spec": spec(site, sizes, image=image, config_map=None, stop_wait_s=stop_wait_s),
+    }
+
+
+def metadata(site: Site, name: str) -> Manifest:
+    where = {"namespace": site.namespace} if site.namespace else {}
+    return {"name": name, **where, "labels": {**pods.LABELS, "app.kubernetes.io/instance": name}}
+
+
+def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None) -> list[Manifest]:
+    """All start at none: the run's actors ask for them."""
+
+    def group(name: str, shape: Pods, nodes: Nodes, labels: Manifest, priority: int) -> Manifest:
+        template = pods.worker(site, shape, nodes, image=image, config_map=config_map)
+        return _group(name, shape, template, labels=labels, priority=priority, fewest=0)
+
+    on_demand = {_MARKET: "on-demand"}
+    goes = {_GOES: _GOES_VALUE}
+    learner = group("learner", sizes.base, site.on_demand, on_demand, _FIRST)
+    groups = [] if sizes.base_is_on_head else [learner]
+    if site.spot is None:
+        return [*groups, group("rollout", sizes.rollout, site.on_demand, on_demand | goes, _LAST)]
+    groups.append(group("rollout-spot", sizes.rollout, site.spot, {_MARKET: "spot"} | goes, _SECOND))
+    if site.overflow:
+        groups.append(group("rollout-on-demand", sizes.rollout, site.on_demand, on_demand | goes, _LAST))
+    return groups
+
+
+def _group(name: str, shape: Pods, template: Manifest, *, labels: Manifest, priority: int, fewest: int) -> Manifest:
+    return {
+        "groupName": name,
+        "replicas": fewest,
+        "minReplicas": fewest,
+        "maxReplicas": shape.most,
+        "priority": priority,
+        "labels": labels,
+        "rayStartParams": {},
+        "template": template,
+    }

@@ -1,0 +1,169 @@
+"""A RayJob: one run on a cluster of its own, and the ConfigMap that holds its run file."""
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.supervision.placement import Node
+from deploy.config.loading import hidden, load
+from deploy.config.yaml_text import dumped, parse
+from deploy.manifests import ray_cluster
+from deploy.manifests.pods import CONFIG, RUN, Manifest
+from deploy.manifests.site import NAME, Site
+from deploy.manifests.sizes import Sizes, sizes
+
+LARGEST_NAME = 47
+_PRE_RUNNING_S = 3600
+_WAITS = ("--wait-for-nodes", "30m", "--wait-for-claim", "10m")
+"""For the pods that the run asks for, and for the driver of an attempt before this one to end."""
+_SAVING_MARGIN_S = 30
+"""For actors to end after the learner's state is saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as it goes to Kubernetes."""
+
+    name: str
+    """Of the run file."""
+    text: str
+    """The run file's values. Its comments may hold what is nobody's business."""
+    overrides: tuple[str, ...]
+    config: RunConfig
+    """With the overrides."""
+    needs: frozenset[str]
+    """What the objective asks for."""
+    upload_gib: int = 0
+    """Disk for a checkpoint on its way to an object store. 0 where none goes there, and for a model that is not here to be counted."""
+
+    @property
+    def stop_wait_s(self) -> int:
+        """Ray ends a stopped job after 3 s by default, long before it is saved."""
+        return round(self.config.checkpoint.stop_timeout_s) + _SAVING_MARGIN_S
+
+
+def read(path: str, overrides: Sequence[str]) -> Run:
+    """Raises ConfigError for a run that cannot work, or that names a secret."""
+    from learner.algorithms.objective import Objective
+
+    config = load(path, overrides)
+    text = Path(path).read_text(encoding="utf-8-sig")
+    if hidden(values := parse(text, source=path)) != values or any(hidden(each) != each for each in overrides):
+        raise ConfigError(
+            f"{path} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
+            "variable below `secrets` in the site file"
+        )
+    needs = frozenset(Objective.of_run(config).needs)
+    name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")
+    return Run(
+        name=name,
+        text=dumped(values),
+        overrides=tuple(overrides),
+        config=config,
+        needs=needs,
+        upload_gib=_upload_gib(config),
+    )
+
+
+def _upload_gib(config: RunConfig) -> int:
+    from learner import memory
+
+    if "://" not in config.run_dir or not (Path(config.model.path).expanduser() / "config.json").is_file():
+        return 0
+    # One rank's checkpoint is as large as that of several.
+    alone = config.model_copy(update={"learner": config.learner.model_copy(update={"num_ranks": 1})})
+    return math.ceil(memory.of_run(alone).saved_bytes / 1024**3)
+
+
+def job(run: Run, site: Site) -> list[Manifest]:
+    """ConfigMap and RayJob."""
+    name = named(site, run.name, most=LARGEST_NAME)
+    run_dir = run_directory(run.config.run_dir)
+    sized = sized_for(run, site)
+    config_map = f"{name}-run"
+    ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.spot_label(site, sized)}
+    theirs = [each for each in run.overrides if each.partition("=")[0] not in ours]
+    settings = [*theirs, *(f"{setting}={value}" for setting, value in ours.items())]
+    command = ["treadwheel", "train", f"{CONFIG}/run.yaml", *settings, *_WAITS]
+    spec: Manifest = {
+        "entrypoint": shlex.join(command),
+        # The other modes take the end of a log stream for the end of the run.
+        "submissionMode": "HTTPMode",
+        "backoffLimit": site.retries,
+        "activeDeadlineSeconds": site.deadline_s,
+        "preRunningDeadlineSeconds": _PRE_RUNNING_S,
+        # Pods of workers go when they are idle; the head stays for the logs. Deletion rules say less: they exclude this
+        # setting, which Kueue asks for, and where a cluster scales they may not delete workers.
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": site.keep_s,
+        "metadata": {"run_dir": run_dir},
+        "rayClusterSpec": ray_cluster.spec(
+            site,
+            sized,
+            image=image(site, needs_gpus=sized.needs_gpus),
+            config_map=config_map,
+            stop_wait_s=run.stop_wait_s,
+        ),
+    }
+    metadata = ray_cluster.metadata(site, name)
+    if site.queue:
+        metadata["labels"] |= {"kueue.x-k8s.io/queue-name": site.queue}
+        metadata["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": ray_cluster.metadata(site, config_map),
+            "data": {"run.yaml": run.text},
+        },
+        {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec},
+    ]
+
+
+def cluster(run: Run, site: Site) -> list[Manifest]:
+    """RayCluster of the run's size, for `ray job submit`."""
+    name = named(site, run.name, most=ray_cluster.LARGEST_NAME)
+    sized = sized_for(run, site)
+    return [
+        ray_cluster.cluster(
+            site, sized, name=name, image=image(site, needs_gpus=sized.needs_gpus), stop_wait_s=run.stop_wait_s
+        ),
+    ]
+
+
+def sized_for(run: Run, site: Site) -> Sizes:
+    largest = Node(cpus=site.largest_pod_cpus, gpus=site.largest_pod_gpus)
+    return sizes(
+        run.config, run.needs, largest=largest, shares_files=site.run_claim is not None, upload_gib=run.upload_gib
+    )
+
+
+def image(site: Site, *, needs_gpus: bool) -> str:
+    return site.image or f"treadwheel:{version('treadwheel')}-{'gpu' if needs_gpus else 'cpu'}"
+
+
+def named(site: Site, default: str, *, most: int) -> str:
+    """Pods' names are made of it, and may have 63 characters."""
+    name = site.name or default
+    if len(name) > most or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"name {name!r} has {len(name)} characters; Kubernetes needs at most {most} here, lower-case letters, digits and dashes, a "
+            "letter first: give `name` in the site file"
+        )
+    return name
+
+
+def run_directory(run_dir: str) -> str:
+    """As pods see it. Raises ConfigError for a folder that is on none of their volumes."""
+    if "://" in run_dir:
+        return run_dir
+    place = PurePosixPath(RUN) / run_dir
+    if PurePosixPath(RUN) not in place.parents or ".." in place.parts:
+        raise ConfigError(f"run_dir={run_dir!r} is on no volume of the pods; make it relative, or a folder below {RUN}")
+    return str(place)

@@ -1,0 +1,206 @@
+"""What a Kubernetes cluster has that a run file does not say: image, volume, secrets, kinds of nodes. The defaults work anywhere."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.settings import Mark, Section
+from deploy.config.loading import hidden
+from deploy.config.yaml_text import parse
+
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def _only(pattern: str, *, meaning: str) -> AfterValidator:
+    def validated(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not {meaning}")
+        return text
+
+    return AfterValidator(validated)
+
+
+_LABEL = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+Variable = Annotated[
+    str, _only("[A-Za-z_][A-Za-z0-9_]*", meaning="a variable's name: letters, digits and _, no digit first")
+]
+LabelKey = Annotated[
+    str,
+    _only(
+        f"({_SUBDOMAIN}/)?{_LABEL}",
+        meaning="a label's key, such as cloud.example.com/pool: letters, digits, '-', '_', '.'",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    _only(
+        f"({_LABEL})?",
+        meaning="a label's value: at most 63 letters, digits, '-', '_', '.', a letter or digit at both ends",
+    ),
+]
+SecretName = Annotated[str, _only(_SUBDOMAIN, meaning="a Secret's name: lower-case letters, digits, '-', '.'")]
+KeyName = Annotated[str, _only("[-._A-Za-z0-9]{1,253}", meaning="a key of a Secret: letters, digits, '-', '_', '.'")]
+
+
+class Toleration(Section, mark=Mark.RESOURCES):
+    key: LabelKey
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """None tolerates all effects."""
+
+    @model_validator(mode="after")
+    def _require_equal_for_a_value(self) -> "Toleration":
+        if self.value is not None and self.operator == "Exists":
+            raise ValueError(f"value={self.value!r} is compared by operator: Equal alone; write it, or leave value out")
+        return self
+
+
+class Nodes(Section, mark=Mark.RESOURCES):
+    """Where pods may go."""
+
+    node_selector: dict[LabelKey, LabelValue] = Field(default={})
+    tolerations: tuple[Toleration, ...] = ()
+
+
+class SecretKey(Section, mark=Mark.RESOURCES):
+    secret: SecretName
+    """Name of a Secret in the run's namespace."""
+    key: KeyName
+
+
+class Site(Section, mark=Mark.RESOURCES):
+    name: str | None = None
+    """Of the job; None takes the run file's."""
+    namespace: str | None = None
+    """None leaves it to kubectl."""
+    image: str | None = None
+    """Made from deploy/images/Dockerfile; None is treadwheel:VERSION-cpu, or -gpu where the run asks for GPUs."""
+    ray_version: str = Field(default_factory=lambda: version("ray"))
+    """Of the Ray in the image."""
+    run_claim: str | None = None
+    """PersistentVolumeClaim (ReadWriteMany) that all pods mount at /treadwheel. Without it that folder lasts as long as its pod, and
+    learner and services stay on the head pod, where the run directory then is."""
+    token_secret: str | None = None
+    """Secret with the cluster's token under the key auth_token; None lets KubeRay make one."""
+    env: dict[Variable, str] = Field(default={})
+    """Variables of all pods. Secrets go below `secrets`."""
+    secrets: dict[Variable, SecretKey] = Field(default={})
+    """Variables of all pods, from Secrets: `HF_TOKEN: {secret: hub, key: token}`."""
+    on_demand: Nodes = Nodes()
+    """For head, learner and services, and for rollout workers where `spot` is not set."""
+    spot: Nodes | None = None
+    """For rollout workers: nodes that may be taken away at any time. None has none."""
+    overflow: bool = True
+    """Rollout workers go on demand when no spot node is to be had."""
+    gpu_resource: str = "nvidia.com/gpu"
+    largest_pod_gpus: PositiveInt = 8
+    largest_pod_cpus: PositiveInt = 64
+    """Pods that hold more than one actor are no larger than this."""
+    gib_per_cpu: PositiveFloat = 4.0
+    gib_per_gpu: PositiveFloat = 64.0
+    """Memory of a pod, by what it holds; the head has 8 GiB besides."""
+    scratch_gib: PositiveInt = 20
+    """Disk of a pod, beyond which it is evicted: /tmp, and all of /treadwheel without `run_claim`. Where `run_dir` is an object store and
+    the model's folder is at hand, pods of the learner have room for a checkpoint besides; for a model of the hub, add it here."""
+    grace_s: Annotated[int, Field(ge=25)] = 120
+    """From a pod's notice to its end; spot nodes of some clouds leave 25. Workers hand over what they have until 10 s before. Pods that
+    are not on spot nodes have 120 at least, to save."""
+    idle_timeout_s: PositiveInt = 300
+    """A pod that holds no actor for so long is given back."""
+    retries: NonNegativeInt = 3
+    """New clusters after a failed one; each goes on from the last checkpoint."""
+    keep_s: NonNegativeInt = 3600
+    """The head stays for so long after the run, for its logs."""
+    deadline_s: PositiveInt = 604800
+    """Longest life of the job."""
+    queue: str | None = None
+    """Kueue's LocalQueue that admits the job; None does not queue."""
+
+    @field_validator("name", "namespace", "run_claim", "token_secret", "queue")
+    @classmethod
+    def _require_a_kubernetes_name(cls, name: str | None) -> str | None:
+        if name is not None and not NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a name for Kubernetes: lower-case letters, digits and dashes, a letter first and no dash last"
+            )
+        return name
+
+    @field_validator("image")
+    @classmethod
+    def _require_a_tag(cls, image: str | None) -> str | None:
+        if image is not None and may_change(image):
+            raise ValueError(f"{image!r} may be another image tomorrow; give it a tag other than latest, or a digest")
+        return image
+
+    @field_validator("ray_version")
+    @classmethod
+    def _require_a_ray_with_tokens(cls, text: str) -> str:
+        if not has_tokens(text):
+            raise ValueError(f"{text!r} has no token authentication; build the image with Ray 2.52 or later")
+        return text
+
+    @field_validator("env")
+    @classmethod
+    def _require_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        secret = next((name for name, value in env.items() if looks_secret(name, value)), None)
+        if secret is not None:
+            raise ValueError(
+                f"{secret} looks like a secret, which everyone who reads the manifest would see; name a Secret: "
+                f"secrets: {{{secret}: {{secret: NAME, key: KEY}}}}"
+            )
+        return env
+
+
+def load(path: str | None) -> Site:
+    """The defaults without a path. Raises one ConfigError with all mistakes."""
+    if path is None:
+        return Site()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a site file, or leave --site out") from error
+    values = parse(text, source=path) or {}
+    try:
+        return Site.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n  ".join(f"{path}: {_explain(detail)}" for detail in error.errors())) from error
+
+
+def _explain(detail: Any) -> str:
+    name = ".".join(str(part) for part in detail["loc"] if part != "[key]")
+    if detail["type"] == "extra_forbidden":
+        return f"{name} is not a setting of a site; there are: {', '.join(Site.model_fields)}"
+    if detail["type"] == "value_error":
+        return f"{name}: {detail['ctx']['error']}"
+    return f"{name}={detail['input']!r} is not valid: {detail['msg'].lower()}" if name else detail["msg"].lower()
+
+
+def has_tokens(ray_version: str) -> bool:
+    """Whether this Ray can ask for a token: 2.52 is the first."""
+    numbers = re.match(r"(\d+)\.(\d+)\.\d+", ray_version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (2, 52)
+
+
+def looks_secret(name: str, value: str) -> bool:
+    return hidden(value, name) != value
+
+
+def may_change(image: str) -> bool:
+    """Without a digest, and without a tag that says which."""
+    last = image.rpartition("/")[2]
+    return "@sha256:" not in image and (":" not in last or last.endswith(":latest"))

@@ -1,0 +1,93 @@
+"""Pods of a run, from the same plan as `treadwheel check`: pure arithmetic.
+
+The base holds learner, reward services, reference scorer and judge servers; rollout workers have pods of their own, which come and go.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import ActorKind
+from cluster.supervision.placement import Bundle, ClusterResources, Node, plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """Pods of one shape."""
+
+    cpus: int
+    gpus: int
+    most: int
+    """As many as the run may have at one time."""
+    upload_gib: int = 0
+    """Disk for what the learner writes before it goes to an object store, besides the site's `scratch_gib`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    base: Pods
+    base_is_on_head: bool
+    """The head pod holds the base, since it has the run directory and shares it with no other pod."""
+    rollout: Pods
+
+    @property
+    def needs_gpus(self) -> bool:
+        return self.base.gpus + self.rollout.gpus > 0
+
+
+def sizes(
+    config: RunConfig, needs: Collection[str], *, largest: Node, shares_files: bool, upload_gib: int = 0
+) -> Sizes:
+    """`needs` as in `plan`, `largest` the largest pod; `shares_files` where all pods mount one volume.
+
+    Raises ConfigError for an actor that is larger, and for a base in several pods that cannot share the run directory.
+    """
+    nodes = ClusterResources(nodes=(Node(cpus=1e6, gpus=1e6),))
+    bundles = plan(config, nodes, needs=needs).bundles
+    workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
+    base = _packed([each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER], largest)
+    base_is_on_head = not shares_files and "://" not in config.run_dir
+    if base_is_on_head and base.most > 1:
+        raise ConfigError(
+            f"learner.num_ranks={config.learner.num_ranks}: learner and services take {base.most} pods, which do not share "
+            f"run_dir={config.run_dir!r}; name a volume that all pods mount (run_claim in the site file), or ask for less"
+        )
+    base = replace(base, upload_gib=upload_gib)
+    num_workers = max(config.rollout.num_workers, config.elastic.max_workers or 0)
+    return Sizes(base=base, base_is_on_head=base_is_on_head, rollout=_rollout(workers[0], num_workers, largest))
+
+
+def _packed(bundles: Sequence[Bundle], largest: Node) -> Pods:
+    """First fit, largest first, into equal pods."""
+    pods: list[list[float]] = []
+    for bundle in sorted(bundles, key=lambda each: (-each.gpus, -each.cpus)):
+        _refuse_larger(bundle, largest)
+        fits = (pod for pod in pods if pod[0] + bundle.cpus <= largest.cpus and pod[1] + bundle.gpus <= largest.gpus)
+        pod = next(fits, None)
+        if pod is None:
+            pods.append(pod := [0.0, 0.0])
+        pod[0] += bundle.cpus
+        pod[1] += bundle.gpus
+    cpus, gpus = (math.ceil(max(pod[index] for pod in pods)) for index in (0, 1))
+    return Pods(cpus=cpus, gpus=gpus, most=len(pods))
+
+
+def _rollout(worker: Bundle, num_workers: int, largest: Node) -> Pods:
+    """One worker a pod, or as many as share a GPU."""
+    _refuse_larger(worker, largest)
+    per_pod = math.floor(1 / worker.gpus) if 0 < worker.gpus < 1 else 1
+    return Pods(
+        cpus=math.ceil(worker.cpus * per_pod),
+        gpus=math.ceil(worker.gpus * per_pod),
+        most=math.ceil(num_workers / per_pod),
+    )
+
+
+def _refuse_larger(bundle: Bundle, largest: Node) -> None:
+    if bundle.cpus > largest.cpus or bundle.gpus > largest.gpus:
+        raise ConfigError(
+            f"{bundle.name} asks for {bundle.cpus:g} CPUs and {bundle.gpus:g} GPUs, the site's largest pod has {largest.cpus:g} and "
+            f"{largest.gpus:g}; ask for less, or raise largest_pod_cpus or largest_pod_gpus in the site file"
+        )

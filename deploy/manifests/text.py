@@ -1,0 +1,48 @@
+"""Manifests as YAML for people: in the order in which they were made, texts of several lines as such."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from deploy.manifests.pods import Manifest
+
+_AUTH = re.compile(r"^( *)rayVersion: .+\n\1authOptions:\n(?:\1  .+\n)+", re.MULTILINE)
+_TLS = """\
+# TLS among Ray's processes, where KubeRay has its alpha feature RayClusterMTLS on, and cert-manager is there:
+# tlsOptions:
+#   enabled: true
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
+    """`comment` goes on top, a "#" before each of its lines. What a cluster may have and rarely has stands in it as a comment."""
+    top = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+    written = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return top + _AUTH.sub(lambda found: found[0] + indent(_TLS, found[1]), written)
+
+
+def read(path: str) -> list[Any]:
+    """The documents of a file. Raises ConfigError for one that is no YAML."""
+    try:
+        return [*yaml.safe_load_all(Path(path).read_text(encoding="utf-8"))]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a manifest") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}; correct it") from error

@@ -1,0 +1,51 @@
+"""SHA-256 of files, whole and in blocks."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint.manifest import BLOCK_BYTES, FileEntry
+
+NUM_THREADS = 4
+"""That read and digest one file's blocks: both happen outside of Python's lock."""
+
+Read = Callable[[int, int], Any]
+"""So many bytes of a file, as a buffer, from a byte on."""
+
+
+def entry_of(path: Path) -> FileEntry:
+    return _of_file(path, _whole)
+
+
+def entry_in_blocks(path: Path) -> FileEntry:
+    return _of_file(path, _in_blocks)
+
+
+def is_as_saved(read: Read, entry: FileEntry) -> bool:
+    """Whether the whole file, whose size was checked, has its digests."""
+    return (_in_blocks if entry.blocks else _whole)(read, entry.size_bytes) == entry
+
+
+def _of_file(path: Path, entry: Callable[[Read, int], FileEntry]) -> FileEntry:
+    with open(path, "rb") as file:
+        return entry(lambda start, length: os.pread(file.fileno(), length, start), path.stat().st_size)
+
+
+def _whole(read: Read, size_bytes: int) -> FileEntry:
+    digest = hashlib.sha256()
+    for start in range(0, size_bytes, BLOCK_BYTES):
+        digest.update(read(start, min(BLOCK_BYTES, size_bytes - start)))
+    return FileEntry(size_bytes=size_bytes, sha256=digest.hexdigest())
+
+
+def _in_blocks(read: Read, size_bytes: int) -> FileEntry:
+    def digest(start: int) -> str:
+        return hashlib.sha256(read(start, min(BLOCK_BYTES, size_bytes - start))).hexdigest()
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        blocks = tuple(threads.map(digest, range(0, size_bytes, BLOCK_BYTES)))
+    joined = hashlib.sha256(b"".join(map(bytes.fromhex, blocks)))
+    return FileEntry(size_bytes=size_bytes, sha256=joined.hexdigest(), blocks=blocks)

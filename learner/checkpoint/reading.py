@@ -1,0 +1,112 @@
+"""Checkpoints as they are found: which there are, whether one is whole, and what to do where it is not."""
+
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cluster.contracts.errors import CheckpointError, StorageError
+from cluster.record.run_directory import checkpoints_of
+from cluster.record.storage import Storage
+from learner.checkpoint.digests import is_as_saved
+from learner.checkpoint.manifest import FORMAT, MANIFEST, MODEL, OURS, FileEntry, Manifest
+from learner.checkpoint.places import Place
+
+
+def checkpoints(root: Storage) -> list[Place]:
+    """All below `root`, oldest first."""
+    return [Place(root, name) for name in checkpoints_of(root, folder="").values()]
+
+
+def read_manifest(place: Place, *, expected_parameters: str | None = None) -> Manifest:
+    """Raises CheckpointError when there is none, or it is not ours.
+
+    `expected_parameters` is asked for a checkpoint that is to be restored: it must be of this version and of the run's model.
+    """
+    try:
+        manifest = Manifest.model_validate_json(place.read_text(MANIFEST))
+    except StorageError as error:
+        if not place.exists(MANIFEST):
+            raise CheckpointError(f"{place} is not a checkpoint: it has no {MANIFEST}{_offer(place)}") from error
+        raise CheckpointError(f"checkpoint {place} cannot be read: {error}{_offer(place)}") from error
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise unfit(place, f"has a {MANIFEST} that cannot be read or was altered") from error
+    if manifest.digest != manifest.own_digest():
+        raise unfit(place, f"was altered: {MANIFEST} has another digest")
+    if expected_parameters is not None:
+        _refuse_foreign(place, manifest, expected_parameters)
+    return manifest
+
+
+def verify(place: Place, *, below: str = "") -> Manifest:
+    """The manifest, once every file `below` a folder of the checkpoint has its size and digest.
+
+    Raises CheckpointError naming checkpoint, file and the one before.
+    """
+    manifest = read_manifest(place)
+    place = place.holding(manifest)
+    for name, entry in manifest.files.items():
+        if not name.startswith(below):
+            continue
+        check_size(place, name, entry)
+        if not is_as_saved(partial(place.read_range, name), entry):
+            raise unfit(place, f"was altered: {name} has another digest")
+    return manifest
+
+
+def verify_model(folder: Path) -> None:
+    """Checks a model folder that is part of a checkpoint, as `verify` does; one that is in none of ours passes."""
+    folder = folder.expanduser().resolve()
+    manifest = folder.parent / MANIFEST
+    if folder.name == MODEL and manifest.is_file() and OURS.encode() in manifest.read_bytes():
+        verify(Place.of(folder.parent), below=f"{MODEL}/")
+
+
+def check_size(place: Place, name: str, entry: FileEntry) -> None:
+    """Raises CheckpointError for a file that is missing or has another size."""
+    size_bytes = place.size_bytes(name)
+    if size_bytes is None:
+        raise unfit(place, f"is torn: {name} is missing")
+    if size_bytes != entry.size_bytes:
+        raise unfit(place, f"is torn: {name} has {size_bytes} bytes instead of {entry.size_bytes}")
+
+
+def superfluous(root: Storage, *, keep_last: int, keep_best: bool) -> list[Place]:
+    """All checkpoints but the newest and the one with the best metric. Raises StorageError where that cannot be found out now."""
+    found = checkpoints(root)
+    kept = {place.name for place in found[-keep_last:]}
+    if keep_best:
+        rated = [(metric, index) for index, place in enumerate(found) if (metric := _metric(place)) is not None]
+        kept |= {found[index].name for _, index in sorted(rated)[-1:]}
+    return [place for place in found if place.name not in kept]
+
+
+def unfit(place: Place, problem: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {place} {problem}{_offer(place)}")
+
+
+def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str) -> None:
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {place} was written by another version of treadwheel, in format {manifest.format!r} instead of {FORMAT!r}; "
+            f"go on with that version, or begin another run_dir with its weights: model.path={place.path(MODEL)}"
+        )
+    if manifest.parameters_digest != expected_parameters:
+        raise unfit(place, "is foreign: its parameters are not those of this run's model")
+
+
+def _offer(place: Place) -> str:
+    """How to go on without this one."""
+    before = [each for each in checkpoints(place.root) if each.name < place.name and each.exists(MANIFEST)]
+    if before:
+        return f"; the one before it is {before[-1]}: move {place.name} away to resume from there"
+    return "; there is none before it: move it away to start anew"
+
+
+def _metric(place: Place) -> float | None:
+    try:
+        return read_manifest(place).metric
+    except CheckpointError as error:  # another checkpoint's damage does not fail the save that prunes
+        if isinstance(error.__cause__, StorageError) and place.exists(MANIFEST):
+            raise error.__cause__ from None  # it may be whole, and the best: a disk or a store that fails for a moment
+        return None

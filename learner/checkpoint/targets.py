@@ -1,0 +1,150 @@
+"""Where one save goes: into a folder that all ranks write, or into an object store, which each rank uploads its own files to.
+
+Both make a checkpoint of what was written by one act of the first rank: a rename, or the manifest, created last.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from cluster.contracts.errors import AlreadyExistsError, CheckpointError, StorageError
+from cluster.record.run_directory import checkpoint_step
+from cluster.record.storage import Storage
+from learner.checkpoint import writing
+from learner.checkpoint.manifest import MANIFEST, Manifest
+from learner.checkpoint.places import Place
+from learner.checkpoint.reading import checkpoints, read_manifest, superfluous
+from learner.checkpoint.scratch import Scratch
+
+
+class Target(Protocol):
+    """One rank's end of one save."""
+
+    def begin(self, manifest: Manifest) -> bool:
+        """Makes ready, on every rank; False on the first one when this version's checkpoint stands already: its files stay."""
+        ...
+
+    def folder(self) -> Path:
+        """Where this rank writes its files."""
+        ...
+
+    def deliver(self, files: Iterable[str]) -> None:
+        """Has this rank's files, by their path below `folder`, where the checkpoint will be."""
+        ...
+
+    def commit(self, manifest: Manifest) -> None:
+        """The first rank's act, once all have delivered: from here on it is a checkpoint."""
+        ...
+
+    def prune(self, *, keep_last: int, keep_best: bool) -> None:
+        """Removes all other checkpoints but those to keep, and what saves left that were killed."""
+        ...
+
+    def close(self) -> None:
+        """Removes what is not part of the checkpoint, whatever came of it."""
+        ...
+
+
+def target_of(directory: str, *, is_first: bool, save_id: str) -> Target:
+    """`directory` is a path or a URL; `is_first` says whether this is the rank that commits; `save_id` is this save's, on all ranks."""
+    if "://" in directory:
+        return StoreTarget(directory, is_first=is_first, save_id=save_id)
+    return FolderTarget(directory, is_first=is_first)
+
+
+class FolderTarget:
+    """On a disk, or a shared file system that all ranks mount."""
+
+    def __init__(self, directory: str, *, is_first: bool) -> None:
+        self._directory, self._is_first = Path(directory), is_first
+
+    def begin(self, manifest: Manifest) -> bool:
+        if self._is_first:
+            writing.begin(self._directory)
+        return True
+
+    def folder(self) -> Path:
+        return writing.aside_of(self._directory)
+
+    def deliver(self, files: Iterable[str]) -> None: ...
+
+    def commit(self, manifest: Manifest) -> None:
+        written = Storage(str(self.folder()))
+        for name, entry in manifest.files.items():
+            if written.size_bytes(name) != entry.size_bytes:
+                raise CheckpointError(
+                    f"checkpoint {self._directory} was not saved: a rank wrote {name}, and the first rank does not find it in "
+                    f"{self.folder()}: the machines do not share run_dir; mount one file system there on all of them, or name an "
+                    "object store (s3://...); the last good one stands"
+                )
+        writing.commit(self.folder(), self._directory, manifest)
+
+    def prune(self, *, keep_last: int, keep_best: bool) -> None:
+        writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
+
+    def close(self) -> None:
+        if self._is_first:
+            writing.discard(self.folder())
+
+
+class StoreTarget:
+    """In an object store, from a folder of each rank's own on its local disk.
+
+    The save's files lie in a folder of its own, which its manifest names: another driver may be saving the same step.
+    """
+
+    def __init__(self, url: str, *, is_first: bool, save_id: str) -> None:
+        self._place, self._is_first, self._save_id = Place.of(url), is_first, save_id
+        self._manifest, self._files = f"{self._place.name}/{MANIFEST}", f"{self._place.name}/{save_id}"
+        self._scratch: Scratch | None = None
+
+    def begin(self, manifest: Manifest) -> bool:
+        self._scratch = Scratch()
+        if not self._is_first or not self._place.exists(MANIFEST):
+            return True
+        standing = read_manifest(self._place)
+        if standing.policy_version != manifest.policy_version:
+            raise CheckpointError(f"{self._place} stands already, of version {standing.policy_version}; move it away")
+        if manifest.metric not in (None, standing.metric):  # saved before it was evaluated
+            rated = standing.model_copy(update={"metric": manifest.metric, "extra": manifest.extra})
+            self._place.root.write_file(self._manifest, rated.sealed(standing.files).as_json())
+        return False
+
+    def folder(self) -> Path:
+        assert self._scratch is not None, "begin comes first"
+        return self._scratch.folder
+
+    def deliver(self, files: Iterable[str]) -> None:
+        for name in files:
+            self._place.root.upload(f"{self._files}/{name}", str(self.folder() / name))
+
+    def commit(self, manifest: Manifest) -> None:
+        named = manifest.model_copy(update={"folder": self._save_id})
+        try:
+            self._place.root.create(self._manifest, named.sealed(manifest.files).as_json())
+        except AlreadyExistsError:
+            if read_manifest(self._place).folder == self._save_id:
+                return  # the answer was lost, and another driver has rated it since
+            with contextlib.suppress(StorageError):
+                self._place.root.remove_folder(self._files)
+            raise
+
+    def prune(self, *, keep_last: int, keep_best: bool) -> None:
+        root = self._place.root
+        with contextlib.suppress(StorageError):  # this checkpoint stands; the next save prunes again
+            for place in superfluous(root, keep_last=keep_last, keep_best=keep_best):
+                root.remove(f"{place.name}/{MANIFEST}")  # first: what is removed in part is no checkpoint
+                root.remove_folder(place.name)
+            whole = {place.name for place in checkpoints(root)}
+            for name in set(root.names()) - whole:
+                if (checkpoint_step(name) or math.inf) < (checkpoint_step(self._place.name) or 0):
+                    root.remove_folder(name)
+            # Of this step nothing else becomes a checkpoint any more: what is there are saves that failed, or are about to.
+            for name in set(root.names(self._place.name)) - {MANIFEST, self._save_id}:
+                root.remove_folder(f"{self._place.name}/{name}")
+
+    def close(self) -> None:
+        if self._scratch is not None:
+            self._scratch.close()

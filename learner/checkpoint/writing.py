@@ -1,0 +1,108 @@
+"""Checkpoints on a disk: written aside, synced, renamed into place, and removed.
+
+A save that is killed leaves a folder whose name begins with a dot; the next save removes it.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cluster.contracts.errors import CheckpointError, StorageError
+from cluster.record.local_files import sync_folder, write_synced
+from cluster.record.storage import Storage
+from learner.checkpoint.digests import entry_in_blocks, entry_of
+from learner.checkpoint.manifest import MANIFEST, FileEntry, Manifest
+from learner.checkpoint.reading import superfluous
+
+_SAVING, _REMOVING = ".saving", ".removing"
+
+
+@contextlib.contextmanager
+def saving(directory: "Path | str") -> Iterator[None]:
+    """Errors of disk and store inside become the CheckpointError of a save that failed."""
+    try:
+        yield
+    except (OSError, SafetensorError, StorageError) as error:
+        raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
+
+
+def aside_of(directory: Path) -> Path:
+    """The hidden folder next to `directory` that the checkpoint is written into."""
+    return directory.with_name(f".{directory.name}{_SAVING}")
+
+
+def begin(directory: Path) -> Path:
+    """That folder, empty."""
+    aside = aside_of(directory)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """One safetensors file, on the disk when this returns."""
+    _write_tensors(path, tensors)
+    return seal(path)
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """The same with a digest for each block."""
+    _write_tensors(path, tensors)
+    _sync(path)
+    return entry_in_blocks(path)
+
+
+def seal(path: Path) -> FileEntry:
+    """Syncs a file and takes its digest."""
+    _sync(path)
+    return entry_of(path)
+
+
+def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
+    """Makes the folder, with its sealed manifest, a checkpoint under its final name, replacing one of that name."""
+    write_synced(aside / MANIFEST, manifest.as_json())
+    for folder, _, _ in os.walk(aside):
+        sync_folder(folder)
+    replaced = _hide(directory) if directory.exists() else None
+    os.rename(aside, directory)
+    sync_folder(directory.parent)
+    if replaced is not None:
+        discard(replaced)
+
+
+def discard(folder: Path) -> None:
+    """Removes a folder that is not, or no longer, a checkpoint."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
+    """Removes all checkpoints but those to keep; also what saves left that were killed."""
+    for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}")):
+        discard(left)
+    with contextlib.suppress(StorageError):  # the checkpoint that was saved stands; the next save prunes again
+        for place in superfluous(Storage(str(root)), keep_last=keep_last, keep_best=keep_best):
+            discard(_hide(root / place.name))
+
+
+def _hide(directory: Path) -> Path:
+    """Renames a checkpoint before it is removed: a kill half-way must not leave a torn one under its name."""
+    hidden = directory.with_name(f".{directory.name}{_REMOVING}")
+    discard(hidden)
+    os.rename(directory, hidden)
+    return hidden
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,103 @@
+"""What tests/integration/kuberay promises the tests that stand on it."""
+
+import contextlib
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.commands import environment
+from tests.integration.faults import until as until_true
+from tests.integration.kuberay.cluster import KubeRay, kuberay
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+until = functools.partial(until_true, seconds=180.0)
+
+_CONTAINER = {
+    "name": "ray",
+    "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+    "env": [{"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "3"}],
+}
+_POD = {"spec": {"containers": [_CONTAINER], "terminationGracePeriodSeconds": 13}}
+SPEC = {
+    "enableInTreeAutoscaling": True,
+    "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": 5},
+    "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _POD},
+    "workerGroupSpecs": [
+        {
+            "groupName": "rollout",
+            "replicas": 0,
+            "minReplicas": 0,
+            "maxReplicas": 2,
+            "rayStartParams": {},
+            "labels": {"ray.io/market-type": "spot"},
+            "template": _POD,
+        }
+    ],
+}
+_DRIVER = """
+import os, ray, sys
+ray.init(sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=1, max_restarts=-1, label_selector={"ray.io/market-type": "spot"})
+class Actor:
+    def pod(self):
+        return os.environ["RAY_CLOUD_INSTANCE_ID"]
+
+actor = Actor.remote()
+print(ray.get(actor.pod.remote()), flush=True)
+input()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KubeRay]:
+    with kuberay(SPEC) as running:
+        yield running
+
+
+def test_a_pending_actor_brings_a_pod_and_its_end_takes_that_very_pod_away(cluster):
+    with _actor(cluster) as driver:
+        assert driver.stdout
+        name = driver.stdout.readline().strip()
+        (pod,) = cluster.operator.pods
+        assert pod.name == name
+        assert pod.actors() == ["Actor"]
+        assert cluster.head.num_nodes() == 2
+    until(lambda: pod.is_scaled_down)
+    until(lambda: cluster.head.num_nodes() == 1)
+    assert cluster.asked_replicas() == [1, 0]
+    assert cluster.asked_deletions() == [name]
+
+
+def test_pods_wait_for_the_quota_and_others_take_the_place_of_those_that_end(cluster):
+    operator = cluster.operator
+    operator.quota = 0
+    with _actor(cluster):
+        until(operator.living)
+        (waiting,) = operator.living()
+        assert waiting.manifest()["status"] == {"phase": "Pending"}
+        operator.quota = None
+        until(waiting.actors)
+
+        operator.preempt(waiting)
+        until(lambda: operator.pods[-1] != waiting and operator.pods[-1].actors())
+        until(lambda: waiting.ended_at is not None)
+
+        second = operator.pods[-1]
+        second.kill()
+        until(lambda: operator.pods[-1] != second and operator.pods[-1].actors())
+    assert [pod.is_scaled_down for pod in (waiting, second)] == [False, False]
+
+
+@contextlib.contextmanager
+def _actor(cluster: KubeRay) -> Iterator[subprocess.Popen[str]]:
+    """A driver with one actor, whose pod it prints. Both end with this."""
+    command = [sys.executable, "-c", _DRIVER, cluster.head.address]
+    env = {**environment(), **cluster.head.env}
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        yield driver
+        driver.communicate("\n")

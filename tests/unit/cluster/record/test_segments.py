@@ -1,0 +1,213 @@
+"""Lines in an object store: nothing lost and nothing doubled, wherever a process that merges segments is killed."""
+
+import threading
+
+import pytest
+from obstore.store import MemoryStore
+
+from cluster.contracts.errors import StorageError
+from cluster.record import segments
+from cluster.record.object_store import ObjectStore
+
+NAME = "metrics.jsonl"
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return ObjectStore("s3://memory/run", store=MemoryStore())
+
+
+def append(store, *lines) -> None:
+    for line in lines:
+        store.append(NAME, line, is_durable=False)
+
+
+def write(store, **names) -> None:
+    for name, lines in names.items():
+        store.write(
+            f"metrics/{name.strip('_').replace('_', '-')}.jsonl", "".join(f"{line}\n" for line in lines).encode()
+        )
+
+
+def test_a_segment_is_what_was_appended_between_two_flushes(store):
+    append(store, "a", "b")
+    assert store.names("metrics") == []
+    store.flush()
+    append(store, "c")
+    store.flush()
+    assert store.names("metrics") == ["000001.jsonl", "000002.jsonl"]
+    assert store.read("metrics/000001.jsonl").to_pybytes() == b"a\nb\n"
+
+
+def test_a_full_segment_is_written_by_a_thread(store, monkeypatch):
+    monkeypatch.setattr(segments, "CLOSE_AT_BYTES", 10)
+    is_written, writers = threading.Event(), []
+    create = store.create
+    monkeypatch.setattr(
+        store, "create", lambda *args: (create(*args), writers.append(threading.get_ident()), is_written.set())
+    )
+    append(store, "12345678")
+    assert not writers
+    append(store, "9")
+    assert is_written.wait(10) and writers != [threading.get_ident()]
+    assert store.read("metrics/000001.jsonl").to_pybytes() == b"12345678\n9\n"
+
+
+def test_a_segment_is_written_when_its_time_has_come(store, monkeypatch):
+    monkeypatch.setattr(segments, "CLOSE_AFTER_S", 0.0)
+    is_written = threading.Event()
+    create = store.create
+    monkeypatch.setattr(store, "create", lambda *args: (create(*args), is_written.set()))
+    append(store, "a")
+    assert is_written.wait(10)
+
+
+def test_two_processes_that_append_take_two_numbers(store):
+    other = ObjectStore("s3://memory/run", store=store._store)
+    append(store, "a")
+    append(other, "b")
+    names = store.names
+    store.flush()
+    other.names = lambda folder: []  # as it was listed before the other one wrote
+    append(other, "c")
+    other.flush()
+    assert names("metrics") == ["000001.jsonl", "000002.jsonl"]
+    assert store.read_appended(NAME) == "a\nb\nc\n"
+
+
+def test_merged_segments_take_the_place_of_those_that_a_kill_left(store):
+    write(store, _000001=["a"], _000002=["b"], _000001_000002=["a", "b"], _000003=["c"])
+    assert store.read_appended(NAME) == "a\nb\nc\n"
+    append(store, "d")
+    store.compact()
+    assert store.read_appended(NAME) == "a\nb\nc\nd\n"
+    assert "000001-000004.jsonl" in store.names("metrics") and "000003.jsonl" not in store.names("metrics")
+
+
+def test_many_small_segments_are_merged_on_the_way(store, monkeypatch):
+    monkeypatch.setattr(segments, "MERGED_AT", 3)
+    for line in "abcdefgh":
+        append(store, line)
+        store.flush()
+    assert store.names("metrics") == ["000001-000003.jsonl", "000004-000006.jsonl", "000007.jsonl", "000008.jsonl"]
+    assert store.read_appended(NAME) == "".join(f"{line}\n" for line in "abcdefgh")
+
+
+def test_a_reader_who_lists_before_a_merge_and_reads_after_it_lists_again(store):
+    write(store, _000001=["a"], _000002=["b"])
+    other, read_many = ObjectStore("s3://memory/run", store=store._store), store.read_many
+    store._lines._names.add(NAME)
+
+    def merged_meanwhile(names):
+        store.read_many = read_many
+        other._lines._names.add(NAME)
+        other.compact()
+        return read_many(names)
+
+    store.read_many = merged_meanwhile
+    assert store.read_appended(NAME) == "a\nb\n"
+
+
+def test_lines_that_came_with_a_copy_of_a_local_run_are_the_first(store):
+    store.write(NAME, b"a\nb\ntorn")
+    append(store, "c")
+    assert store.exists(NAME)
+    assert store.read_appended(NAME) == "a\nb\nc\n"
+    store.compact()
+    assert store.names("metrics") == ["000000-000001.jsonl"] and store.read_appended(NAME) == "a\nb\nc\n"
+    store.remove(NAME)
+    assert store.names("") == []
+
+
+def test_lines_that_a_store_refused_are_kept_for_the_next_segment(store, monkeypatch):
+    def refuse(name, content):
+        raise StorageError("busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", refuse)
+        append(store, "a")
+        with pytest.raises(StorageError, match="busy"):
+            store.flush()
+        append(store, "b")
+    assert store.read_appended(NAME) == "a\nb\n"
+
+
+def refuse(*_):
+    raise StorageError("busy")
+
+
+def test_an_outage_that_healed_costs_no_line_raises_nothing_and_is_told_once(store, monkeypatch, capsys):
+    monkeypatch.setattr(segments, "CLOSE_AFTER_S", 3600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", refuse)
+        for line in "abc":
+            append(store, line)
+            store._lines._flush_later()
+    append(store, "d")
+    assert store.read_appended(NAME) == "a\nb\nc\nd\n"
+    assert capsys.readouterr().err == "treadwheel: lines wait until the store takes them: busy\n"
+
+
+def test_after_a_failed_write_a_thread_writes_though_nothing_more_is_appended(store, monkeypatch):
+    is_written, create = threading.Event(), store.create
+
+    def at_first(*_):
+        monkeypatch.setattr(store, "create", lambda *args: (create(*args), is_written.set()))
+        raise StorageError("busy")
+
+    monkeypatch.setattr(store, "create", at_first)
+    monkeypatch.setattr(segments, "CLOSE_AFTER_S", 0.0)
+    append(store, "a")
+    assert is_written.wait(10)
+
+
+def test_lines_that_are_there_are_not_written_again_because_merging_failed(store, monkeypatch):
+    monkeypatch.setattr(segments, "MERGED_AT", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", refuse)
+        for line in "abc":
+            append(store, line)
+            store.flush()
+    append(store, "d")
+    assert store.read_appended(NAME) == "a\nb\nc\nd\n"
+    assert store.names("metrics") == ["000001-000003.jsonl", "000004.jsonl"]
+
+
+def test_a_segment_whose_answer_was_lost_is_not_written_twice(store, monkeypatch):
+    create = store.create
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", lambda *args: (create(*args), refuse()))
+        append(store, "a")
+        with pytest.raises(StorageError, match="busy"):
+            store.flush()
+    append(store, "b")
+    assert store.read_appended(NAME) == "a\nb\n"
+
+
+def test_a_segment_that_was_refused_is_not_hidden_by_one_that_others_merged_meanwhile(store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", refuse)
+        append(store, "ours")
+        with pytest.raises(StorageError, match="busy"):
+            store.flush()
+    write(store, _000001_000002=["theirs", "theirs too"])
+    assert store.read_appended(NAME) == "theirs\ntheirs too\nours\n"
+
+
+def test_while_the_store_stalls_one_thread_waits_for_it_however_much_is_appended(store, monkeypatch):
+    monkeypatch.setattr(segments, "CLOSE_AT_BYTES", 10)
+    is_asked, goes_on, create = threading.Event(), threading.Event(), store.create
+
+    def stalls(*args):
+        is_asked.set()
+        assert goes_on.wait(60)
+        create(*args)
+
+    monkeypatch.setattr(store, "create", stalls)
+    append(store, "a" * 10)
+    assert is_asked.wait(10)
+    before = threading.active_count()
+    append(store, *("b" * 10 for _ in range(20)))
+    assert threading.active_count() == before + 1
+    goes_on.set()
+    assert store.read_appended(NAME).count("\n") == 21

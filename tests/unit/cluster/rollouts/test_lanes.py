@@ -1,0 +1,69 @@
+"""What a worker has under way, how long workers sample, and how long they have nothing to."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Ticket
+from cluster.rollouts.destinations import HeldOutGroups
+from cluster.rollouts.lanes import Job, Lane, SamplingClock
+from tests.unit.cluster.simulated_time import simulated
+
+
+def lane(*, busy: bool, serving: bool = True) -> Lane:
+    member: Any = SimpleNamespace(is_serving=serving)
+    made = Lane(member, max_sequences=8)
+    if busy:
+        made.under_way = {0: None}  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def job(index: int) -> Job:
+    ticket = Ticket(
+        index=index,
+        prompt=Prompt(prompt_id=str(index), text="1 + 1 ="),
+        num_trajectories=2,
+        seed=0,
+        policy_version=0,
+        sampling=SamplingConfig(max_tokens=1),
+    )
+    return Job(ticket=ticket, destination=HeldOutGroups(2))
+
+
+def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
+    made = lane(busy=False)
+    made.take([job(0), job(1)])
+    assert made.member.num_groups == 2
+    made.pop(1)
+    made.pop(7)
+    assert made.member.num_groups == 1
+
+
+@simulated
+async def test_idle_time_is_that_of_workers_that_serve_and_have_no_group():
+    """Two workers serve for 10 s, and one of them is idle for 4 s: 4 of 20. One that leaves is not asked."""
+    clock = SamplingClock()
+    await asyncio.sleep(100)  # before anybody serves
+    clock.note([lane(busy=True), lane(busy=True)])
+    await asyncio.sleep(6)
+    clock.note([lane(busy=True), lane(busy=False), lane(busy=True, serving=False)])
+    clock.count(50)
+    await asyncio.sleep(4)
+    num_tokens, seconds, idle_share = clock.drain()
+    assert (num_tokens, seconds, idle_share) == (50, pytest.approx(10), pytest.approx(0.2))
+    await asyncio.sleep(2)
+    assert clock.drain() == (0, pytest.approx(2), pytest.approx(0.5)), "it goes on as it was"
+
+
+@simulated
+async def test_workers_that_all_are_idle_do_not_sample():
+    clock = SamplingClock()
+    clock.note([lane(busy=False)])
+    await asyncio.sleep(5)
+    assert clock.drain() == (0, 0.0, 1.0)
+    clock.note([])
+    await asyncio.sleep(5)
+    assert clock.drain() == (0, 0.0, 0.0), "nobody serves"

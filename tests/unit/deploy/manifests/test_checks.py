@@ -1,0 +1,477 @@
+"""Every rule, broken by one change to a committed manifest, is told with its place and its way out."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from deploy.manifests import checks
+from tests.unit.deploy.manifests.made import KUBERAY, cluster_of, committed, resource, templates_of
+
+
+def told(made, **options):
+    run_file = {"kind": "ConfigMap", "metadata": {"name": "quickstart-run"}}
+    try:
+        checks.check([run_file, made], source="f.yaml", **options)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_what_is_committed_keeps_every_rule(name):
+    assert checks.check(committed(name), source="f.yaml", installed_ray=version("ray"))
+
+
+def head(made):
+    return templates_of(made)[0]["spec"]
+
+
+def worker(made):
+    return templates_of(made)[1]["spec"]
+
+
+def container(made):
+    return worker(made)["containers"][0]
+
+
+def group(made):
+    return cluster_of(made)["workerGroupSpecs"][0]
+
+
+def without(variables, name):
+    variables[:] = [each for each in variables if each["name"] != name]
+
+
+def rule(status, policy, seconds):
+    return {"policy": policy, "condition": {"jobStatus": status, "ttlSeconds": seconds}}
+
+
+def deletes(*rules, **more):
+    def change(job):
+        job["spec"].pop("shutdownAfterJobFinishes")
+        job["spec"].pop("ttlSecondsAfterFinished")
+        job["spec"]["deletionStrategy"] = {"deletionRules": [*rules]} if rules else more
+
+    return change
+
+
+ONE_TIME = rule("FAILED", "DeleteCluster", 5)
+BROKEN = {
+    # name and version
+    "name too long": (lambda job: job["metadata"].update(name="a" * 48), "metadata.name has 48 characters; at most 47"),
+    "name is no label": (lambda job: job["metadata"].update(name="1_run"), "metadata.name='1_run': lower-case letters"),
+    "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' has no token authentication"),
+    "old ray": (lambda job: cluster_of(job).update(rayVersion="2.51.2"), "rayVersion='2.51.2' has no token"),
+    "ray of no number": (lambda job: cluster_of(job).update(rayVersion="nightly"), "rayVersion='nightly' has no token"),
+    # the token
+    "no token": (lambda job: cluster_of(job).pop("authOptions"), "authOptions.mode is not token"),
+    "token off": (lambda job: cluster_of(job)["authOptions"].update(mode="disabled"), "authOptions.mode is not token"),
+    "kubernetes token": (
+        lambda job: cluster_of(job)["authOptions"].update(enableK8sTokenAuth=True),
+        "authOptions.enableK8sTokenAuth is refused in jobs and services",
+    ),
+    # the autoscaler
+    "no autoscaling": (
+        lambda job: cluster_of(job).pop("enableInTreeAutoscaling"),
+        "enableInTreeAutoscaling is not true",
+    ),
+    "autoscaler v1": (
+        lambda job: cluster_of(job)["autoscalerOptions"].update(version="v1"),
+        "autoscalerOptions.version='v1': v2 alone drains",
+    ),
+    "variable beside the version": (
+        lambda job: head(job)["containers"][0]["env"].append({"name": "RAY_enable_autoscaler_v2", "value": "1"}),
+        "env RAY_enable_autoscaler_v2 is refused",
+    ),
+    "autoscaler's privileges": (
+        lambda job: cluster_of(job)["autoscalerOptions"].pop("securityContext"),
+        "autoscalerOptions: securityContext.allowPrivilegeEscalation must be False",
+    ),
+    "autoscaler of no size": (
+        lambda job: cluster_of(job)["autoscalerOptions"]["resources"]["requests"].pop("memory"),
+        "autoscalerOptions: resources.requests has no memory",
+    ),
+    # groups
+    "no replicas": (lambda job: group(job).pop("replicas"), "workerGroupSpecs rollout-spot: replicas left out"),
+    "no most replicas": (lambda job: group(job).pop("maxReplicas"), "maxReplicas left out"),
+    "more than the most": (
+        lambda job: group(job).update(replicas=3),
+        "'replicas': 3, 'maxReplicas': 2}: must be in that order",
+    ),
+    "group of capitals": (
+        lambda job: group(job).update(groupName="Spot"),
+        "workerGroupSpecs Spot: groupName: lower-case",
+    ),
+    "group twice": (
+        lambda job: cluster_of(job)["workerGroupSpecs"].append(group(job)),
+        "'rollout-spot' is there 2 times",
+    ),
+    "labels for ray start": (
+        lambda job: group(job)["rayStartParams"].update(labels="a=b"),
+        "rayStartParams.labels is refused",
+    ),
+    "CPUs in words": (
+        lambda job: cluster_of(job)["headGroupSpec"]["rayStartParams"].update({"num-cpus": "three"}),
+        "headGroupSpec: rayStartParams.num-cpus='three' is no number; write one",
+    ),
+    "sizes said twice": (
+        lambda job: group(job).update(resources={"CPU": "1"}, rayStartParams={"num-cpus": "1"}),
+        "rayStartParams and `resources` both say",
+    ),
+    # pods that end
+    "restart policy": (
+        lambda job: worker(job).update(restartPolicy="Always"),
+        "restartPolicy='Always': autoscaler v2 needs Never",
+    ),
+    "restart policy of the head": (
+        lambda job: head(job).update(restartPolicy="OnFailure"),
+        "headGroupSpec: restartPolicy",
+    ),
+    "no drain": (
+        lambda job: without(container(job)["env"], "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"),
+        "env RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=None",
+    ),
+    "more grace than drain": (
+        lambda job: worker(job).update(terminationGracePeriodSeconds=60),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110: a pod with terminationGracePeriodSeconds=60 is killed before or long after; write 50",
+    ),
+    "default grace": (lambda job: worker(job).pop("terminationGracePeriodSeconds"), "terminationGracePeriodSeconds=30"),
+    "pre-stop": (
+        lambda job: container(job).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
+        "lifecycle.preStop delays the notice",
+    ),
+    # the restricted pod standard
+    "root": (lambda job: worker(job)["securityContext"].update(runAsUser=0), "a runAsUser that is not 0"),
+    "perhaps root": (lambda job: worker(job)["securityContext"].pop("runAsNonRoot"), "must have runAsNonRoot: true"),
+    "no group for volumes": (
+        lambda job: worker(job)["securityContext"].pop("fsGroup"),
+        "securityContext has no fsGroup",
+    ),
+    "no seccomp": (lambda job: worker(job)["securityContext"].pop("seccompProfile"), "must have seccompProfile"),
+    "escalation": (
+        lambda job: container(job)["securityContext"].update(allowPrivilegeEscalation=True),
+        "securityContext.allowPrivilegeEscalation must be False",
+    ),
+    "capabilities": (
+        lambda job: container(job)["securityContext"].pop("capabilities"),
+        "securityContext.capabilities must be",
+    ),
+    "writable root": (
+        lambda job: container(job)["securityContext"].pop("readOnlyRootFilesystem"),
+        "securityContext.readOnlyRootFilesystem must be True",
+    ),
+    "privileged": (
+        lambda job: container(job)["securityContext"].update(privileged=True),
+        "container ray-worker: securityContext.privileged must not be True",
+    ),
+    "root in a container": (
+        lambda job: container(job)["securityContext"].update(runAsUser=0),
+        "container ray-worker: securityContext.runAsUser makes it root",
+    ),
+    "perhaps root in a container": (
+        lambda job: container(job)["securityContext"].update(runAsNonRoot=False),
+        "container ray-worker: securityContext.runAsNonRoot must not be False",
+    ),
+    "no seccomp in a container": (
+        lambda job: container(job)["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+        "container ray-worker: securityContext.seccompProfile must not be {'type': 'Unconfined'}",
+    ),
+    "no apparmor": (
+        lambda job: worker(job)["securityContext"].update(appArmorProfile={"type": "Unconfined"}),
+        "pod: securityContext.appArmorProfile must not be {'type': 'Unconfined'}",
+    ),
+    "no apparmor by annotation": (
+        lambda job: templates_of(job)[1]["metadata"].update(
+            annotations={"container.apparmor.security.beta.kubernetes.io/ray-worker": "unconfined"}
+        ),
+        "annotation container.apparmor.security.beta.kubernetes.io/ray-worker=unconfined: leave it out",
+    ),
+    "whole proc": (
+        lambda job: container(job)["securityContext"].update(procMount="Unmasked"),
+        "securityContext.procMount must not be 'Unmasked'",
+    ),
+    "selinux": (
+        lambda job: worker(job)["securityContext"].update(seLinuxOptions={"type": "spc_t"}),
+        "pod: securityContext.seLinuxOptions may have a level alone",
+    ),
+    "kernel settings": (
+        lambda job: worker(job)["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]),
+        "pod: securityContext.sysctls must not be",
+    ),
+    "windows host process": (
+        lambda job: worker(job)["securityContext"].update(windowsOptions={"hostProcess": True}),
+        "pod: securityContext.windowsOptions must not be",
+    ),
+    "node's network": (
+        lambda job: worker(job).update(hostNetwork=True),
+        "rollout-spot: hostNetwork: the pod would share",
+    ),
+    "node's processes": (lambda job: head(job).update(hostPID=True), "headGroupSpec: hostPID: the pod would share"),
+    "node's memory": (lambda job: worker(job).update(hostIPC=True), "rollout-spot: hostIPC: the pod would share"),
+    "node's files": (
+        lambda job: worker(job)["volumes"].append({"name": "all", "hostPath": {"path": "/"}}),
+        "volume all: hostPath is not for pods",
+    ),
+    "node's port": (
+        lambda job: container(job)["ports"][0].update(hostPort=8080),
+        "container ray-worker: hostPort is a port of the node's",
+    ),
+    "probe of another host": (
+        lambda job: container(job).update(livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}),
+        "container ray-worker: a probe or hook names a host",
+    ),
+    "hook to another host": (
+        lambda job: container(job).update(lifecycle={"postStart": {"tcpSocket": {"host": "10.0.0.1", "port": 80}}}),
+        "container ray-worker: a probe or hook names a host",
+    ),
+    "privileged before it starts": (
+        lambda job: worker(job).update(initContainers=[{"name": "init", "image": "a:1"}]),
+        "container init: securityContext.allowPrivilegeEscalation",
+    ),
+    "key to the API server": (
+        lambda job: worker(job).pop("automountServiceAccountToken"),
+        "a worker that runs generated programs would hold a key",
+    ),
+    # secrets and images
+    "secret in plain sight": (
+        lambda job: container(job)["env"].append({"name": "HF_TOKEN", "value": "abc"}),
+        "env HF_TOKEN looks like a secret in plain sight",
+    ),
+    "password in an address": (
+        lambda job: container(job)["env"].append({"name": "PROXY", "value": "http://me:word@host"}),
+        "env PROXY looks like a secret",
+    ),
+    "image of no tag": (lambda job: container(job).update(image="ray"), "image 'ray' may be another one tomorrow"),
+    "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another one"),
+    "two images": (
+        lambda job: container(job).update(image="other:1"),
+        "pods have the images other:1, treadwheel:0.1.0-cpu",
+    ),
+    # room
+    "no disk": (
+        lambda job: container(job)["resources"]["requests"].pop("ephemeral-storage"),
+        "resources.requests has no ephemeral-storage",
+    ),
+    "more limit than request": (
+        lambda job: container(job)["resources"]["limits"].update(memory="9Gi"),
+        "resources.limits.memory is not what it requests",
+    ),
+    "shared memory on disk": (
+        lambda job: without(worker(job)["volumes"], "shared-mem"),
+        "/dev/shm is no emptyDir in Memory",
+    ),
+    "no place for files": (lambda job: without(container(job)["volumeMounts"], "tmp"), "/tmp cannot be written"),
+    "volume over the key to the API server": (
+        lambda job: container(job)["volumeMounts"][0].update(mountPath="/run/"),
+        "a volume at /run/ would take in the key to the API server",
+    ),
+    "no place for caches": (
+        lambda job: without(container(job)["volumeMounts"], "home"),
+        "/home/treadwheel cannot be written; mount an emptyDir there",
+    ),
+    "place for files that cannot be written": (
+        lambda job: container(job)["volumeMounts"][1].update(readOnly=True),
+        "/tmp cannot be written",
+    ),
+    "dashboard for the head alone": (
+        lambda job: cluster_of(job)["headGroupSpec"]["rayStartParams"].pop("dashboard-host"),
+        "rayStartParams.dashboard-host is not 0.0.0.0",
+    ),
+    "port of no name": (
+        lambda job: without(head(job)["containers"][0]["ports"], "as-metrics"),
+        "headGroupSpec: ports as-metrics have no name",
+    ),
+    # the job
+    "submitter pod": (lambda job: job["spec"].update(submissionMode="K8sJobMode"), "submissionMode='K8sJobMode'"),
+    "submitter left out": (lambda job: job["spec"].pop("submissionMode"), "submissionMode='K8sJobMode'"),
+    "nothing to run": (
+        lambda job: job["spec"].update(entrypoint=" "),
+        "entrypoint begins with 'nothing'; write treadwheel",
+    ),
+    "another program": (
+        lambda job: job["spec"].update(entrypoint="python train"),
+        "entrypoint begins with 'python'; write treadwheel train RUN.yaml",
+    ),
+    "open quote": (lambda job: job["spec"].update(entrypoint="treadwheel 'x"), "entrypoint is no line for a shell: No"),
+    "run file of another name": (
+        lambda job: head(job)["volumes"][-1]["configMap"].update(name="other-run"),
+        "ConfigMap other-run with the run file is not in this file, which has quickstart-run; name that one",
+    ),
+    "run file nowhere": (
+        lambda job: head(job)["containers"][0]["volumeMounts"][-1].update(mountPath="/etc/other"),
+        "headGroupSpec: no ConfigMap is mounted at /etc/treadwheel",
+    ),
+    "no time to start": (
+        lambda job: job["spec"].update(preRunningDeadlineSeconds=-1),
+        "preRunningDeadlineSeconds must be positive",
+    ),
+    "killed before it saves": (
+        lambda job: without(head(job)["containers"][0]["env"], "RAY_JOB_STOP_WAIT_TIME_S"),
+        "env RAY_JOB_STOP_WAIT_TIME_S is left out",
+    ),
+    "negative retries": (lambda job: job["spec"].update(backoffLimit=-1), "backoffLimit must not be negative"),
+    "no time": (lambda job: job["spec"].update(activeDeadlineSeconds=0), "activeDeadlineSeconds must be positive"),
+    "negative rest": (lambda job: job["spec"].update(ttlSecondsAfterFinished=-1), "ttlSecondsAfterFinished must not"),
+    "stays for ever": (lambda job: job["spec"].pop("shutdownAfterJobFinishes"), "the cluster would stay for ever"),
+    "rules and shutdown": (
+        lambda job: job["spec"].update(deletionStrategy={"deletionRules": [ONE_TIME]}),
+        "deletionRules and shutdownAfterJobFinishes exclude one another",
+    ),
+    "workers deleted where the cluster scales": (
+        deletes(rule("FAILED", "DeleteWorkers", 0)),
+        "deletionRules[0]: DeleteWorkers is refused where the cluster scales",
+    ),
+    "rule twice": (deletes(ONE_TIME, ONE_TIME), "deletionRules[1]: DeleteCluster at FAILED is there twice"),
+    "job before its cluster": (
+        deletes(ONE_TIME, rule("FAILED", "DeleteSelf", 4)),
+        "deletionRules at FAILED: workers go first, then the cluster, then the job",
+    ),
+    "negative rule": (
+        deletes(rule("FAILED", "DeleteCluster", -5)),
+        "deletionRules[0]: ttlSeconds must not be negative",
+    ),
+    "rule at no time": (
+        deletes({"policy": "DeleteSelf", "condition": {"ttlSeconds": 5}}),
+        "deletionRules[0]: write one of jobStatus and jobDeploymentStatus",
+    ),
+    "one end of the old form": (
+        deletes(onSuccess={"policy": "DeleteCluster"}),
+        "write either deletionRules or both onSuccess and onFailure",
+    ),
+    # what is no resource of KubeRay any more
+    "typo in the job": (
+        lambda job: job["spec"].update(backOffLimit=3),
+        "spec: KubeRay 1.7 has no field backOffLimit here",
+    ),
+    "typo in the autoscaler": (
+        lambda job: cluster_of(job)["autoscalerOptions"].update(idleTimeoutSecondz=3),
+        "spec.rayClusterSpec.autoscalerOptions: KubeRay 1.7 has no field idleTimeoutSecondz here",
+    ),
+    "typo in a group": (
+        lambda job: group(job).update(minReplica=3),
+        "spec.rayClusterSpec.workerGroupSpecs[0]: KubeRay 1.7 has no field minReplica here",
+    ),
+    "groups of text": (
+        lambda job: cluster_of(job).update(workerGroupSpecs="two"),
+        "spec.rayClusterSpec.workerGroupSpecs: input should be a valid list",
+    ),
+    "replicas of text": (
+        lambda job: group(job).update(replicas="2"),
+        "spec.rayClusterSpec.workerGroupSpecs[0].replicas: input should be a valid integer",
+    ),
+    "no head": (lambda job: cluster_of(job).pop("headGroupSpec"), "spec.rayClusterSpec.headGroupSpec: field required"),
+    "no container": (lambda job: worker(job).update(containers=[]), "containers: list should have at least 1 item"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_rule_is_told(name):
+    change, words = BROKEN[name]
+    made = resource("quickstart.yaml")
+    change(made)
+    assert re.match(r"f\.yaml: (\d+ problem\(s\)|RayJob cannot be read)", message := told(made)), message
+    assert words in message
+
+
+def applications(*names, **more):
+    def change(service):
+        one = [{"name": name, "import_path": "a:b", **more} for name in names]
+        service["spec"]["serveConfigV2"] = yaml.safe_dump({"applications": one})
+
+    return change
+
+
+BROKEN_SERVICES = {
+    "name too long": (
+        lambda service: service["metadata"].update(name="a" * 48),
+        "metadata.name has 48 characters; at most 47",
+    ),
+    "no applications": (applications(), "serveConfigV2 has no applications"),
+    "nothing said": (lambda service: service["spec"].pop("serveConfigV2"), "serveConfigV2 has no list of applications"),
+    "no YAML": (lambda service: service["spec"].update(serveConfigV2="a: [b"), "ParserError: while parsing"),
+    "application of no name": (
+        lambda service: service["spec"].update(serveConfigV2="applications: [{import_path: a}]"),
+        "KeyError: 'name'",
+    ),
+    "applications of one name": (applications("a", "a"), "serveConfigV2: name 'a' is there 2 times"),
+    "applications of one address": (applications("a", "b"), "serveConfigV2: route_prefix '/' is there 2 times"),
+    "another port": (
+        lambda service: service["spec"].update(
+            serveConfigV2=service["spec"]["serveConfigV2"] + "http_options: {port: 80}\n"
+        ),
+        "workerGroupSpecs server: no port serve with the number 80",
+    ),
+    "services of another name": (
+        lambda service: cluster_of(service)["headGroupSpec"].update(headService={"metadata": {"name": "mine"}}),
+        "headGroupSpec.headService.metadata.name is refused",
+    ),
+    "upgrade of another kind": (
+        lambda service: service["spec"].update(upgradeStrategy={"type": "Rolling"}),
+        "upgradeStrategy.type='Rolling'",
+    ),
+    "negative rest": (
+        lambda service: service["spec"].update(rayClusterDeletionDelaySeconds=-1),
+        "rayClusterDeletionDelaySeconds must not be negative",
+    ),
+    "no token": (lambda service: cluster_of(service).pop("authOptions"), "authOptions.mode is not token"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SERVICES)
+def test_a_broken_rule_of_services_is_told(name):
+    change, words = BROKEN_SERVICES[name]
+    made = resource("rayservice.yaml")
+    change(made)
+    message = told(made)
+    assert message.startswith("f.yaml: ") and words in message, message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda service: service["spec"].update(upgradeStrategy={"type": "None"}, rayClusterDeletionDelaySeconds=0),
+        applications("a", route_prefix="/a"),
+    ],
+)
+def test_services_that_kuberay_takes_are_no_problem(change):
+    made = resource("rayservice.yaml")
+    change(made)
+    assert told(made) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        deletes(
+            rule("FAILED", "DeleteCluster", 5), rule("FAILED", "DeleteSelf", 5), rule("SUCCEEDED", "DeleteSelf", 1)
+        ),
+        deletes(onSuccess={"policy": "DeleteCluster"}, onFailure={"policy": "DeleteSelf"}),
+        lambda job: worker(job).update(restartPolicy="Never"),
+        lambda job: container(job)["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {}}}),
+        lambda job: job["metadata"].update(name="a" * 47),
+    ],
+)
+def test_what_kuberay_takes_is_no_problem(change):
+    made = resource("quickstart.yaml")
+    change(made)
+    assert told(made) == ""
+
+
+def test_several_problems_are_told_at_once():
+    made = resource("quickstart.yaml")
+    made["spec"].update(submissionMode="SidecarMode", entrypoint="")
+    assert told(made).startswith("f.yaml: 2 problem(s)\n  RayJob quickstart: submissionMode")
+
+
+def test_a_ray_that_is_not_the_one_here_is_told():
+    assert "rayVersion='2.60.0' is not the Ray 2.61.1 that treadwheel stands on" in told(
+        resource("quickstart.yaml"), installed_ray="2.61.1"
+    )
+
+
+def test_a_file_without_a_resource_of_kuberays_is_told():
+    with pytest.raises(ConfigError, match=r"f\.yaml has no RayJob, RayCluster or RayService"):
+        checks.check([{"kind": "ConfigMap"}, None, "text"], source="f.yaml")

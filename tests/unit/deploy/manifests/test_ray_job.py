@@ -1,0 +1,269 @@
+"""RayJob and RayCluster of a run."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from deploy.config.loading import load
+from deploy.manifests import ray_cluster, ray_job
+from deploy.manifests.site import Site
+from tests.unit.deploy.manifests.made import (
+    GPU,
+    KUBERAY,
+    QUICKSTART,
+    cluster_of,
+    groups_of,
+    job,
+    resource,
+    run,
+    templates_of,
+)
+
+SHARED = Site(run_claim="treadwheel")
+
+
+def test_the_entrypoint_trains_the_mounted_run_file_with_the_overrides_and_a_run_dir_on_the_volume():
+    made = ray_job.job(run(GPU, "num_steps=3", "run_dir=here", "reward.env=[A, B]"), SHARED)[1]["spec"]
+    words = shlex.split(made["entrypoint"])
+    assert words[:3] == ["treadwheel", "train", "/etc/treadwheel/run.yaml"]
+    assert {"num_steps=3", "reward.env=[A, B]", "run_dir=/treadwheel/here"} <= {*words} and "run_dir=here" not in words
+    assert words[-4:] == ["--wait-for-nodes", "30m", "--wait-for-claim", "10m"]
+    assert made["metadata"] == {"run_dir": "/treadwheel/here"}
+
+
+@pytest.mark.parametrize(
+    ("site", "label"),
+    [
+        # Workers on demand leave before those on spot nodes, which this label tells apart.
+        (Site(run_claim="treadwheel", spot={}), "ray.io/market-type=spot"),
+        (Site(run_claim="treadwheel"), "treadwheel/pods=rollout"),
+        # The run directory is on the head: no other pod may have the learner.
+        (Site(spot={}), "treadwheel/pods=rollout"),
+    ],
+)
+def test_learner_and_services_stay_off_the_pods_that_may_be_taken_away(site, label):
+    made = ray_job.job(run(GPU, "elastic.spot=a=b"), site)[1]
+    settings = [word for word in shlex.split(made["spec"]["entrypoint"]) if word.startswith("elastic.spot=")]
+    assert settings == [f"elastic.spot={label}"]
+    key, _, value = label.partition("=")
+    labelled = {name for name, group in groups_of(made).items() if group["labels"].get(key) == value}
+    assert labelled and "learner" not in labelled
+    rollouts = {name for name in groups_of(made) if name.startswith("rollout")}
+    assert labelled == (rollouts if key == "treadwheel/pods" else {"rollout-spot"})
+
+
+def test_the_config_map_holds_the_values_of_the_run_file_and_none_of_its_comments(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("""
+# hub token: hunter2
+model: {path: m, dtype: float32}  # the password is hunter2
+prompts: {name: file, path: "#p.jsonl"}
+reward: {judge: exact_match}
+optimizer: {learning_rate: 5e-4}
+sampling:
+  stop:  # hunter2
+  - |  # hunter2
+    # 1
+  - "5e-4"
+""")
+    config_map, made = ray_job.job(ray_job.read(str(file), []), Site())
+    (text,) = config_map["data"].values()
+    assert "hunter2" not in text
+    (tmp_path / "run.yaml").write_text(text)
+    assert load(tmp_path / "run.yaml") == load(file)
+    assert config_map["metadata"]["name"] == "mine-run" and made["metadata"]["name"] == "mine"
+    head = cluster_of(made)["headGroupSpec"]["template"]["spec"]
+    assert {"name": "config", "configMap": {"name": "mine-run"}} in head["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "place"),
+    [("runs/a", "/treadwheel/runs/a"), ("/treadwheel/b", "/treadwheel/b"), ("s3://bucket/c", "s3://bucket/c")],
+)
+def test_a_run_directory_lies_on_the_volume_or_in_the_object_store(run_dir, place):
+    assert ray_job.job(run(GPU, f"run_dir={run_dir}"), SHARED)[1]["spec"]["metadata"]["run_dir"] == place
+
+
+@pytest.mark.parametrize("site", [Site(), SHARED, Site(spot={}), Site(run_claim="treadwheel", spot={}, queue="mine")])
+@pytest.mark.parametrize("run_dir", ["/data/a", "../a", "/treadwheel", "/run/a"])
+def test_a_run_directory_on_no_volume_is_refused(site, run_dir):
+    with pytest.raises(
+        ConfigError, match=r"is on no volume of the pods; make it relative, or a folder below /treadwheel"
+    ):
+        ray_job.job(run(GPU, f"run_dir={run_dir}"), site)
+
+
+def test_without_a_volume_the_head_holds_learner_and_services():
+    made = cluster_of(job())
+    assert made["headGroupSpec"]["rayStartParams"]["num-cpus"] == "3"
+    assert [*groups_of(job())] == ["rollout"]
+
+
+def test_with_a_volume_the_head_holds_no_actor():
+    made = job(SHARED)
+    assert cluster_of(made)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert [*groups_of(made)] == ["learner", "rollout"]
+
+
+def test_spot_nodes_come_before_others_and_after_the_learner():
+    made = job(Site(run_claim="treadwheel", spot={"node_selector": {"pool": "spot"}}), path=GPU)
+    groups = groups_of(made)
+    assert {name: group["priority"] for name, group in groups.items()} == {
+        "learner": 20,
+        "rollout-spot": 10,
+        "rollout-on-demand": 0,
+    }
+    assert {name: group["labels"]["ray.io/market-type"] for name, group in groups.items()} == {
+        "learner": "on-demand",
+        "rollout-spot": "spot",
+        "rollout-on-demand": "on-demand",
+    }
+    assert groups["rollout-spot"]["template"]["spec"]["nodeSelector"] == {"pool": "spot"}
+    assert "nodeSelector" not in groups["learner"]["template"]["spec"]
+
+
+def test_head_and_learner_have_the_time_to_save_where_spot_nodes_leave_25_seconds():
+    made = job(Site(run_claim="treadwheel", spot={}, grace_s=25), path=GPU)
+    found = [
+        (template["spec"]["terminationGracePeriodSeconds"], template["spec"]["containers"][0]["env"][0]["value"])
+        for template in templates_of(made)
+    ]
+    # head, learner, rollout-spot, rollout-on-demand
+    assert found == [(120, "110"), (120, "110"), (25, "15"), (120, "110")]
+
+
+def disks(run, site):
+    return [
+        template["spec"]["containers"][0]["resources"]["limits"]["ephemeral-storage"]
+        for template in templates_of(ray_job.job(run, site)[1])
+    ]
+
+
+def test_a_pod_has_the_sites_disk_and_the_learners_a_checkpoint_on_its_way_to_a_store():
+    plain = run(GPU, "run_dir=s3://bucket/a")
+    assert disks(plain, Site(spot={}, overflow=False)) == ["20Gi", "20Gi", "20Gi"]
+    assert disks(plain, Site(spot={}, overflow=False, scratch_gib=114)) == ["114Gi"] * 3
+    # head, learner, rollout-spot
+    assert disks(replace(plain, upload_gib=92), Site(spot={}, overflow=False)) == ["20Gi", "112Gi", "20Gi"]
+
+
+@pytest.fixture
+def large(tmp_path):
+    """2**29 parameters of tied embeddings, and less than 2**20 others."""
+    config = json.loads(Path("deploy/quickstart/model/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2**22, "tie_word_embeddings": True}))
+    return f"model.path={tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib"),
+    [
+        # 12 bytes of state and 4 of the model, half a GiB times 16; and a little for the others.
+        (["run_dir=s3://bucket/a"], 9),
+        (["run_dir=s3://bucket/a", "learner.num_ranks=4"], 9),
+        (["run_dir=s3://bucket/a", "model.dtype=bfloat16"], 8),
+        (["run_dir=runs/a"], 0),
+        (["run_dir=s3://bucket/a", "model.path=org/model"], 0),
+    ],
+)
+def test_a_checkpoint_for_a_store_is_counted_where_the_model_is_at_hand(large, overrides, gib):
+    assert ray_job.read(QUICKSTART, [large, *overrides]).upload_gib == gib
+
+
+def test_no_pod_is_there_before_the_run_asks_for_it():
+    for group in groups_of(job(SHARED, path=GPU)).values():
+        assert group["replicas"] == group["minReplicas"] == 0 < group["maxReplicas"]
+
+
+def test_gpus_are_asked_for_and_their_taint_is_tolerated():
+    made = groups_of(job(SHARED, path=GPU))["rollout"]["template"]["spec"]
+    assert made["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in made["tolerations"]
+
+
+def test_secrets_come_by_reference_into_every_pod():
+    site = Site(secrets={"HF_TOKEN": {"secret": "hub", "key": "token"}}, token_secret="cluster-token")
+    made = job(site)
+    for template in templates_of(made):
+        assert {
+            "name": "HF_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}},
+        } in template["spec"]["containers"][0]["env"]
+    assert cluster_of(made)["authOptions"] == {"mode": "token", "secretName": "cluster-token"}
+
+
+def test_a_stopped_job_has_the_time_that_saving_may_take():
+    made = ray_job.job(run(GPU, "checkpoint.stop_timeout_s=200"), SHARED)[1]
+    env = cluster_of(made)["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": "230"} in env
+
+
+@pytest.mark.parametrize("secret", ["api_key: sk-1", "note: see hf_abcdefghijklmnopqrstuvwxyz01234567"])
+def test_a_run_file_with_a_secret_is_refused(tmp_path, secret):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"model: {{path: m}}\nprompts: {{name: file, path: p.jsonl}}\nreward: {{judge: {{name: 'my:judge', {secret}}}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"has a secret in it, .* name the variable below `secrets` in the site file"):
+        ray_job.read(str(file), [])
+
+
+def test_a_job_is_retried_has_an_end_and_leaves_its_head_for_a_while():
+    spec = job(Site(retries=2, keep_s=60, deadline_s=100))["spec"]
+    assert spec["backoffLimit"] == 2 and spec["activeDeadlineSeconds"] == 100 and spec["preRunningDeadlineSeconds"] > 0
+    assert spec["shutdownAfterJobFinishes"] is True and spec["ttlSecondsAfterFinished"] == 60
+    assert job()["spec"]["backoffLimit"] == 3
+
+
+def test_the_head_has_memory_for_the_driver_and_is_on_no_node_that_goes():
+    head = cluster_of(job(Site(run_claim="treadwheel", spot={})))["headGroupSpec"]
+    assert head["template"]["spec"]["containers"][0]["resources"]["requests"]["memory"] == "8Gi"
+    assert head["labels"] == {"ray.io/market-type": "on-demand"}
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_every_pod_is_nobodys_but_a_users_and_its_shared_memory_holds_rays_objects(name):
+    for template in templates_of(resource(name)):
+        spec = template["spec"]
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        gib = int(spec["containers"][0]["resources"]["limits"]["memory"].removesuffix("Gi"))
+        (shared,) = (each["emptyDir"] for each in spec["volumes"] if each["name"] == "shared-mem")
+        # Ray takes 30 % of the memory for its objects.
+        assert shared == {"medium": "Memory", "sizeLimit": f"{int(gib * 0.3)}Gi"}
+
+
+@pytest.mark.parametrize(("made", "most"), [(ray_job.job, 47), (ray_job.cluster, 53)])
+def test_a_name_has_room_for_what_kuberay_appends(made, most):
+    assert made(run(), Site(name="a" * most))[-1]["metadata"]["name"] == "a" * most
+    with pytest.raises(ConfigError, match=f"has {most + 1} characters; Kubernetes needs at most {most} here"):
+        made(run(), Site(name="a" * (most + 1)))
+
+
+def test_a_run_file_whose_name_is_no_kubernetes_name_asks_for_one():
+    with pytest.raises(ConfigError, match=r"name '7b' .* a letter first: give `name` in the site file"):
+        ray_job.job(run(name="7b"), Site())
+
+
+def test_a_queue_admits_the_job_slice_by_slice():
+    metadata = job(Site(queue="mine"))["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "mine"
+    assert metadata["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+
+
+def test_a_cluster_for_jobs_has_the_pods_of_the_run_and_no_run_file():
+    made = ray_job.cluster(run(GPU, name="gpu"), SHARED)
+    assert [each["kind"] for each in made] == ["RayCluster"]
+    assert [*groups_of(made[0])] == ["learner", "rollout"]
+    assert "config" not in yaml.safe_dump(made[0]["spec"]["headGroupSpec"])
+    assert ray_cluster.LARGEST_NAME == 53

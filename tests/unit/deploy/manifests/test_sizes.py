@@ -1,0 +1,89 @@
+"""Pods of a run, with numbers worked out by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.contracts.errors import ConfigError
+from cluster.supervision.placement import ClusterResources, Node, plan
+from deploy.config.loading import load
+from deploy.manifests.sizes import Pods, sizes
+from tests.unit.deploy.manifests.made import GPU, QUICKSTART
+
+LARGEST = Node(cpus=64, gpus=8)
+NEEDS = ("reference_logprobs",)
+
+
+def of(path, *overrides, largest=LARGEST, shares_files=True, needs=NEEDS):
+    return sizes(load(path, overrides), needs, largest=largest, shares_files=shares_files)
+
+
+def test_the_quickstart_has_a_base_of_2_and_a_quarter_and_a_half_cpus_and_workers_of_2():
+    made = of(QUICKSTART)
+    assert made.base == Pods(cpus=3, gpus=0, most=1)
+    assert made.rollout == Pods(cpus=2, gpus=0, most=1)
+    assert not made.needs_gpus
+
+
+def test_as_many_worker_pods_as_the_run_may_grow_to():
+    assert of(QUICKSTART, "elastic.max_workers=5").rollout.most == 5
+    assert of(QUICKSTART, "rollout.num_workers=7", "elastic.max_workers=5").rollout.most == 7
+
+
+def test_ranks_go_into_pods_of_the_largest_size_and_services_beside_them():
+    # 12 ranks of 1 GPU and 6 CPUs: 8 and 4; two services of a quarter CPU fit beside the 48 CPUs.
+    made = of(GPU, "learner.num_ranks=12", "reward.num_services=2", needs=())
+    assert made.base == Pods(cpus=49, gpus=8, most=2)
+    assert made.rollout == Pods(cpus=6, gpus=1, most=16)
+
+
+def test_workers_that_share_a_gpu_share_a_pod():
+    made = of(GPU, "rollout.gpus_per_worker=0.5", "rollout.cpus_per_worker=3", "elastic.max_workers=5")
+    assert made.rollout == Pods(cpus=6, gpus=1, most=3)
+
+
+def test_an_actor_beyond_the_largest_pod_is_refused_with_both_sizes():
+    with pytest.raises(ConfigError, match=r"rollout_worker-0 asks for 6 CPUs and 16 GPUs, .* has 64 and 8"):
+        of(GPU, "rollout.gpus_per_worker=16", "rollout.tensor_parallel_size=16")
+
+
+def test_a_base_in_two_pods_needs_files_that_both_see():
+    with pytest.raises(ConfigError, match=r"learner and services take 2 pods, .*run_claim in the site file"):
+        of(GPU, "learner.num_ranks=12", shares_files=False)
+    assert not of(GPU, "learner.num_ranks=12", "run_dir=s3://bucket/run", shares_files=False).base_is_on_head
+
+
+def test_the_learners_pods_have_room_for_a_checkpoint_that_goes_to_a_store():
+    made = sizes(load(GPU), (), largest=LARGEST, shares_files=True, upload_gib=92)
+    assert made.base.upload_gib == 92 and made.rollout.upload_gib == 0
+
+
+@given(
+    ranks=st.integers(1, 20),
+    workers=st.integers(1, 30),
+    rank_gpus=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    worker_gpus=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 8.0]),
+    cpus=st.sampled_from([0.5, 1.0, 3.0, 6.0]),
+    services=st.integers(1, 12),
+)
+def test_the_run_fits_into_all_its_pods_without_sharing_cpus(ranks, workers, rank_gpus, worker_gpus, cpus, services):
+    config = load(
+        GPU,
+        [
+            f"learner.num_ranks={ranks}",
+            f"learner.gpus_per_rank={rank_gpus}",
+            f"learner.cpus_per_rank={cpus}",
+            f"rollout.num_workers={workers}",
+            f"rollout.gpus_per_worker={worker_gpus}",
+            f"rollout.cpus_per_worker={cpus}",
+            f"reward.num_services={services}",
+            "elastic.max_workers=null",
+            "elastic.spot=pods=rollout",
+        ],
+    )
+    made = sizes(config, NEEDS, largest=LARGEST, shares_files=True)
+    base, rollout = made.base, made.rollout
+    nodes = [Node(cpus=base.cpus, gpus=base.gpus)] * base.most
+    nodes += [Node(cpus=rollout.cpus, gpus=rollout.gpus, is_spot=True)] * rollout.most
+    placed = plan(config, ClusterResources(nodes=tuple(nodes)), needs=NEEDS)
+    assert not placed.is_time_shared and placed.num_missing_workers == 0

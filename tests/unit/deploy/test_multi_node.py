@@ -1,0 +1,88 @@
+"""Several machines without Kubernetes: each file is read by its own tool, as far as that is installed."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from deploy.config.loading import load
+
+SBATCH = "deploy/slurm/train.sbatch"
+SKYPILOT = "deploy/skypilot/train.yaml"
+
+
+def cluster():
+    return yaml.safe_load(Path("ray_cluster.yaml").read_text(encoding="utf-8"))
+
+
+def test_ray_takes_the_cluster_file():
+    validate_config(prepare_config(cluster()))
+
+
+@pytest.mark.parametrize("broken", [{"provder": {}}, {"max_workers": "two"}])
+def test_ray_refuses_a_field_that_it_does_not_know_and_a_wrong_type(broken):
+    with pytest.raises(Exception, match=r"provder|two"):
+        validate_config(cluster() | broken)
+
+
+def test_every_ray_of_the_cluster_asks_for_the_token_and_workers_drain():
+    head, worker = cluster()["head_start_ray_commands"][-1], cluster()["worker_start_ray_commands"][-1]
+    assert "RAY_AUTH_MODE=token" in head and "RAY_AUTH_MODE=token" in worker
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=60 nohup ray start" in worker and "--block" in worker
+    assert worker.endswith("&"), "ray up waits for the command"
+
+
+def scripts():
+    task = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))
+    commands = [*cluster()["head_start_ray_commands"], *cluster()["worker_start_ray_commands"]]
+    return [Path(SBATCH).read_text(encoding="utf-8"), task["setup"], task["run"], *commands]
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_bash_reads_every_script(script):
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_shellcheck_finds_nothing():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs shellcheck")
+    done = subprocess.run(["shellcheck", SBATCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_batch_script_says_how_it_is_called():
+    done = subprocess.run(["bash", SBATCH], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("usage: sbatch deploy/slurm/train.sbatch RUN.yaml")
+
+
+def test_the_skypilot_task_names_a_run_file_that_is_there_and_holds_no_token():
+    task = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))
+    load(task["envs"]["RUN"])
+    assert task["secrets"] == {"RAY_AUTH_TOKEN": None}
+    assert "RAY_AUTH_MODE=token" in task["run"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_the_skypilot_task_ends_as_its_run_does(code, tmp_path):
+    """A managed job is tried again if it failed: Ray's stop after the run succeeds always."""
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "activate").touch()
+    for name, status in {"treadwheel": code, "ray": 0}.items():
+        (tools / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tools / name).chmod(0o755)
+    nodes = {
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NODE_RANK": "0",
+        "RUN": "run.yaml",
+        "RUN_DIR": "/shared",
+    }
+    script = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["run"]
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", **nodes}
+    assert subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment).returncode == code
