@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 import ray
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.remote.failures import answer_of
@@ -71,7 +71,23 @@ async def is_seat_lost(seat: Seat) -> bool:
     return seat.index not in await _good_seats_of(seat.group).get()
 
 
-@lru_cache(maxsize=2)  # a run has two placement groups at most
+async def lost_groups(groups: Iterable[Any]) -> list[Any]:
+    """Those of the placement groups with a dead node for which Ray has found no other one yet."""
+    lost = await answer_of_head(_lost_groups)
+    return [group for group in groups if group.id.hex() in lost]
+
+
+def _lost_groups() -> set[str]:
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return {group_id for group_id, group in table.items() if group["state"] == "RESCHEDULING"}
+
+
+async def give_back(group: Any) -> None:
+    """Ends what is in the placement group."""
+    await answer_of_head(partial(remove_placement_group, group))
+
+
+@lru_cache(maxsize=1024)  # placement groups of the runs of this process
 def _good_seats_of(placement_group: Any) -> SharedAnswer[set[int]]:
     return SharedAnswer(partial(_good_seats, placement_group))
 

@@ -114,19 +114,19 @@ class PlacementPlan:
         return notes
 
     def groups(self) -> list[SeatGroup]:
-        """In the order in which they are to be reserved. One for all seats; where nodes may be taken away, one of the actors that stay on
-        others, then one of the workers.
+        """In the order in which they are to be reserved. One for all seats; where nodes may be taken away, first one of the actors that
+        stay on others, then one for each worker.
 
         Ray gives out the seats of a group by their size, whatever their labels: a large worker would take the only place where a small
-        learner may be, and the group would never be placed though it has room.
+        learner may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is
+        lost, and no other worker notices.
         """
         everyone = range(len(self.bundles))
         if not self.off_spot:
             return [self._group(everyone, self.strategy, {})]
         staying = [seat for seat in everyone if not self.bundles[seat].may_be_on_spot]
         workers = [seat for seat in everyone if self.bundles[seat].may_be_on_spot]
-        groups = [self._group(staying, "PACK", self.off_spot)]
-        return [*groups, self._group(workers, self.strategy, {})] if workers else groups
+        return [self._group(staying, "PACK", self.off_spot), *(self._group([worker], "PACK", {}) for worker in workers)]
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         bundles = [self.bundles[seat] for seat in seats]

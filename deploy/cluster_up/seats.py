@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
-from cluster.remote.nodes import Seat, is_seat_lost
+from cluster.remote.nodes import Seat, give_back, is_seat_lost, lost_groups
 from cluster.supervision.placement import PlacementPlan, SeatGroup
 from cluster.supervision.supervisor import note_waiting
 from cluster.supervision.tasks import background
@@ -27,7 +27,7 @@ class Seats:
 
     def __init__(self, seats: Mapping[int, Seat], *, start_s: float, events: Events) -> None:
         """`seats` are by the index of the bundle that they hold. `start_s` is the deadline for an actor to come up."""
-        self._seats = seats
+        self._seats = dict(seats)
         self._start_s = start_s
         self._events = events
         self._vacant: list[ActorSpec] = []
@@ -65,8 +65,13 @@ class Seats:
             raise wait.too_late(error) from error
 
     async def _placed(self, spec: ActorSpec, wait: AwaitedNode) -> RemoteActor:
-        if spec.bundle is not None:
-            return await self._spawn(spec)
+        if self._seat_of(spec) is not None:
+            try:
+                return await self._spawn(spec)
+            except WorkerError:
+                if self._seat_of(spec) is not None:
+                    raise
+                # The seat was given back meanwhile: as for a worker that joins.
         is_seated = spec.name in self._taken or await self._takes_seat(spec)
         if not is_seated and (actor := await self._spawn_outside(spec, wait)):
             return actor
@@ -76,8 +81,28 @@ class Seats:
     def vacate(self, spec: ActorSpec) -> None:
         """The worker has left for good. Its seat, if it had one, is for a worker that waits, or for the next that joins."""
         seat = self._taken.pop(spec.name, spec)
-        if seat.bundle is not None:
+        if self._seat_of(seat) is not None:
             self._vacant.append(seat)
+
+    async def give_back_lost(self, alone: Collection[int]) -> None:
+        """Gives back those of the seats `alone`, each a placement group of its own, whose node died and for which Ray has no other node.
+        Their workers look for nodes like those that join. Never returns.
+
+        Ray's head looks for another place without a pause, as long as living nodes would have one if nobody else were there: it takes a
+        core and answers nobody in time (Ray 2.60; ray-project/ray#65007).
+        """
+        left = {self._seats[index].group: index for index in alone}
+        while left:
+            await asyncio.sleep(_SEAT_CHECK_S)
+            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
+                for group in await lost_groups(left):
+                    self._forget(left.pop(group))
+                    await give_back(group)
+
+    def _forget(self, index: int) -> None:
+        del self._seats[index]
+        self._vacant = [seat for seat in self._vacant if seat.bundle != index]
+        self._taken = {name: seat for name, seat in self._taken.items() if seat.bundle != index}
 
     async def _has_no_node(self, spec: ActorSpec) -> bool:
         """Of an actor that has not started yet."""
@@ -85,7 +110,8 @@ class Seats:
         return seat is None or await is_seat_lost(seat)
 
     def _seat_of(self, spec: ActorSpec) -> Seat | None:
-        return None if spec.bundle is None else self._seats[spec.bundle]
+        """None too when it was given back."""
+        return None if spec.bundle is None else self._seats.get(spec.bundle)
 
     async def _takes_seat(self, spec: ActorSpec) -> bool:
         """Whether a vacant seat is the worker's from now on."""
@@ -97,9 +123,9 @@ class Seats:
         return False
 
     async def _is_good(self, seat: ActorSpec) -> bool:
-        assert seat.bundle is not None
+        place = self._seat_of(seat)
         try:
-            return not await is_seat_lost(self._seats[seat.bundle])
+            return place is not None and not await is_seat_lost(place)
         except TreadwheelError:  # nobody knows: the worker asks again, or finds a node
             return False
 
@@ -142,19 +168,27 @@ async def seats(
     """Reserves what the plan asks for, and gives it back at the end. `start_s` is the deadline for an actor to come up, and without
     `reserved` for the cluster to free its resources: raises WorkerError when that takes longer."""
     reserved = reserved or partial(_freed, within_s=start_s)
-    groups: list[Any] = []
-    found: dict[int, Seat] = {}
+    made: list[tuple[Any, SeatGroup]] = []
+    first, *others = placement.groups()
     try:
-        for asked in placement.groups():
-            labels = [asked.node_labels] * len(asked.seats)
-            group = placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
-            groups.append(group)
-            await reserved(group, asked)
-            found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
-        yield Seats(found, start_s=start_s, events=events)
+        for asked_together in ([first], others):
+            made += (asking := [(_asked(each), each) for each in asked_together])
+            for group, asked in asking:
+                await reserved(group, asked)
+        found = {seat: Seat(group, index) for group, asked in made for index, seat in enumerate(asked.seats)}
+        taken = Seats(found, start_s=start_s, events=events)
+        async with background() as tasks:
+            tasks.create_task(taken.give_back_lost([seat for each in others for seat in each.seats]))
+            yield taken
     finally:
-        for group in groups:
+        for group, _ in made:
             remove_placement_group(group)
+
+
+def _asked(asked: SeatGroup) -> Any:
+    """A placement group, which is reserved later."""
+    labels = [asked.node_labels] * len(asked.seats)
+    return placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
 
 
 async def _freed(group: Any, asked: SeatGroup, *, within_s: float) -> None:

@@ -58,6 +58,7 @@ class AwaitedNodes:
     async def reserved(self, group: Any, asked: SeatGroup) -> None:
         """Returns when Ray has reserved `group`. Raises WorkerError when the time is over."""
         placed = asyncio.ensure_future(_placed(group))
+        has_waited = False
         try:
             while not (await asyncio.wait({placed}, timeout=max(0.0, min(_LOOK_S, self._left_s()))))[0]:
                 missing = await self._missing(group.id.hex())
@@ -67,12 +68,14 @@ class AwaitedNodes:
                         "the autoscaler's groups or the quota, wait longer, or ask for less"
                     )
                 self._say(missing)
+                has_waited = True
             placed.result()
         finally:
             placed.cancel()
         self._found.update(asked.seats)
-        if self._said:
-            self._say(f"{len(self._found)} of {len(self._placement.bundles)} seats are reserved")
+        num_seats = len(self._placement.bundles)
+        if has_waited or (self._said and len(self._found) == num_seats):
+            self._say(f"{len(self._found)} of {num_seats} seats are reserved")
 
     def _left_s(self) -> float:
         return self._began + self._wait_s - self._loop.time()

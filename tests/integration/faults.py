@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import pyarrow as pa
@@ -219,7 +219,8 @@ def slowed(run: Run, actor: str) -> Iterator[None]:
     def slow() -> None:
         while not is_over.wait(0.05) and (pid := run.strike(actor, signal.SIGSTOP)):
             is_over.wait(0.5)
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=slow)
     thread.start()
@@ -230,6 +231,35 @@ def slowed(run: Run, actor: str) -> Iterator[None]:
         thread.join()
 
 
+@contextlib.contextmanager
+def learner_held(run: Run, *, process: "Watched") -> Iterator[None]:
+    """The learner stands still, and the groups that it may be given next wait for it. One that is stopped while it sends weights would
+    hold up the workers too: it is let go, and stopped again."""
+    until(functools.partial(_is_held, run), process=process, seconds=90.0)
+    try:
+        yield
+    finally:
+        run.strike("learner-0", signal.SIGCONT)
+
+
+def _is_held(run: Run) -> bool:
+    since = time.time()
+    run.strike("learner-0", signal.SIGSTOP)
+    while time.time() < since + 15:
+        if _is_idle(run, since=since + 2):
+            return True
+        time.sleep(0.2)
+    run.strike("learner-0", signal.SIGCONT)
+    return False
+
+
+def _is_idle(run: Run, *, since: float) -> bool:
+    """Whoever makes groups has had nothing left to do at that time."""
+    status = json.loads(run.directory.read_text("status.json"))
+    makers = {each["phase"] for each in status["actors"] if each["actor"].startswith(("rollout-", "reward"))}
+    return status["time"] > since and makers - {"starting"} == {"idle"}
+
+
 def is_actor(pid: int) -> bool:
     try:
         return psutil.Process(pid).cmdline()[0].startswith("ray::")
@@ -237,14 +267,23 @@ def is_actor(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], Any], *, process: Background | None = None, seconds: float = 900.0) -> None:
+class Watched(Protocol):
+    """What a test waits beside."""
+
+    def assert_runs(self) -> None: ...
+
+    @property
+    def output(self) -> str: ...
+
+
+def until(condition: Callable[[], Any], *, process: Watched | None = None, seconds: float = 900.0) -> None:
     """Polls finely: moments such as `while a checkpoint is written` are short. Never takes more than a fifth of a core for it."""
     deadline = time.monotonic() + seconds
     while True:
         asked = time.monotonic()
         if condition():
             return
-        assert asked < deadline, "the condition never came true"
+        assert asked < deadline, f"the condition never came true:\n{process.output if process else ''}"
         if process is not None:
             process.assert_runs()
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))

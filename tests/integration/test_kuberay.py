@@ -90,7 +90,7 @@ def grown(tmp_path_factory) -> Grown:
         until(lambda: joined.is_scaled_down, process=job)
         job.stop()
         until(job.is_over)
-        logs = job.logs()
+        logs = job.output
         until(lambda: operator.living() == [])
         retry = submit(cluster, run, f"num_steps={run.num_steps() + 3}", name="quickstart-retry")
         until(retry.is_over)
@@ -173,7 +173,7 @@ def test_twenty_deaths_of_spot_pods_cost_no_group_and_double_none(tmp_path):
         until(lambda: run.num_steps() >= goes_on_from + 3, process=job)
         job.stop()
         until(job.is_over)
-        assert job.status() == "STOPPED", job.logs()
+        assert job.status() == "STOPPED", job.output
     consumed = [index for groups in run.groups() for index in groups]
     assert consumed == [*range(len(consumed))]
     assert run.problems() == ()

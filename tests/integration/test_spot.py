@@ -3,11 +3,17 @@
 import contextlib
 import functools
 import json
-import signal
 
 import pytest
 
-from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, write_run
+from tests.integration.faults import (
+    Run,
+    assert_equal_bit_for_bit,
+    learner_held,
+    slowed,
+    undisturbed_run,
+    write_run,
+)
 from tests.integration.faults import until as until_true
 from tests.integration.ray_nodes import SYSTEM, SpotNode, ray_nodes
 from tests.models import make_tiny_model
@@ -35,6 +41,7 @@ def spot_run(folder, *, model=None, **settings):
         "rollout__num_workers": 2,
         "rollout__cpus_per_worker": 0.8,
         "supervision": {"heartbeat_s": 1, "hang_s": 60},
+        "elastic": {"spot": SpotNode.LABEL},
     }
     return Run(folder / "run"), write_run(folder, model or make_tiny_model(folder / "model"), **defaults | settings)
 
@@ -54,11 +61,10 @@ def test_finished_groups_leave_a_node_that_ends_and_what_a_killed_node_took_is_s
         until(lambda: run.num_steps() >= 3 and num_workers(run) == 2, process=driver)
 
         # The next steps' groups wait, each on the node of the worker that sampled it.
-        run.strike("learner-0", signal.SIGSTOP)
-        told.terminate()
-        until(lambda: run.events("groups_saved"), process=driver)
-        until(told.has_ended, process=driver)
-        run.strike("learner-0", signal.SIGCONT)
+        with learner_held(run, process=driver):
+            told.terminate()
+            until(lambda: run.events("groups_saved"), process=driver)
+            until(told.has_ended, process=driver)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
         assert not run.events("groups_lost")
@@ -88,19 +94,19 @@ def num_workers(run: Run) -> float:
 
 
 def test_what_a_worker_cannot_finish_before_its_node_ends_goes_on_at_another_worker(tmp_path):
-    """A step of two groups takes several times the notice."""
-    model = make_tiny_model(tmp_path / "model", max_context=3100)
+    """A step of two groups takes several times the notice, on a fast machine too."""
+    model = make_tiny_model(tmp_path / "model", max_context=12_100)
     run, file = spot_run(
         tmp_path,
         model=model,
         num_steps=1,
         rollout__num_workers=1,
-        sampling={"max_tokens": 3000, "ignore_eos": True},
+        sampling={"max_tokens": 12_000, "ignore_eos": True},
         buffer={"groups_per_step": 2, "trajectories_per_group": 2},
     )
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(ray_nodes(num_cpus=2, _system_config=SYSTEM))
-        nodes = [stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=6.0)) for _ in range(2)]
+        nodes = [stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=10.0)) for _ in range(2)]
         driver = stack.enter_context(run.start(file, "--address", cluster.address))
         until(lambda: sampling_s(run) > 1.0, process=driver)
         (told,) = (node for node in nodes if node.runs(run.pid("rollout-0")))
@@ -112,7 +118,7 @@ def test_what_a_worker_cannot_finish_before_its_node_ends_goes_on_at_another_wor
     assert (handed_over["actor"], handed_over["groups"]) == ("rollout-0", [0, 1])
     (step,) = run.metrics().values()
     assert step["rollout/groups_handed_over"] == 2 and step["mismatch/max_abs_nats"] < 1e-3
-    assert step["tokens/sampled"] == 4 * 3000
+    assert step["tokens/sampled"] == 4 * 12_000
     assert not run.events("groups_lost")
     assert_nothing_is_lost_or_doubled(run)
 
@@ -132,7 +138,7 @@ def test_a_run_whose_learners_node_ends_saves_and_the_same_command_goes_on_bit_f
         cluster = stack.enter_context(ray_nodes(num_cpus=1, _system_config=SYSTEM))
         told = stack.enter_context(SpotNode(cluster, num_cpus=3, notice_s=NOTICE_S))
         arguments = (file, "checkpoint.every_steps=100", "learner.cpus_per_rank=1.7", "--address", cluster.address)
-        with run.start(*arguments) as driver:
+        with run.start(*arguments) as driver, slowed(run, "rollout-0"):  # it has not ended when the notice is heard
             until(lambda: run.num_steps() >= 4, process=driver)
             told.terminate()
             assert driver.exit_code() == 75, driver.output

@@ -23,14 +23,15 @@ class RayJob:
     def is_over(self) -> bool:
         return self.status() in _OVER
 
-    def logs(self) -> str:
+    @property
+    def output(self) -> str:
         return self._ask("GET", f"{self._path}/logs")["logs"]
 
     def stop(self) -> None:
         self._ask("POST", f"{self._path}/stop")
 
     def assert_runs(self) -> None:
-        assert not self.is_over(), f"{self.info()}\n{self.logs()}"
+        assert not self.is_over(), f"{self.info()}\n{self.output}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         return ask(self._head, method, path, body)

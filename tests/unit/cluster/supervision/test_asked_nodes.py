@@ -56,7 +56,7 @@ def test_an_elastic_run_waits_for_its_fewest_workers_and_the_others_join():
     elastic = {"min_workers": 2, "max_workers": 16, "spot": "market=spot"}
     placed = plan_asked(run(rollout={"num_workers": 5}, elastic=elastic), needs=())
     assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == 2 and placed.num_missing_workers == 3
-    assert [group.node_labels for group in placed.groups()] == [{"market": "!spot"}, {}]
+    assert [group.node_labels for group in placed.groups()] == [{"market": "!spot"}, {}, {}]
 
 
 def test_what_is_missing_is_counted_by_kind_and_size():

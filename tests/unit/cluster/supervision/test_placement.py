@@ -190,10 +190,13 @@ def test_where_nodes_may_be_taken_away_what_stays_is_reserved_before_the_workers
         "rollout_worker-1",
         "reward_service-0",
     ]
-    staying, workers = placed.groups()
+    staying, *workers = placed.groups()
     assert (staying.seats, staying.strategy, staying.node_labels) == ((0, 3), "PACK", {"market": "!spot"})
-    assert (workers.seats, workers.strategy, workers.node_labels) == ((1, 2), "SPREAD", {})
-    assert staying.resources == [{"CPU": 0.5}] * 2 and workers.resources == [{"CPU": 1.0}] * 2
+    assert [(group.seats, group.node_labels, group.resources) for group in workers] == [
+        ((1,), {}, [{"CPU": 1.0}]),
+        ((2,), {}, [{"CPU": 1.0}]),
+    ]
+    assert staying.resources == [{"CPU": 0.5}] * 2
     assert not placed.is_time_shared
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.contracts.errors import ConfigError, DeadlineError
+from cluster.contracts.errors import ConfigError, DeadlineError, WorkerError
 from cluster.contracts.types import ActorKind
 from cluster.remote.actor import RemoteActor
 from cluster.remote.autoscaler import AutoscalerReport
@@ -29,6 +29,9 @@ class Ray:
         """Seats whose node is dead or goes away."""
         self.report = None
         """What the autoscaler says."""
+        self.given_back = []
+        """Placement groups, each with the number of its seat for a name."""
+        self.is_away = False
 
     async def autoscaler(self):
         return self.report
@@ -36,12 +39,23 @@ class Ray:
     async def is_seat_lost(self, seat):
         return seat.index in self.lost
 
+    async def lost_groups(self, groups):
+        if self.is_away:
+            raise WorkerError("Ray's head node does not answer")
+        return [group for group in groups if group in self.lost]
+
+    async def give_back(self, group):
+        self.given_back.append(group)
+        self.lost.discard(group)
+
     async def spawn(self, spec, *, seat=None, deadline_s):
         self.asked.append((spec.name, spec.bundle, spec.num_cpus))
-        if spec.bundle is None and spec.kind is ActorKind.ROLLOUT_WORKER:
+        if seat is None and spec.kind is ActorKind.ROLLOUT_WORKER:
             await self.has_room.wait()
-        if spec.bundle in self.lost:
+        if seat and seat.index in self.lost:
             await asyncio.sleep(deadline_s)
+            if seat.group in self.given_back:
+                raise WorkerError("its placement group is removed")
             raise DeadlineError(f"{spec.name} did not finish 'start'", actor=spec.name, stage="start")
         return Process(spec, self)
 
@@ -64,6 +78,8 @@ def ray(monkeypatch):
     made = Ray()
     monkeypatch.setattr(RemoteActor, "spawn", made.spawn)
     monkeypatch.setattr("deploy.cluster_up.seats.is_seat_lost", made.is_seat_lost)
+    monkeypatch.setattr("deploy.cluster_up.seats.lost_groups", made.lost_groups)
+    monkeypatch.setattr("deploy.cluster_up.seats.give_back", made.give_back)
     monkeypatch.setattr("deploy.cluster_up.waiting.autoscaler_report", made.autoscaler)
     return made
 
@@ -75,7 +91,7 @@ def events() -> ListedEvents:
 
 @pytest.fixture
 def seats(ray, events):
-    return Seats({number: Seat(None, number) for number in range(9)}, start_s=10, events=events)
+    return Seats({number: Seat(number, number) for number in range(9)}, start_s=10, events=events)
 
 
 SEATED = replace(actor_spec("rollout-1"), bundle=4, num_cpus=0.4)
@@ -165,6 +181,52 @@ async def test_an_actor_whose_object_cannot_be_built_is_ended(ray, seats):
     with pytest.raises(ConfigError, match="typo"):
         await seats.start(SEATED)
     assert ray.ended == ["rollout-1"]
+
+
+@simulated
+async def test_a_seat_whose_node_died_is_given_back_and_its_worker_looks_for_a_node(ray, seats):
+    """Seen before: Ray's head took a core, wrote of nothing else, and a run of minutes took an hour."""
+    giving_back = asyncio.create_task(seats.give_back_lost([3, 4]))
+    ray.lost = {4, 5}
+    await asyncio.sleep(5)
+    assert ray.given_back == [4], "seat 5 is of a group with others"
+    starting = asyncio.create_task(seats.start(SEATED))
+    await asyncio.sleep(60)
+    assert not starting.done()
+    ray.has_room.set()
+    assert (await starting).name == "rollout-1"
+    seats.vacate(SEATED)
+    await seats.start(NINTH)
+    assert ray.asked[-1] == ("rollout-9", None, 1.0), "nobody is given what is not there any more"
+    giving_back.cancel()
+
+
+@simulated
+async def test_a_worker_that_waits_for_its_seat_when_it_is_given_back_goes_on_without(ray, seats):
+    ray.is_away = True
+    giving_back = asyncio.create_task(seats.give_back_lost([4]))
+    ray.lost, starting = {4}, asyncio.create_task(seats.start(SEATED))
+    await asyncio.sleep(5)
+    assert not ray.given_back
+    ray.is_away = False
+    await asyncio.sleep(10)
+    assert ray.given_back == [4] and not starting.done()
+    ray.has_room.set()
+    assert (await starting).name == "rollout-1"
+    giving_back.cancel()
+
+
+@simulated
+async def test_a_vacant_seat_that_is_given_back_is_nobodys(ray, seats):
+    seats.vacate(SEATED)
+    await seats.start(EIGHTH)
+    giving_back = asyncio.create_task(seats.give_back_lost([4]))
+    ray.lost = {4}
+    await asyncio.sleep(5)
+    ray.has_room.set()
+    await seats.start(EIGHTH)
+    assert ray.asked == [("rollout-8", 4, 0.4), ("rollout-8", None, 1.0)]
+    giving_back.cancel()
 
 
 async def test_other_actors_leave_vacant_seats_alone(ray, seats):

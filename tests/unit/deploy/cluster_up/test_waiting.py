@@ -91,8 +91,8 @@ def messages(events: ListedEvents) -> list[str]:
 
 async def test_what_is_missing_is_said_once_until_it_changes(world):
     nodes, events = awaited(wait_s=600)
-    staying, workers = nodes._placement.groups()
-    first, second = Group(), Group()
+    staying, *workers = nodes._placement.groups()
+    first, second, third = Group(), Group(), Group()
     world.report = coming(steady=1)
     waits = asyncio.create_task(nodes.reserved(first, staying))
     await looks(world)
@@ -101,18 +101,21 @@ async def test_what_is_missing_is_said_once_until_it_changes(world):
     await looks(world)
     first.is_reserved.set()
     await waits
-    waits = asyncio.create_task(nodes.reserved(second, workers))
+    waits = asyncio.create_task(nodes.reserved(second, workers[0]))
     world.nodes.append(Node(cpus=1, is_spot=True))
     world.report = coming(spot=1)
     await looks(world)
-    second.is_reserved.set()
+    for group in (second, third):
+        group.is_reserved.set()
     await waits
+    await nodes.reserved(third, workers[1])
     assert messages(events) == [
         "1 node is there, no room for 4 of 4 seats: 1 learner with 2 CPUs, 1 reward service with 0.25 CPUs, "
         "2 rollout workers with 1 CPUs; the autoscaler brings 1 of 'steady' for 0 s",
         "2 nodes are there, no room for 2 of 4 seats: 2 rollout workers with 1 CPUs; the autoscaler brings none",
         "2 of 4 seats are reserved",
         "3 nodes are there, no room for 1 of 4 seats: 1 rollout worker with 1 CPUs; the autoscaler brings 1 of 'spot' for 0 s",
+        "3 of 4 seats are reserved",
         "4 of 4 seats are reserved",
     ]
 
