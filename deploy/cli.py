@@ -188,12 +188,14 @@ def kubernetes(
             return
         if cluster and serve is not None:
             raise ConfigError("--cluster and --serve make two resources; run the command once for each")
-        place = sites.load(site)
+        place, comment = sites.load(site), ""
         if serve is not None:
             made = ray_service.service(read, place, step=serve)
+        elif cluster:
+            made, comment = ray_job.cluster(read, place), ray_job.label_in_words(read, place)
         else:
-            made = (ray_job.cluster if cluster else ray_job.job)(read, place)
-        typer.echo(text.dump(made), nl=False)
+            made = ray_job.job(read, place)
+        typer.echo(text.dump(made, comment=comment), nl=False)
 
 
 @app.command(name="list")

@@ -62,9 +62,10 @@ def _job(name: str, overrides: list[str], says: str) -> str:
 
 def _cluster(name: str) -> str:
     run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/{name}_site.yaml"
-    manifests = ray_job.cluster(ray_job.read(run, []), site.load(site_file))
-    says = "A cluster that lasts, for `ray job submit` of runs as large as gpu.yaml's. Made by:"
-    return dump(manifests, comment=f"{says}\n  treadwheel kubernetes {run} --cluster --site {site_file}")
+    read, place = ray_job.read(run, []), site.load(site_file)
+    says = f"A cluster that lasts, for `ray job submit` of runs as large as gpu.yaml's.\n{ray_job.label_in_words(read, place)}"
+    made_by = f"Made by:\n  treadwheel kubernetes {run} --cluster --site {site_file}"
+    return dump(ray_job.cluster(read, place), comment=f"{says}\n{made_by}")
 
 
 def _service(name: str, *, step: int) -> str:

@@ -137,6 +137,12 @@ def cluster(run: Run, site: Site) -> list[Manifest]:
     ]
 
 
+def label_in_words(run: Run, site: Site) -> str:
+    """Of `cluster`: what its runs must say."""
+    label = ray_cluster.spot_label(site, sized_for(run, site))
+    return f"Runs here set elastic.spot={label}: it keeps learner and services off pods that come and go."
+
+
 def sized_for(run: Run, site: Site) -> Sizes:
     largest = Node(cpus=site.largest_pod_cpus, gpus=site.largest_pod_gpus)
     return sizes(

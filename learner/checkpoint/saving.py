@@ -182,7 +182,7 @@ class Saver:
         target = self._together(directory, lambda: target_of(directory, is_first=is_first, save_id=save_id))
         try:
             is_wanted = self._together(directory, lambda: target.begin(snapshot.manifest))
-            if not self._num(int(not is_wanted)):
+            if not self._first_of("" if is_wanted else "it stands"):
                 own = self._together(directory, lambda: self._write_own(snapshot, target))
                 manifest = snapshot.manifest.sealed(self._of_all_ranks(own))
                 self._together(directory, lambda: self._commit(target, manifest) if is_first else None)
@@ -195,29 +195,26 @@ class Saver:
         target.prune(keep_last=self._config.keep_last, keep_best=self._config.keep_best)
 
     def _together(self, directory: str, work: Callable[[], T]) -> T:
-        """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not.
+        """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not, with
+        the words of the first that says why.
 
         A rank that fails must not leave the others waiting for it in the next collective operation.
         """
         try:
             with writing.saving(directory):
                 done = work()
+        except CheckpointError as error:
+            raise CheckpointError(self._first_of(str(error))) from error
         except Exception as error:
-            self._num(1)
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(
-                f"checkpoint {directory} was not saved: {error!r}; the last good one stands"
-            ) from error
-        if self._num(0):
-            raise CheckpointError(
-                f"checkpoint {directory} was not saved: another rank could not write its part; the last good one stands"
-            )
+            why = f"checkpoint {directory} was not saved: {error!r}; the last good one stands"
+            raise CheckpointError(self._first_of(why)) from error
+        if why := self._first_of(""):
+            raise CheckpointError(why)
         return done
 
-    def _num(self, own: int) -> int:
-        """Over all ranks."""
-        return int(self._beside.sum(torch.tensor(own)))
+    def _first_of(self, own: str) -> str:
+        """The first text over all ranks that is not empty."""
+        return next(filter(None, self._beside.texts(own)), "")
 
     def _write_own(self, snapshot: _Snapshot, target: Target) -> dict[str, FileEntry]:
         """What this rank writes, by path in the checkpoint."""

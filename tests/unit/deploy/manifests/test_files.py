@@ -13,7 +13,7 @@ from deploy.manifests import checks, text
 from deploy.manifests.files import FOLDER, files
 from deploy.manifests.site import looks_secret
 from tests.unit.deploy.manifests import api_server
-from tests.unit.deploy.manifests.made import KUBERAY, KUBERNETES, QUICKSTART, cluster_of, committed, templates_of
+from tests.unit.deploy.manifests.made import GPU, KUBERAY, KUBERNETES, QUICKSTART, cluster_of, committed, templates_of
 
 BY_HAND = {
     "kustomization.yaml",
@@ -204,6 +204,13 @@ def test_the_command_prints_the_committed_service():
     assert done.exit_code == 0, done.output
     lines = Path(KUBERNETES, "rayservice.yaml").read_text().splitlines(keepends=True)
     assert done.stdout == "".join(line for line in lines if not line.startswith("#"))
+
+
+def test_a_cluster_says_on_top_which_label_its_runs_set():
+    spot, comes_and_goes = "ray.io/market-type=spot", "treadwheel/pods=rollout"
+    for site, label in ((f"{KUBERNETES}/gpu_site.yaml", spot), (f"{KUBERNETES}/quickstart_site.yaml", comes_and_goes)):
+        done = invoke(GPU, "--cluster", "--site", site)
+        assert done.stdout.startswith(f"# Runs here set elastic.spot={label}: "), done.output
 
 
 def test_a_cluster_and_a_service_at_once_are_refused():
