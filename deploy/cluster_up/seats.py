@@ -96,11 +96,12 @@ class Seats:
             await asyncio.sleep(_SEAT_CHECK_S)
             with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
                 for group in await lost_groups(left):
-                    self._forget(left.pop(group))
+                    self._forget(left[group])
                     await give_back(group)
+                    del left[group]
 
     def _forget(self, index: int) -> None:
-        del self._seats[index]
+        self._seats.pop(index, None)
         self._vacant = [seat for seat in self._vacant if seat.bundle != index]
         self._taken = {name: seat for name, seat in self._taken.items() if seat.bundle != index}
 

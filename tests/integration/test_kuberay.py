@@ -73,9 +73,9 @@ def grown(tmp_path_factory) -> Grown:
     with kuberay(spec()) as cluster:
         operator = cluster.operator
         assert operator.pods == []
+        operator.quota = pods_at_the_start = 1
         job = submit(cluster, run, "num_steps=100000", "elastic.scale_down_full_steps=3")
         until(lambda: run.num_steps() >= 2, process=job)
-        operator.quota = pods_at_the_start = len(operator.living())
         with slowed(run, "rollout-0"):
             until(lambda: len(operator.living()) > pods_at_the_start, process=job)
             since = run.num_steps()
@@ -143,6 +143,10 @@ def test_a_worker_whose_pod_is_pending_names_the_worker_group_that_the_autoscale
 def test_a_job_that_is_stopped_saves_and_its_retry_goes_on_to_the_end(grown):
     assert grown.stopped["status"] == "STOPPED"
     assert grown.stopped["metadata"] == MANIFEST["RayJob"]["spec"]["metadata"]
+    (resumed,) = grown.run.events("resumed")
+    before = [event for event in grown.run.events() if event["time"] < resumed["time"]]
+    saved = [event["policy_version"] for event in before if event["kind"] == "checkpoint"][-1]
+    assert "stopped" in {event["kind"] for event in before} and saved == resumed["recorded_steps"]
     assert grown.retried["status"] == "SUCCEEDED"
     assert grown.run.problems() == ()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.integration.commands import ROOT, environment
 from tests.integration.kuberay.api_server import CLUSTER, HEAD_POD, NAMESPACE, Objects, api_server, ray_cluster
-from tests.integration.kuberay.operator import Operator, start_options
+from tests.integration.kuberay.operator import Operator, rays_environment, start_options
 from tests.integration.ray_head import RayHead, ray_head
 
 
@@ -38,6 +38,8 @@ def kuberay(spec: dict[str, Any]) -> Iterator[KubeRay]:
     objects.pods[HEAD_POD] = _head_pod()
     # On the head pod KubeRay sets these for the autoscaler's version 2, and runs it beside Ray.
     head_env = {
+        **rays_environment(spec["headGroupSpec"]["template"]),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",  # it ends with the test
         "RAY_enable_autoscaler_v2": "1",
         "RAY_CLOUD_INSTANCE_ID": HEAD_POD,
         "RAY_NODE_TYPE_NAME": "headgroup",

@@ -172,12 +172,9 @@ class Operator:
             self._starting = pending[0], time.monotonic()
 
     def _start(self, pod: Pod) -> None:
-        # Ray's environment of the manifest is the pod's. Its other variables name folders of the image.
-        container = pod.group["template"]["spec"]["containers"][0]
-        asked = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
         env = {
             **self._env,
-            **{name: value for name, value in asked.items() if name.startswith("RAY_")},
+            **rays_environment(pod.group["template"]),
             "RAY_CLOUD_INSTANCE_ID": pod.name,
             "RAY_NODE_TYPE_NAME": pod.group["groupName"],
         }
@@ -205,6 +202,12 @@ def start_options(ray_cluster: Mapping[str, Any], group: str) -> list[str]:
     options += [f"--memory={memory}"] if memory else []
     labels = ",".join(f"{name}={value}" for name, value in node_type["labels"].items())
     return [*options, f"--labels={labels}"] if labels else options
+
+
+def rays_environment(template: Mapping[str, Any]) -> dict[str, str]:
+    """What a pod's manifest sets for Ray. Its other variables name folders of the image."""
+    variables = template["spec"]["containers"][0].get("env", ())
+    return {each["name"]: each["value"] for each in variables if "value" in each and each["name"].startswith("RAY_")}
 
 
 def _title(process: psutil.Process) -> str:
