@@ -75,6 +75,10 @@ def test_finished_groups_leave_a_node_that_ends_and_what_a_killed_node_took_is_s
         until(lambda: run.events("recovery") or len(run.events("worker_joined")) > 1, process=driver)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
+        groups = cluster.global_state.placement_group_table().values()
+        assert {group["state"] for group in groups} <= {"CREATED", "REMOVED"}, (
+            "Ray's head does not look for seats without end"
+        )
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
     assert_nothing_is_lost_or_doubled(run)
