@@ -97,10 +97,10 @@ class Ranks:
         return gathered
 
     def texts(self, text: str) -> list[str]:
-        """The text of every rank, in order of rank."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        """The text of every rank, in order of rank; any may be empty."""
+        own = torch.tensor([*text.encode()], dtype=torch.uint8)
         sizes = [int(size) for size in self.stack(torch.tensor(own.numel(), device=self.device))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
         padded[: own.numel()] = own.to(self.device)
         return [
             part[:size].cpu().numpy().tobytes().decode() for part, size in zip(self.stack(padded), sizes, strict=True)
