@@ -98,7 +98,8 @@ class Ranks:
 
     def texts(self, text: str) -> list[str]:
         """The text of every rank, in order of rank; any may be empty."""
-        own = torch.tensor([*text.encode()], dtype=torch.uint8)
+        # Whatever the text is, this rank comes to the exchange: the others wait for it.
+        own = torch.tensor([*text.encode(errors="backslashreplace")], dtype=torch.uint8)
         sizes = [int(size) for size in self.stack(torch.tensor(own.numel(), device=self.device))]
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
         padded[: own.numel()] = own.to(self.device)

@@ -42,8 +42,8 @@ class ActorSpec:
     node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Ray's selector of the nodes where it may be when it has no seat; empty: any."""
     keeps_to_seat: bool = False
-    """It waits for a lost seat to come back on another node, as one with a GPU does anyway: nodes come and go, and elsewhere it would
-    be in the way of others."""
+    """It waits for a lost seat to come back on another node, or to be given back, as one with a GPU does anyway: nodes come and go, and
+    elsewhere it would be in the way of others."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     run: str = ""
     """Name of its run, which Ray's dashboard shows before the actor's."""

@@ -71,15 +71,30 @@ async def is_seat_lost(seat: Seat) -> bool:
     return seat.index not in await _good_seats_of(seat.group).get()
 
 
-async def lost_groups(groups: Iterable[Any]) -> list[Any]:
-    """Those of the placement groups with a dead node for which Ray has found no other one yet."""
-    lost = await answer_of_head(_lost_groups)
-    return [group for group in groups if group.id.hex() in lost]
+class LostGroups:
+    """Looks which placement groups, of one seat each, have a dead node and no other one yet. One question for the nodes, and one for each
+    group whose node is not the one that it was on."""
 
+    def __init__(self, groups: Iterable[Any]) -> None:
+        self._node_of = dict.fromkeys(groups, "")
 
-def _lost_groups() -> set[str]:
-    table: dict[str, dict[str, Any]] = placement_group_table()
-    return {group_id for group_id, group in table.items() if group["state"] == "RESCHEDULING"}
+    async def take(self) -> set[Any]:
+        """Those that are lost now: they are not looked at again. Raises DeadlineError when Ray's head does not answer."""
+        lost = await answer_of_head(self._look)
+        for group in lost:
+            del self._node_of[group]
+        return lost
+
+    def _look(self) -> set[Any]:
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        lost: set[Any] = set()
+        for group in [group for group, node_id in self._node_of.items() if node_id not in living]:
+            found = placement_group_table(group)
+            if found["state"] == "RESCHEDULING":
+                lost.add(group)
+            else:
+                self._node_of[group] = found["bundles_to_node_id"][0]
+        return lost
 
 
 async def give_back(group: Any) -> None:

@@ -93,7 +93,8 @@ class SeatGroup:
 class PlacementPlan:
     bundles: tuple[Bundle, ...]
     strategy: str
-    """Ray's name: PACK keeps ranks and small runs together; SPREAD gives each worker a node of its own as far as they go."""
+    """Ray's name: PACK keeps ranks and small runs together; SPREAD gives each worker a node of its own as far as they go. For one group of
+    all seats."""
     is_time_shared: bool
     """True when CPU shares were scaled down."""
     num_missing_workers: int

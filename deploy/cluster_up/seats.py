@@ -12,7 +12,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
-from cluster.remote.nodes import Seat, give_back, is_seat_lost, lost_groups
+from cluster.remote.nodes import LostGroups, Seat, give_back, is_seat_lost
 from cluster.supervision.placement import PlacementPlan, SeatGroup
 from cluster.supervision.supervisor import note_waiting
 from cluster.supervision.tasks import background
@@ -28,6 +28,8 @@ class Seats:
     def __init__(self, seats: Mapping[int, Seat], *, start_s: float, events: Events) -> None:
         """`seats` are by the index of the bundle that they hold. `start_s` is the deadline for an actor to come up."""
         self._seats = dict(seats)
+        self._gone = {index: asyncio.Event() for index in seats}
+        """Set when the seat is given back."""
         self._start_s = start_s
         self._events = events
         self._vacant: list[ActorSpec] = []
@@ -49,14 +51,14 @@ class Seats:
     async def spawn(self, spec: ActorSpec) -> RemoteActor:
         """A process with nothing in it yet: ranks must know each other's address to be built.
 
-        A joining worker takes a vacant seat of its kind: nothing outside the group can use what it holds. Without one it looks for a
-        node outside, until a seat is vacant. A seat whose node is dead or goes away is nobody's until Ray finds another node for it.
+        A joining worker takes a vacant seat of its kind: nothing outside the group can use what it holds. Without one, or when its seat
+        was given back, it looks for a node outside, until a seat is vacant. A seat whose node is dead or goes away is nobody's until
+        Ray finds another node for it.
         """
         wait = self._waits.pop(spec.name, None) or AwaitedNode(spec, events=self._events)
-        seat = self._seat_of(spec)
         try:
             async with background() as tasks:
-                tasks.create_task(wait.news(partial(self._has_no_node, spec), group=seat.group if seat else None))
+                tasks.create_task(wait.news(partial(self._has_no_node, spec), group=partial(self._group_of, spec)))
                 return await self._placed(spec, wait)
         except DeadlineError as error:
             if not found_no_room(error):
@@ -65,54 +67,64 @@ class Seats:
             raise wait.too_late(error) from error
 
     async def _placed(self, spec: ActorSpec, wait: AwaitedNode) -> RemoteActor:
-        if self._seat_of(spec) is not None:
-            try:
-                return await self._spawn(spec)
-            except WorkerError:
-                if self._seat_of(spec) is not None:
-                    raise
-                # The seat was given back meanwhile: as for a worker that joins.
-        is_seated = spec.name in self._taken or await self._takes_seat(spec)
-        if not is_seated and (actor := await self._spawn_outside(spec, wait)):
-            return actor
-        seat = self._taken[spec.name]
-        return await self._spawn(replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus))
+        actor: RemoteActor | None = None
+        while actor is None:
+            if self._seat_of(spec) is not None or await self._takes_seat(spec):
+                actor = await self._spawn_seated(spec)
+            else:
+                actor = await self._spawn_outside(spec, wait)
+        return actor
 
     def vacate(self, spec: ActorSpec) -> None:
         """The worker has left for good. Its seat, if it had one, is for a worker that waits, or for the next that joins."""
-        seat = self._taken.pop(spec.name, spec)
+        seat = self._seated(spec)
         if self._seat_of(seat) is not None:
             self._vacant.append(seat)
+        self._taken.pop(spec.name, None)
 
     async def give_back_lost(self, alone: Collection[int]) -> None:
         """Gives back those of the seats `alone`, each a placement group of its own, whose node died and for which Ray has no other node.
-        Their workers look for nodes like those that join. Never returns.
+        Their workers look for nodes like those that join. Returns when none is left.
 
         Ray's head looks for another place without a pause, as long as living nodes would have one if nobody else were there: it takes a
         core and answers nobody in time (Ray 2.60; ray-project/ray#65007).
         """
-        left = {self._seats[index].group: index for index in alone}
-        while left:
+        places = {self._seats[index].group: index for index in alone}
+        watched, given_up = LostGroups(places), set[Any]()
+        while places or given_up:
             await asyncio.sleep(_SEAT_CHECK_S)
             with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
-                for group in await lost_groups(left):
-                    self._forget(left[group])
+                given_up |= (lost := await watched.take())
+                for group in lost:
+                    self._forget(places.pop(group))
+                for group in [*given_up]:
                     await give_back(group)
-                    del left[group]
+                    given_up.discard(group)
 
     def _forget(self, index: int) -> None:
-        self._seats.pop(index, None)
+        del self._seats[index]
+        self._gone[index].set()
         self._vacant = [seat for seat in self._vacant if seat.bundle != index]
         self._taken = {name: seat for name, seat in self._taken.items() if seat.bundle != index}
 
     async def _has_no_node(self, spec: ActorSpec) -> bool:
         """Of an actor that has not started yet."""
-        seat = self._seat_of(self._taken.get(spec.name, spec))
+        seat = self._seat_of(spec)
         return seat is None or await is_seat_lost(seat)
+
+    def _seated(self, spec: ActorSpec) -> ActorSpec:
+        """As it is in the seat that it took, where it took one."""
+        seat = self._taken.get(spec.name)
+        return spec if seat is None else replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus)
 
     def _seat_of(self, spec: ActorSpec) -> Seat | None:
         """None too when it was given back."""
-        return None if spec.bundle is None else self._seats.get(spec.bundle)
+        index = self._seated(spec).bundle
+        return None if index is None else self._seats.get(index)
+
+    def _group_of(self, spec: ActorSpec) -> Any:
+        seat = self._seat_of(spec)
+        return None if seat is None else seat.group
 
     async def _takes_seat(self, spec: ActorSpec) -> bool:
         """Whether a vacant seat is the worker's from now on."""
@@ -123,10 +135,11 @@ class Seats:
                 return True
         return False
 
-    async def _is_good(self, seat: ActorSpec) -> bool:
-        place = self._seat_of(seat)
+    async def _is_good(self, vacant: ActorSpec) -> bool:
+        assert vacant.bundle is not None
+        seat = self._seats.get(vacant.bundle)
         try:
-            return place is not None and not await is_seat_lost(place)
+            return seat is not None and not await is_seat_lost(seat)
         except TreadwheelError:  # nobody knows: the worker asks again, or finds a node
             return False
 
@@ -154,8 +167,20 @@ class Seats:
         finally:
             outside.cancel()
 
-    async def _spawn(self, spec: ActorSpec) -> RemoteActor:
-        return await RemoteActor.spawn(spec, seat=self._seat_of(spec), deadline_s=self._start_s)
+    async def _spawn_seated(self, spec: ActorSpec) -> RemoteActor | None:
+        """None when the seat is given back before a process is there: Ray would not say so, and leave the actor waiting."""
+        seated, seat = self._seated(spec), self._seat_of(spec)
+        assert seat is not None and seated.bundle is not None
+        gone = self._gone[seated.bundle]
+        starting = asyncio.create_task(RemoteActor.spawn(seated, seat=seat, deadline_s=self._start_s))
+        given_back = asyncio.create_task(gone.wait())
+        try:
+            await asyncio.wait({starting, given_back}, return_when=asyncio.FIRST_COMPLETED)
+            return None if gone.is_set() else starting.result()
+        finally:
+            starting.cancel()
+            given_back.cancel()
+            await asyncio.gather(starting, given_back, return_exceptions=True)
 
 
 Reserved = Callable[[Any, SeatGroup], Awaitable[None]]
@@ -169,20 +194,22 @@ async def seats(
     """Reserves what the plan asks for, and gives it back at the end. `start_s` is the deadline for an actor to come up, and without
     `reserved` for the cluster to free its resources: raises WorkerError when that takes longer."""
     reserved = reserved or partial(_freed, within_s=start_s)
-    made: list[tuple[Any, SeatGroup]] = []
+    groups: list[Any] = []
+    found: dict[int, Seat] = {}
     first, *others = placement.groups()
     try:
-        for asked_together in ([first], others):
-            made += (asking := [(_asked(each), each) for each in asked_together])
-            for group, asked in asking:
+        for together in ([first], others):
+            for asked in together:
+                groups.append(_asked(asked))
+            for group, asked in zip(groups[-len(together) :], together, strict=True):
                 await reserved(group, asked)
-        found = {seat: Seat(group, index) for group, asked in made for index, seat in enumerate(asked.seats)}
+                found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
         taken = Seats(found, start_s=start_s, events=events)
         async with background() as tasks:
             tasks.create_task(taken.give_back_lost([seat for each in others for seat in each.seats]))
             yield taken
     finally:
-        for group, _ in made:
+        for group in groups:
             remove_placement_group(group)
 
 

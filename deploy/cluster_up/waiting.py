@@ -121,16 +121,16 @@ class AwaitedNode:
         self._essence: object = None
         self._heard = ""
 
-    async def news(self, waits: Callable[[], Awaitable[bool]], *, group: Any) -> None:
+    async def news(self, waits: Callable[[], Awaitable[bool]], *, group: Callable[[], Any]) -> None:
         """Says what the autoscaler does about it, after a moment and when that changes, while the actor `waits`. Never returns.
 
-        `group` is the placement group in which it has its seat, or None.
+        `group` says in which placement group it has its seat now, None: in none.
         """
         while True:
             await asyncio.sleep(_NEWS_S)
             with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
                 if await waits():
-                    self._hear(await autoscaler_report(), group=group)
+                    self._hear(await autoscaler_report(), group=group())
 
     def said_with(self, reason: str) -> str:
         """`reason`, and what the autoscaler said last if it was asked."""

@@ -204,7 +204,7 @@ class Saver:
             with writing.saving(directory):
                 done = work()
         except CheckpointError as error:
-            raise CheckpointError(self._first_of(str(error))) from error
+            raise CheckpointError(self._first_of(str(error) or repr(error))) from error
         except Exception as error:
             why = f"checkpoint {directory} was not saved: {error!r}; the last good one stands"
             raise CheckpointError(self._first_of(why)) from error

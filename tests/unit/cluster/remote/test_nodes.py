@@ -92,3 +92,23 @@ async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(
     group = object()
     errors = await asyncio.gather(*(nodes.is_seat_lost(nodes.Seat(group, 0)) for _ in range(2)), return_exceptions=True)
     assert [type(error) for error in errors] == [WorkerError] * 2 and head.asked == ["seats"]
+
+
+async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_another_one(monkeypatch):
+    living, asked = {"a", "b"}, []
+    groups = {"moved": ("CREATED", "a"), "lost": ("CREATED", "a"), "stays": ("CREATED", "b")}
+
+    def table(group: str) -> dict[str, object]:
+        asked.append(group)
+        state, node_id = groups[group]
+        return {"state": state, "bundles_to_node_id": {0: node_id}}
+
+    monkeypatch.setattr(nodes, "placement_group_table", table)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": name, "Alive": name in living} for name in ("a", "b")])
+    watched = nodes.LostGroups(groups)
+    assert await watched.take() == set() and len(asked) == 3
+    living.remove("a")
+    groups |= {"moved": ("CREATED", "b"), "lost": ("RESCHEDULING", "")}
+    assert await watched.take() == {"lost"}
+    assert asked[3:] == ["moved", "lost"], "the node of the third is there"
+    assert await watched.take() == set() and len(asked) == 5

@@ -10,6 +10,7 @@ from cluster.contracts.types import ActorKind
 from cluster.remote.actor import RemoteActor
 from cluster.remote.autoscaler import AutoscalerReport
 from cluster.remote.nodes import Seat
+from cluster.supervision.tasks import background
 from deploy.cluster_up.seats import Seats
 from tests.fakes import ListedEvents, actor_spec
 from tests.unit.cluster.simulated_time import simulated
@@ -31,7 +32,8 @@ class Ray:
         """What the autoscaler says."""
         self.given_back = []
         """Placement groups, each with the number of its seat for a name."""
-        self.is_away = False
+        self.told = set()
+        self.is_away = self.is_deaf = False
 
     async def autoscaler(self):
         return self.report
@@ -39,14 +41,19 @@ class Ray:
     async def is_seat_lost(self, seat):
         return seat.index in self.lost
 
-    async def lost_groups(self, groups):
+    async def take(self):
+        """As of all groups that are watched; those of seats 3 and 4."""
         if self.is_away:
             raise WorkerError("Ray's head node does not answer")
-        return [group for group in groups if group in self.lost]
+        found = self.lost & {3, 4} - self.told
+        self.told |= found
+        return found
 
     async def give_back(self, group):
+        if self.is_deaf:
+            self.is_deaf = False
+            raise WorkerError("Ray's head node does not answer")
         self.given_back.append(group)
-        self.lost.discard(group)
 
     async def spawn(self, spec, *, seat=None, deadline_s):
         self.asked.append((spec.name, spec.bundle, spec.num_cpus))
@@ -54,8 +61,6 @@ class Ray:
             await self.has_room.wait()
         if seat and seat.index in self.lost:
             await asyncio.sleep(deadline_s)
-            if seat.group in self.given_back:
-                raise WorkerError("its placement group is removed")
             raise DeadlineError(f"{spec.name} did not finish 'start'", actor=spec.name, stage="start")
         return Process(spec, self)
 
@@ -78,7 +83,7 @@ def ray(monkeypatch):
     made = Ray()
     monkeypatch.setattr(RemoteActor, "spawn", made.spawn)
     monkeypatch.setattr("deploy.cluster_up.seats.is_seat_lost", made.is_seat_lost)
-    monkeypatch.setattr("deploy.cluster_up.seats.lost_groups", made.lost_groups)
+    monkeypatch.setattr("deploy.cluster_up.seats.LostGroups", lambda groups: made)
     monkeypatch.setattr("deploy.cluster_up.seats.give_back", made.give_back)
     monkeypatch.setattr("deploy.cluster_up.waiting.autoscaler_report", made.autoscaler)
     return made
@@ -185,48 +190,52 @@ async def test_an_actor_whose_object_cannot_be_built_is_ended(ray, seats):
 
 @simulated
 async def test_a_seat_whose_node_died_is_given_back_and_its_worker_looks_for_a_node(ray, seats):
-    """Seen before: Ray's head took a core, wrote of nothing else, and a run of minutes took an hour."""
-    giving_back = asyncio.create_task(seats.give_back_lost([3, 4]))
-    ray.lost = {4, 5}
-    await asyncio.sleep(5)
-    assert ray.given_back == [4], "seat 5 is of a group with others"
-    starting = asyncio.create_task(seats.start(SEATED))
-    await asyncio.sleep(60)
-    assert not starting.done()
-    ray.has_room.set()
-    assert (await starting).name == "rollout-1"
-    seats.vacate(SEATED)
-    await seats.start(NINTH)
-    assert ray.asked[-1] == ("rollout-9", None, 1.0), "nobody is given what is not there any more"
-    giving_back.cancel()
+    """Seen before: Ray's head took a core, answered late, and a run of minutes took an hour."""
+    async with background() as tasks:
+        tasks.create_task(seats.give_back_lost([3, 4]))
+        ray.lost = {4, 5}
+        await asyncio.sleep(5)
+        assert ray.given_back == [4], "seat 5 is of a group with others"
+        starting = asyncio.create_task(seats.start(SEATED))
+        await asyncio.sleep(60)
+        assert not starting.done()
+        ray.has_room.set()
+        assert (await starting).name == "rollout-1"
+        seats.vacate(SEATED)
+        await seats.start(NINTH)
+        assert ray.asked[-1] == ("rollout-9", None, 1.0), "nobody is given what is not there any more"
 
 
 @simulated
-async def test_a_worker_that_waits_for_its_seat_when_it_is_given_back_goes_on_without(ray, seats):
-    ray.is_away = True
-    giving_back = asyncio.create_task(seats.give_back_lost([4]))
-    ray.lost, starting = {4}, asyncio.create_task(seats.start(SEATED))
-    await asyncio.sleep(5)
-    assert not ray.given_back
-    ray.is_away = False
-    await asyncio.sleep(10)
-    assert ray.given_back == [4] and not starting.done()
-    ray.has_room.set()
-    assert (await starting).name == "rollout-1"
-    giving_back.cancel()
+async def test_a_worker_that_waits_for_its_seat_when_it_is_given_back_goes_on_without(ray, events):
+    """Ray would leave it waiting. `start_s` is an hour."""
+    seats = Seats({4: Seat(4, 4)}, start_s=3600, events=events)
+    async with background() as tasks:
+        tasks.create_task(seats.give_back_lost([4]))
+        ray.is_away, ray.lost = True, {4}
+        starting = asyncio.create_task(seats.start(SEATED))
+        await asyncio.sleep(5)
+        assert not ray.given_back
+        ray.is_away, ray.is_deaf = False, True
+        ray.has_room.set()
+        assert (await starting).name == "rollout-1"
+        await asyncio.sleep(5)
+        assert ray.given_back == [4], "the head did not answer at first"
 
 
 @simulated
-async def test_a_vacant_seat_that_is_given_back_is_nobodys(ray, seats):
+@pytest.mark.parametrize("is_vacant", [True, False])
+async def test_a_seat_that_another_worker_took_is_given_back_too(ray, seats, is_vacant):
     seats.vacate(SEATED)
-    await seats.start(EIGHTH)
-    giving_back = asyncio.create_task(seats.give_back_lost([4]))
-    ray.lost = {4}
-    await asyncio.sleep(5)
+    if not is_vacant:
+        await seats.start(EIGHTH)
+    async with background() as tasks:
+        tasks.create_task(seats.give_back_lost([3, 4]))
+        ray.lost = {4}
+        await asyncio.sleep(5)
     ray.has_room.set()
     await seats.start(EIGHTH)
-    assert ray.asked == [("rollout-8", 4, 0.4), ("rollout-8", None, 1.0)]
-    giving_back.cancel()
+    assert ray.asked[-1] == ("rollout-8", None, 1.0) and ray.given_back == [4]
 
 
 async def test_other_actors_leave_vacant_seats_alone(ray, seats):
