@@ -199,9 +199,10 @@ async def seats(
     first, *others = placement.groups()
     try:
         for together in ([first], others):
+            start = len(groups)
             for asked in together:
                 groups.append(_asked(asked))
-            for group, asked in zip(groups[-len(together) :], together, strict=True):
+            for group, asked in zip(groups[start:], together, strict=True):
                 await reserved(group, asked)
                 found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
         taken = Seats(found, start_s=start_s, events=events)

@@ -10,7 +10,9 @@ from cluster.contracts.types import ActorKind
 from cluster.remote.actor import RemoteActor
 from cluster.remote.autoscaler import AutoscalerReport
 from cluster.remote.nodes import Seat
+from cluster.supervision.placement import Bundle, PlacementPlan
 from cluster.supervision.tasks import background
+from deploy.cluster_up import seats as seats_module
 from deploy.cluster_up.seats import Seats
 from tests.fakes import ListedEvents, actor_spec
 from tests.unit.cluster.simulated_time import simulated
@@ -326,3 +328,41 @@ async def test_the_error_of_a_lost_seat_that_finds_no_node_in_time_has_what_the_
             str(caught.value) == f"rollout-1 did not finish 'start'; the autoscaler brings 1 of 'spot' for {waited_s} s"
         )
     assert reasons(events) == ["the autoscaler brings 1 of 'spot' for 0 s"]
+
+
+class Group:
+    """A placement group, named by the CPUs of its bundles."""
+
+    def __init__(self, resources, *, strategy, bundle_label_selector):
+        self.cpus = [bundle["CPU"] for bundle in resources]
+        assert len(bundle_label_selector) == len(resources)
+
+
+@pytest.mark.parametrize(("spot", "groups"), [(None, [[2.0, 1.0, 1.0]]), ("market=spot", [[2.0], [1.0], [1.0]])])
+async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_end(monkeypatch, events, spot, groups):
+    """Those of the workers at once: an autoscaler brings all of their nodes together."""
+    log = []
+    bundles = [(ActorKind.LEARNER, 2.0), (ActorKind.ROLLOUT_WORKER, 1.0), (ActorKind.ROLLOUT_WORKER, 1.0)]
+    placement = PlacementPlan(
+        bundles=tuple(Bundle(kind=kind, index=0, cpus=cpus, gpus=0, num_threads=1) for kind, cpus in bundles),
+        strategy="PACK",
+        is_time_shared=False,
+        num_missing_workers=0,
+        off_spot={"market": "!spot"} if spot else {},
+    )
+
+    def made(*args, **options):
+        log.append(("asked", (group := Group(*args, **options)).cpus))
+        return group
+
+    async def reserved(group, asked):
+        log.append(("reserved", group.cpus))
+
+    monkeypatch.setattr(seats_module, "placement_group", made)
+    monkeypatch.setattr(seats_module, "remove_placement_group", lambda group: log.append(("removed", group.cpus)))
+    async with seats_module.seats(placement, start_s=1, events=events, reserved=reserved) as taken:
+        assert [taken._seats[seat].index for seat in range(3)] == ([0, 1, 2] if spot is None else [0, 0, 0])
+    first, *others = groups
+    rounds = [[first], others]
+    asked = [(said, group) for each in rounds for said in ("asked", "reserved") for group in each]
+    assert log == asked + [("removed", group) for group in groups]
