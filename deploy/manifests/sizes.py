@@ -1,4 +1,4 @@
-"""Pods of a run, from the same plan as `treadwheel check`: pure arithmetic.
+"""Pods of a run, from what its actors ask for: pure arithmetic.
 
 The base holds learner, reward services, reference scorer and judge servers; rollout workers have pods of their own, which come and go.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
-from cluster.supervision.placement import Bundle, ClusterResources, Node, plan
+from cluster.supervision.placement import Bundle, Node, asked_bundles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,7 @@ def sizes(
 
     Raises ConfigError for an actor that is larger, and for a base in several pods that cannot share the run directory.
     """
-    nodes = ClusterResources(nodes=(Node(cpus=1e6, gpus=1e6),))
-    bundles = plan(config, nodes, needs=needs).bundles
+    bundles = asked_bundles(config, most_threads=None, needs=needs, num_workers=config.rollout.num_workers)
     workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
     base = _packed([each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER], largest)
     base_is_on_head = not shares_files and "://" not in config.run_dir

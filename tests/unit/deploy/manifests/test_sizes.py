@@ -25,6 +25,11 @@ def test_the_quickstart_has_a_base_of_2_and_a_quarter_and_a_half_cpus_and_worker
     assert not made.needs_gpus
 
 
+def test_a_pod_has_room_for_an_actor_that_asks_for_a_little_more_than_whole_cpus():
+    """Seen before: sizes were of a plan, which rounds down. The pod came, and could not hold its actor."""
+    assert of(QUICKSTART, "rollout.cpus_per_worker=1.0004").rollout.cpus == 2
+
+
 def test_as_many_worker_pods_as_the_run_may_grow_to():
     assert of(QUICKSTART, "elastic.max_workers=5").rollout.most == 5
     assert of(QUICKSTART, "rollout.num_workers=7", "elastic.max_workers=5").rollout.most == 7
