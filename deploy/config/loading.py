@@ -17,7 +17,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields
 from deploy.config.spelling import spelled_out
-from deploy.config.yaml_text import dumped, parse
+from deploy.config.yaml_text import dumped, parse, read_yaml
 
 _SECRET = re.compile(
     r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
@@ -43,15 +43,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises one ConfigError for everything that is wrong with it: field, value, what to do.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}; name a run file such as deploy/runs/quickstart.yaml"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that") from error
-    return validated(parse(text, source=str(path)) or {}, overrides, source=str(path))
+    return validated(read(path) or {}, overrides, source=str(path))
+
+
+def read(path: str | Path) -> Any:
+    """What the run file says, before it is checked."""
+    return read_yaml(path, way_out="name a run file such as deploy/runs/quickstart.yaml")
 
 
 def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the configuration") -> RunConfig:

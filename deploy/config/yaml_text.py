@@ -1,6 +1,7 @@
 """YAML as people mean it: `3e-4` is a number, `on` and `no` are words, a key given twice is a mistake."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -50,6 +51,17 @@ def parse(text: str, *, source: str) -> Any:
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or headline(error)
         raise ConfigError(f"{source}{where} cannot be read as YAML: {problem}; correct that line") from error
+
+
+def read_yaml(path: str | Path, *, way_out: str) -> Any:
+    """A file's values. Raises ConfigError naming the file, and `way_out` where there is none that can be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that") from error
+    return parse(text, source=str(path))
 
 
 def dumped(values: Any) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.supervision.placement import Node
-from deploy.config.loading import hidden, load
-from deploy.config.yaml_text import dumped, parse
+from deploy.config import loading
+from deploy.config.yaml_text import dumped
 from deploy.manifests import ray_cluster
 from deploy.manifests.pods import CONFIG, RUN, Manifest
 from deploy.manifests.site import NAME, Site
@@ -52,9 +52,10 @@ def read(path: str, overrides: Sequence[str]) -> Run:
     """Raises ConfigError for a run that cannot work, or that names a secret."""
     from learner.algorithms.objective import Objective
 
-    config = load(path, overrides)
-    text = Path(path).read_text(encoding="utf-8-sig")
-    if hidden(values := parse(text, source=path)) != values or any(hidden(each) != each for each in overrides):
+    config = loading.load(path, overrides)
+    if loading.hidden(values := loading.read(path)) != values or any(
+        loading.hidden(each) != each for each in overrides
+    ):
         raise ConfigError(
             f"{path} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
             "variable below `secrets` in the site file"

@@ -2,7 +2,6 @@
 
 import re
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +18,7 @@ from pydantic import (
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.settings import Mark, Section
 from deploy.config.loading import hidden
-from deploy.config.yaml_text import parse
+from deploy.config.yaml_text import read_yaml
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -170,11 +169,7 @@ def load(path: str | None) -> Site:
     """The defaults without a path. Raises one ConfigError with all mistakes."""
     if path is None:
         return Site()
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a site file, or leave --site out") from error
-    values = parse(text, source=path) or {}
+    values = read_yaml(path, way_out="name a site file, or leave --site out") or {}
     try:
         return Site.model_validate(values)
     except ValidationError as error:

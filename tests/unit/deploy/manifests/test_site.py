@@ -50,6 +50,12 @@ def test_a_file_that_is_not_there_is_named():
         load("nowhere.yaml")
 
 
+def test_a_file_of_another_encoding_is_named(tmp_path):
+    (tmp_path / "site.yaml").write_bytes(b"name: caf\xe9")
+    with pytest.raises(ConfigError, match=r"site\.yaml is not UTF-8"):
+        load(str(tmp_path / "site.yaml"))
+
+
 @pytest.mark.parametrize("image", ["ray:1", "host:5000/me/ray:1-gpu", "ray@sha256:0123"])
 def test_an_image_that_stays_the_same_is_taken(image):
     assert Site(image=image).image == image
