@@ -151,6 +151,6 @@ class Storage:
         self._files.replace_appended(name, "".join(f"{line}\n" for line in lines))
 
     def remove_torn_line(self, name: str) -> None:
-        """Takes the last line out where a crash left it without an end."""
-        if (text := self._files.read_appended(name)) and not text.endswith("\n"):
+        """Takes the last line out where a crash left it without an end. In an object store no reader sees such a line."""
+        if self.is_local and (text := self._files.read_appended(name)) and not text.endswith("\n"):
             self.replace_lines(name, text.splitlines()[:-1])
