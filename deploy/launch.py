@@ -24,13 +24,14 @@ from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
-from deploy.cluster_up.connection import connected, is_own_cluster
+from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling
 from deploy.reports.summary import Summary, summarize
 

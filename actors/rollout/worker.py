@@ -34,7 +34,7 @@ _GROUP_ABORTED = object()
 
 @dataclass(frozen=True, slots=True)
 class _HandOver:
-    """Ends a group whose outcomes until now are all known, as events of its inbox that came before."""
+    """Ends a group. It comes last into the inbox: all outcomes before it have been read."""
 
     group: GroupInProgress
     kept: Mapping[str, Completion]
@@ -167,8 +167,9 @@ class RolloutWorker:
         """Ends these groups as `abort` does. What is sampled of each, in the order given, for another worker's `generate`.
 
         None where there is nothing, or the group is not running. Nothing is handed over where a completion cannot go on elsewhere: it
-        must be of one version (`on_update: finish`), its sampling counts its own tokens, or a `stop` text could lie across the seam.
-        With its finished completions alone, and the others drawn anew, a group would favour short ones.
+        must be of one version (`on_update: finish`), a setting of its sampling counts its own tokens, or a `stop` text could lie across
+        the seam.
+        If finished completions were kept and the others drawn anew, short completions would come too often.
         """
         running = {group.ticket.group_id: (group, inbox) for group, inbox in self._groups.values()}
         wanted = [running[group_id] for group_id in group_ids if group_id in running]

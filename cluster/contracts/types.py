@@ -173,7 +173,7 @@ class GroupSummary:
         return self.num_reward_errors + self.num_reward_timeouts
 
     def of(self, rows: Sequence[int]) -> "GroupSummary":
-        """Of these trajectories alone, whose rewards are known. The others stay in the object store, so that the size is the same."""
+        """Of these trajectories alone, with known rewards. The size stays the same: the others stay in the object store."""
         lengths = tuple(self.completion_lengths[row] for row in rows)
         return replace(
             self,

@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import time
+import uuid
 
 from cluster.contracts.errors import InUseError
 
@@ -50,6 +51,11 @@ def in_use(folder: str, owner: str) -> InUseError:
 
 def this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def this_driver() -> str:
+    """Another text for each driver, also for two of one process."""
+    return f"{this_process()}, {uuid.uuid4().hex[:8]}"
 
 
 def _is_free(descriptor: int, lock: int) -> bool:

@@ -40,7 +40,7 @@ RETRY: dict[str, Any] = {"max_retries": 10, "retry_timeout": timedelta(minutes=1
 FIRST_PATIENCE_S = 1.0
 """Of a first look: the request is made again where an answer broke off, and not where there was none."""
 PATIENCE_S = 60.0
-"""For all tries of a request, a transfer that broke off or a conditional write: ours are harmless twice."""
+"""How long a request is made again, also a broken transfer or a conditional write: it does no harm to make ours twice."""
 FIRST_PAUSE_S = 0.1
 
 Tag = dict[str, str]

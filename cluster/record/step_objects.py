@@ -5,10 +5,9 @@ Each says which driver wrote it: a driver whose answer was lost finds its own re
 
 import json
 import re
-import uuid
 
 from cluster.contracts.errors import AlreadyExistsError, LedgerError
-from cluster.record.lock import this_process
+from cluster.record.lock import this_driver
 from cluster.record.object_store import ObjectStore
 
 _FOLDER = "ledger"
@@ -20,7 +19,7 @@ class StepObjects:
     def __init__(self, store: ObjectStore, *, file: str) -> None:
         self._store = store
         self._file = file
-        self._driver = f"{this_process()}, {uuid.uuid4().hex[:8]}"
+        self._driver = this_driver()
 
     def append_record(self, step: int, line: str) -> None:
         content = json.dumps({"record": json.loads(line), "driver": self._driver})

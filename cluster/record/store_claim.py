@@ -6,12 +6,11 @@ Ages are by the store's clock: those of the machines may differ.
 
 import json
 import threading
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cluster.contracts.errors import ClaimLostError, ConfigError, StorageError
-from cluster.record.lock import in_use, this_process
+from cluster.record.lock import in_use, this_driver
 from cluster.record.object_store import ObjectStore, Tag
 
 RENEW_S = 20.0
@@ -25,7 +24,7 @@ class StoreClaim:
     def __init__(self, store: ObjectStore, name: str) -> None:
         """Raises InUseError naming the living owner, ConfigError where the store would let two drivers record one step."""
         self._store, self._name = store, name
-        self._driver = f"{this_process()}, {uuid.uuid4().hex[:8]}"
+        self._driver = this_driver()
         self._num_renewals = 0
         found = store.read_tagged(name)
         before = _entry(found)

@@ -112,7 +112,7 @@ class Host:
         )
 
     async def identify(self) -> tuple[int, str, dict[str, str]]:
-        """(pid, node id): what it takes to kill this process when it no longer answers; and the labels of its node."""
+        """(pid, node id, labels of the node). The first two are what it takes to kill this process when it no longer answers."""
         here = ray.get_runtime_context()
         labels: Any = here.get_node_labels()  # one text each, whatever Ray's annotation says
         return os.getpid(), here.get_node_id(), labels

@@ -72,7 +72,7 @@ class Lane:
         return job
 
     async def hand_over(self, handing_over: Coroutine[Any, Any, Mapping[int, Any]]) -> Mapping[int, Any]:
-        """The worker leaves, and gives up what is under way. What it sampled of each group, by index, is `handed_over` from now on."""
+        """The worker leaves, and gives up what is under way. `handed_over` then waits for what it sampled of each group, by index."""
         self._handed_over = asyncio.ensure_future(handing_over)
         return await self._handed_over
 

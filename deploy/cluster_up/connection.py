@@ -34,11 +34,6 @@ class _Job(JobConfig):
         return True
 
 
-def is_own_cluster(address: str | None) -> bool:
-    """Whether a run starts a cluster for itself alone, on this machine."""
-    return address is None and "RAY_ADDRESS" not in os.environ
-
-
 @contextlib.asynccontextmanager
 async def connected(address: str | None) -> AsyncIterator[None]:
     """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this.

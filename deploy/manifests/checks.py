@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
-from deploy.manifests.pods import DRAIN, DRAIN_MARGIN_S, PORTS
+from deploy.manifests.pods import DRAIN, DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
 from deploy.manifests.site import NAME, has_tokens, looks_secret, may_change
 
@@ -196,7 +196,7 @@ def _room(part: Head) -> Problems:
     ):
         yield f"container {container.name}: /dev/shm is no emptyDir in Memory; Ray's object store would lie on disk"
     writable = {mount.mount_path for mount in container.volume_mounts if not mount.read_only}
-    for place in ("/tmp", container.variable("HOME") or "/home/treadwheel"):
+    for place in ("/tmp", container.variable("HOME") or HOME):
         if place not in writable:
             yield f"container {container.name}: {place} cannot be written; mount an emptyDir there"
 

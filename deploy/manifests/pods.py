@@ -9,7 +9,7 @@ Manifest = dict[str, Any]
 USER = 1000
 """Of the image (deploy/images/Dockerfile)."""
 LABELS = {"app.kubernetes.io/name": "treadwheel"}
-RUN, CONFIG = "/treadwheel", "/etc/treadwheel"
+RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
 """Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
 _HEAD_GIB = 8
 DRAIN, DRAIN_MARGIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 10
@@ -70,7 +70,7 @@ def _grace_s(site: Site, nodes: Nodes) -> int:
 def _container(site: Site, name: str, *, image: str, config_map: str | None, grace_s: int) -> Manifest:
     env: list[Manifest] = [
         {"name": DRAIN, "value": str(grace_s - DRAIN_MARGIN_S)},
-        {"name": "HOME", "value": "/home/treadwheel"},
+        {"name": "HOME", "value": HOME},
         {"name": "HF_HOME", "value": f"{RUN}/hf"},
         *({"name": name, "value": value} for name, value in site.env.items()),
         *(
@@ -81,7 +81,7 @@ def _container(site: Site, name: str, *, image: str, config_map: str | None, gra
     mounts: list[Manifest] = [
         {"name": "run", "mountPath": RUN},
         {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "home", "mountPath": "/home/treadwheel"},
+        {"name": "home", "mountPath": HOME},
         {"name": "shared-mem", "mountPath": "/dev/shm"},
     ]
     if config_map:

@@ -52,10 +52,10 @@ def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) 
             "securityContext": pods.CONTAINER_SECURITY,
             "volumeMounts": [
                 {"name": "tmp", "mountPath": "/tmp"},
-                {"name": "home", "mountPath": "/home/treadwheel"},
+                {"name": "home", "mountPath": pods.HOME},
             ],
             "env": [
-                {"name": "HOME", "value": "/home/treadwheel"},
+                {"name": "HOME", "value": pods.HOME},
                 *({"name": name, "value": value} for name, value in _AUTOSCALER_ENV.items()),
             ],
         },

@@ -5,7 +5,6 @@ check that needs the result of a failed one is left out. What needs torch or tra
 """
 
 import contextlib
-import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
         RunDirectory(config.run_dir).refuse_if_busy()
     problems = Problems()
     problems.attempt(settings.check_run_dir, config)
-    return problems, address is None and "RAY_ADDRESS" not in os.environ
+    return problems, machine.is_own_cluster(address)
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":

@@ -37,6 +37,11 @@ class Memory:
     """None where it is not this machine's memory that counts."""
 
 
+def is_own_cluster(address: str | None) -> bool:
+    """Whether a run starts a cluster for itself alone, on this machine."""
+    return address is None and "RAY_ADDRESS" not in os.environ
+
+
 def this_machine() -> ClusterResources:
     """What a local Ray will find here."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

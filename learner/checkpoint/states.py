@@ -94,7 +94,7 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _TensorAt:
     """Where a tensor lies in its file."""
 
     dtype: torch.dtype
@@ -114,7 +114,7 @@ class _StateFile:
         self._last: tuple[int, memoryview] = (-1, memoryview(b""))
 
     @cached_property
-    def tensors(self) -> dict[str, _Place]:
+    def tensors(self) -> dict[str, _TensorAt]:
         """By name, in the order in which they lie in the file."""
         length = int.from_bytes(self._bytes(0, _LENGTH_BYTES), "little")
         header: dict[str, Any] = json.loads(self._bytes(_LENGTH_BYTES, length))
@@ -122,23 +122,19 @@ class _StateFile:
         in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
         begin = _LENGTH_BYTES + length
         return {
-            name: _Place(
+            name: _TensorAt(
                 dtype=_DTYPES[said["dtype"]], shape=tuple(said["shape"]), start=begin + said["data_offsets"][0]
             )
             for name, said in in_order
         }
 
     def rows(self, name: str, rows: slice | None = None) -> Tensor:
-        place = self.tensors[name]
-        shape = place.shape if rows is None else (rows.stop - rows.start, *place.shape[1:])
-        start = place.start + (0 if rows is None else rows.start * place.row_bytes)
-        found = self._bytes(start, place.dtype.itemsize * math.prod(shape))
+        at = self.tensors[name]
+        shape = at.shape if rows is None else (rows.stop - rows.start, *at.shape[1:])
+        start = at.start + (0 if rows is None else rows.start * at.row_bytes)
+        found = self._bytes(start, at.dtype.itemsize * math.prod(shape))
         # Of nothing there is no buffer.
-        return (
-            torch.frombuffer(found, dtype=place.dtype).reshape(shape)
-            if found
-            else torch.empty(shape, dtype=place.dtype)
-        )
+        return torch.frombuffer(found, dtype=at.dtype).reshape(shape) if found else torch.empty(shape, dtype=at.dtype)
 
     def _bytes(self, start: int, length: int) -> bytearray:
         """Of the file, from blocks that have their digests."""

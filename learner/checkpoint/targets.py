@@ -39,7 +39,7 @@ class Target(Protocol):
         ...
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
-        """Removes all other checkpoints but those to keep, and what saves left that were killed."""
+        """Removes the checkpoints that are not kept, and what killed saves left behind."""
         ...
 
     def close(self) -> None:

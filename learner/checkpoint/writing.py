@@ -82,7 +82,7 @@ def discard(folder: Path) -> None:
 
 
 def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
-    """Removes all checkpoints but those to keep; also what saves left that were killed."""
+    """Removes the checkpoints that are not kept, and what killed saves left behind."""
     for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}")):
         discard(left)
     with contextlib.suppress(StorageError):  # the checkpoint that was saved stands; the next save prunes again

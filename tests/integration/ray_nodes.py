@@ -62,10 +62,15 @@ class SpotNode:
     def __init__(self, cluster: Cluster, *, num_cpus: int, notice_s: float) -> None:
         """Returns when the node is known: nodes that start at the same time take each other's sockets."""
         before = _living_nodes(cluster)
-        self._cluster = cluster
         self._process = subprocess.Popen(
-            ["ray", "start", "--block", f"--address={cluster.address}", f"--num-cpus={num_cpus}"]
-            + [f"--labels={self.LABEL}"]
+            [
+                "ray",
+                "start",
+                "--block",
+                f"--address={cluster.address}",
+                f"--num-cpus={num_cpus}",
+                f"--labels={self.LABEL}",
+            ]
             + [f"--{name}={port}" for name, port in zip(_PORTS, free_ports(len(_PORTS)), strict=True)],
             env={**environment(), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(notice_s)},
             stdout=subprocess.DEVNULL,
