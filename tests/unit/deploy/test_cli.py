@@ -66,7 +66,7 @@ def test_the_option_of_a_wait_is_the_setting_in_seconds(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(preflight, "check", lambda config, *, address: seen.append(config.elastic.wait_for_nodes_s))
     monkeypatch.setattr(launch, "train", lambda *_, **__: None)
-    monkeypatch.setattr("deploy.cli._show", lambda *_: None)
+    monkeypatch.setattr("deploy.cli.running.show", lambda *_: None)
     command = ["train", QUICKSTART, f"run_dir={tmp_path}", "--wait-for-nodes"]
     assert CliRunner().invoke(app, [*command, "30m"]).exit_code == 0 and seen == [1800.0]
     refused = CliRunner().invoke(app, [*command, "soon"])

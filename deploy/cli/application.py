@@ -1,0 +1,73 @@
+"""The command itself: what its verbs share, and how our errors become one line and an exit code.
+
+Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 75 preempted (the same command goes on), 130 interrupted.
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from cluster.contracts.errors import ConfigError, PreemptedError, TreadwheelError
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training of language models on Ray, from a laptop CPU to many GPUs.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+_EXIT_CODES: dict[type[TreadwheelError], int] = {ConfigError: 2, PreemptedError: 75}
+
+RunFile = Annotated[str, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.")]
+RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster to run on ('auto', or host:port); else RAY_ADDRESS, else a local one.")
+]
+WaitForClaim = Annotated[
+    str,
+    typer.Option(
+        metavar="10m",
+        help="How long to wait for a driver that has the run directory: for a retry that starts while the last one dies.",
+    ),
+]
+WaitForNodes = Annotated[
+    str | None, typer.Option(metavar="30m", help="How long to wait for the nodes that the run asks for.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+class CtrlC:
+    """Python's own handler, with a memory: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
+
+    def __init__(self) -> None:
+        self._is_pressed = False
+
+    def __call__(self, *_: object) -> None:
+        self._is_pressed = True
+        raise KeyboardInterrupt
+
+    def raise_if_pressed(self) -> None:
+        if self._is_pressed:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def reporting(*, debug: bool) -> Iterator[CtrlC]:
+    """Our own errors end the command with one line and a code; with --debug they show where they came from."""
+    ctrl_c = CtrlC()
+    before = signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        yield ctrl_c
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"treadwheel: {str(interrupt) or 'interrupted'}", err=True)
+        raise typer.Exit(130) from None
+    except TreadwheelError as error:
+        if debug:
+            raise
+        typer.echo(f"treadwheel: {error}", err=True)
+        raise typer.Exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)) from None
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,62 @@
+"""Verbs that look at what a run recorded, and start nothing."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.cli.application import Debug, RunDir, app, reporting
+
+passport = typer.Typer(help="What a run computed, down to the last epsilon.", no_args_is_help=True)
+app.add_typer(passport, name="passport", rich_help_panel="Look")
+
+
+@app.command(rich_help_panel="Look")
+def info(run_dir: RunDir, debug: Debug = False) -> None:
+    """Where a run stands: progress, numbers, failures, checkpoints; live or done."""
+    with reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy.reports import run_info
+
+        Console(markup=False, emoji=False).print(run_info.table(RunDirectory(run_dir)))
+
+
+@app.command(rich_help_panel="Look")
+def verify(run_dir: RunDir, debug: Debug = False) -> None:
+    """Check ledger, digests, schema and staleness of what a run recorded, and its checkpoints; exit code 1 if anything is wrong."""
+    with reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy.reports import run_info
+        from deploy.reports import verify as verification
+
+        directory = RunDirectory(run_dir)
+        verdict = verification.verify(directory, run_info.config_of(directory))
+        for problem in verdict.problems:
+            typer.echo(problem)
+        typer.echo(str(verdict))
+        if verdict.problems:
+            raise typer.Exit(1)
+
+
+@passport.command(name="diff")
+def passport_diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="Run directory, or passport.json.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="Run directory, or passport.json.")],
+    debug: Debug = False,
+) -> None:
+    """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""
+    with reporting(debug=debug):
+        from deploy.reports import run_info
+        from deploy.reports.passport import is_mathematical
+
+        differences = run_info.passport_differences(left, right)
+        mathematical = {name: pair for name, pair in differences.items() if is_mathematical(name)}
+        typer.echo("mathematics:" if mathematical else "mathematics: the same")
+        for name, (one, other) in mathematical.items():
+            typer.echo(f"  {name}: {one!r} | {other!r}")
+        if len(mathematical) < len(differences):
+            typer.echo("besides:")
+        for name in sorted(differences.keys() - mathematical.keys()):
+            typer.echo(f"  {name}: {differences[name][0]!r} | {differences[name][1]!r}")
+        if mathematical:
+            raise typer.Exit(1)

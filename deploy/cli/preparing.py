@@ -1,0 +1,132 @@
+"""Verbs before a run: what may be named, whether it can work, and what it needs elsewhere."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cluster.contracts.errors import ConfigError
+from deploy.cli.application import Address, Debug, Overrides, RunFile, app, reporting
+
+
+@app.command(rich_help_panel="Prepare")
+def check(
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    resolve: Annotated[
+        bool, typer.Option("--resolve", help="Print the run file with all that it leaves out written out, and stop.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Validate everything, show derived sizes, placement and memory; start nothing."""
+    with reporting(debug=debug):
+        from deploy import preflight
+        from deploy.config import loading as configuration
+
+        config = configuration.load(run, overrides or [])
+        if resolve:
+            typer.echo(configuration.full_yaml(config), nl=False)
+            return
+        report = preflight.check(config, address=address)
+        Console().print(report.table())
+
+
+@app.command(name="list", rich_help_panel="Prepare")
+def list_variants(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="rewards, prompts, losses, advantages, ...")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Variants that a run file may name: all kinds with their names, or one kind with parameters, defaults and meaning."""
+    with reporting(debug=debug):
+        from deploy import listing
+
+        for line in listing.overview() if kind is None else listing.listing(kind):
+            typer.echo(line)
+
+
+@app.command(name="import", rich_help_panel="Prepare")
+def import_rows(
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="A prompt file with columns completion, reward and maybe group.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="Where the trajectories go.")],
+    run: RunFile,
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Make trajectories for `learn` of prompts with completions and rewards, by the tokenizer and template of the run's model."""
+    with reporting(debug=debug):
+        from deploy import recorded
+        from deploy.config import loading as configuration
+
+        config = configuration.load(run, overrides or [])
+        num_groups, num_rows = recorded.import_rows(rows, out, model=config.model, prompts=config.prompts)
+        typer.echo(f"{num_rows} trajectories in {num_groups} groups: {out}")
+
+
+@app.command(rich_help_panel="Prepare")
+def kubernetes(
+    run: RunFile,
+    overrides: Overrides = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE.yaml", help="The cluster's image, volume, secrets and kinds of nodes.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="A RayCluster that lasts, for `ray job submit`, in place of a RayJob.")
+    ] = False,
+    serve: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="A RayService that serves the checkpoint of STEP, in place of a RayJob."),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Print nothing; check that FILE, edited by hand, can run RUN.yaml."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print what `kubectl apply -f -` makes a job of: pods sized for the run, on a cluster with KubeRay."""
+    with reporting(debug=debug):
+        from deploy.manifests import ray_job, ray_service, seating, text
+        from deploy.manifests import site as sites
+
+        read = ray_job.read(run, overrides or [])
+        if check is not None:
+            typer.echo(f"{check}: {seating.check(check, read)}")
+            return
+        if cluster and serve is not None:
+            raise ConfigError("--cluster and --serve make two resources; run the command once for each")
+        place, comment = sites.load(site), ""
+        if serve is not None:
+            made = ray_service.service(read, place, step=serve)
+        elif cluster:
+            made, comment = ray_job.cluster(read, place), ray_job.label_in_words(read, place)
+        else:
+            made = ray_job.job(read, place)
+        typer.echo(text.dump(made, comment=comment), nl=False)
+
+
+@app.command(name="serve-reward", rich_help_panel="Prepare")
+def serve_reward(
+    judge: Annotated[str, typer.Argument(metavar="JUDGE", help="As in a run file: math_verify, or my_rewards:judge.")],
+    params: Annotated[list[str] | None, typer.Argument(metavar="[a=b]...", help="The judge's parameters.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable of the bearer token to ask for.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="As reward.timeout_s.")] = 30.0,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="As reward.max_concurrency.")] = 64,
+    env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge sees.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a judge to runs on other machines, as `judge: {name: remote, endpoint: http://host:port}`."""
+    with reporting(debug=debug):
+        from cluster.contracts.config import RewardConfig
+        from cluster.contracts.plugins import Plugin
+        from deploy import serving
+        from deploy.config import loading as configuration
+
+        plugin = Plugin(name=judge, params=dict(map(configuration.parsed, params or [])))
+        config = RewardConfig(judge=plugin, timeout_s=timeout_s, max_concurrency=max_concurrency, env=tuple(env or ()))
+        serving.serve(config, host=host, port=port, key_env=key_env, says=typer.echo)

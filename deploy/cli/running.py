@@ -1,0 +1,163 @@
+"""Verbs that run something, or steer what runs."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.contracts.errors import ConfigError
+from deploy.cli.application import (
+    Address,
+    Debug,
+    Overrides,
+    RunDir,
+    RunFile,
+    WaitForClaim,
+    WaitForNodes,
+    app,
+    reporting,
+)
+
+if TYPE_CHECKING:
+    from deploy.reports.summary import Summary
+
+
+@app.command(rich_help_panel="Run")
+def train(
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    wait_for_claim: WaitForClaim = "0s",
+    wait_for_nodes: WaitForNodes = None,
+    debug: Debug = False,
+) -> None:
+    """Train, from wherever the run directory stands."""
+    with reporting(debug=debug) as ctrl_c:
+        from deploy import preflight
+        from deploy.claims import once_free
+        from deploy.config import loading as configuration
+        from deploy.durations import seconds
+
+        def checked_and_trained() -> "Summary":
+            preflight.check(config, address=address)
+            from deploy import launch
+
+            ctrl_c.raise_if_pressed()
+            return launch.train(config, address=address)
+
+        wait_s = seconds(wait_for_claim, option="--wait-for-claim")
+        waits: list[str] = []
+        if wait_for_nodes is not None:
+            waits = [f"elastic.wait_for_nodes_s={seconds(wait_for_nodes, option='--wait-for-nodes')}"]
+        config = configuration.load(run, [*(overrides or []), *waits])
+        show(config.run_dir, once_free(config.run_dir, checked_and_trained, wait_s=wait_s))
+
+
+@app.command(rich_help_panel="Run")
+def learn(
+    recorded: Annotated[
+        str, typer.Argument(metavar="RUN_OR_ARROW", help="Run directory, .arrow file, or a folder of them.")
+    ],
+    run: RunFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    wait_for_claim: WaitForClaim = "0s",
+    debug: Debug = False,
+) -> None:
+    """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
+    with reporting(debug=debug) as ctrl_c:
+        from deploy import preflight
+        from deploy.claims import once_free
+        from deploy.config import loading as configuration
+        from deploy.durations import seconds
+
+        def checked_and_learned() -> "Summary":
+            preflight.check_learning(config, address=address)
+            from deploy import learning
+
+            ctrl_c.raise_if_pressed()
+            return learning.learn(config, address=address)
+
+        wait_s = seconds(wait_for_claim, option="--wait-for-claim")
+        config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
+        show(config.run_dir, once_free(config.run_dir, checked_and_learned, wait_s=wait_s))
+
+
+@app.command(name="eval", rich_help_panel="Run")
+def evaluate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_OR_CHECKPOINT... [a.b=c]...", help="Run files, run directories or checkpoints."),
+    ],
+    address: Address = None,
+    debug: Debug = False,
+) -> None:
+    """Held-out evaluation of run files (their starting model), run directories (their last checkpoint) or checkpoints."""
+    with reporting(debug=debug):
+        from deploy import evaluation
+
+        overrides = [each for each in targets if _is_override(each)]
+        named = [each for each in targets if not _is_override(each)]
+        if not named:
+            raise ConfigError(
+                f"nothing to evaluate in {' '.join(targets)!r}; name a run file, a run directory or a checkpoint"
+            )
+        for target in named:
+            evaluation.print_scores(target, evaluation.evaluate(target, overrides, address=address))
+
+
+@app.command(rich_help_panel="Run")
+def replay(
+    run_dir: RunDir,
+    to_step: Annotated[int | None, typer.Option(help="Last step to learn again; all, unless given.")] = None,
+    out: Annotated[str | None, typer.Option(help="Hugging Face folder for the weights that it arrives at.")] = None,
+    address: Address = None,
+    debug: Debug = False,
+) -> None:
+    """Learn again from the recorded trajectories, without sampling; exit code 1 if the weights are not those of the run."""
+    with reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy import replay as replaying
+        from deploy.reports import run_info
+
+        directory = RunDirectory(run_dir)
+        config = run_info.config_of(directory)
+        done = replaying.replay(directory, config, to_step=to_step, out=out, address=address)
+        typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {done.verdict}")
+        if done.differs:
+            raise typer.Exit(1)
+
+
+@app.command(rich_help_panel="Run")
+def scale(
+    run_dir: RunDir,
+    asked: Annotated[
+        str, typer.Argument(metavar="ACTORS=N", help="How many to have: rollout_workers=4, or reward_services=4.")
+    ],
+    debug: Debug = False,
+) -> None:
+    """Change the number of rollout workers, or of reward services, of a live run."""
+    with reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy.cluster_up import steering
+
+        name, _, number = asked.partition("=")
+        if name not in steering.SETTINGS or not number.isdecimal():
+            raise ConfigError(f"{asked!r} is not of the form rollout_workers=4 or reward_services=4")
+        steering.scale(RunDirectory(run_dir), actors=name, number=int(number))
+        typer.echo(f"asked for {number} {name.replace('_', ' ')}; `treadwheel info {run_dir}` shows them come and go")
+
+
+def _is_override(argument: str) -> bool:
+    """`a.b=c`; a path may have a "=" too."""
+    name, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in name and not os.path.exists(argument)
+
+
+def show(run_dir: str, summary: "Summary") -> None:
+    from cluster.record.run_directory import RunDirectory
+    from deploy.reports import curves, run_info
+
+    directory = RunDirectory(run_dir)
+    curves.draw(directory)
+    run_info.print_summary(directory, summary)
