@@ -20,6 +20,8 @@ from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.record.writer import Writer
 
 METRICS: dict[str, str] = {
+    "policy_version": "Steps that the policy has learned; each line of `metrics.jsonl` is of one.",
+    "last_step_time": "Unix time at which it learned the last one, or the driver started; in Prometheus alone.",
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
     "reward/<component>": "Mean of a component that the judge returned beside the reward, over the trajectories that have it; "
     "a component that is named as another metric here is left out.",
@@ -115,6 +117,9 @@ METRICS: dict[str, str] = {
 }
 """Name and meaning. The part before the slash is the group that a dashboard shows together."""
 
+ENDS = ("finished", "stopped", "failed")
+"""Kinds of the last event of a driver that was not killed."""
+
 
 class Sink(Protocol):
     """Where numbers go: a file or package below cluster.sinks, or yours by full path. Called from a thread of its own, in order."""
@@ -148,6 +153,7 @@ class MetricLog:
         self._directory = directory
         self._now = now
         self._version = 0
+        self._has_ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +180,15 @@ class MetricLog:
             directory.writer.put(lambda: directory.append_json(EVENTS, record))
         for sink in (*self._listeners, *self._sinks):
             sink.event(record)
+
+    def end(self, kind: str, **fields: Any) -> None:
+        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self.event(kind, **fields)
+        for sink in self._sinks:
+            sink.flush()
 
     async def written(self) -> None:
         """Returns once what was logged is in the object store, if the run lies in one: lines wait there for others, on a disk they do not.

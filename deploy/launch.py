@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +69,12 @@ async def _owning(
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     with _released_in_the_end(run_dir):
         run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
-        with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log, _noting_the_end(log):
-            log.event("launched", started_at=psutil.Process().create_time())
-            paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
-            await asyncio.to_thread(_verify_models, *paths)
-            await work(run_dir, log, interrupted=interrupted)
+        with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log:
+            async with noting_the_end(log):
+                log.event("launched", started_at=psutil.Process().create_time())
+                paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
+                await asyncio.to_thread(_verify_models, *paths)
+                await work(run_dir, log, interrupted=interrupted)
 
 
 @contextlib.contextmanager
@@ -106,18 +107,18 @@ def _verify_models(*paths: str | None) -> None:
             verify_model(Path(path))
 
 
-@contextlib.contextmanager
-def _noting_the_end(log: MetricLog) -> Iterator[None]:
-    """The last event says how the run ended."""
+@contextlib.asynccontextmanager
+async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
+    """The last event says how the run ended. Entered again inside `connected`: Ray's metrics must hear it before Ray goes."""
     try:
         yield
     except (asyncio.CancelledError, PreemptedError):
-        log.event("stopped")
+        log.end("stopped")
         raise
     except BaseException as error:
-        log.event("failed", error=type(error).__name__, reason=str(error))
+        log.end("failed", error=type(error).__name__, reason=str(error))
         raise
-    log.event("finished")
+    log.end("finished")
 
 
 async def _train(
@@ -131,6 +132,7 @@ async def _train(
     waits = _wait_for_nodes_s(config, address)
     async with (
         connected(address),
+        noting_the_end(log),
         cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits) as made,
     ):
         async with (

@@ -26,7 +26,7 @@ from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport
 from deploy.cluster_up.stopping import saved_when_stopped
-from deploy.launch import as_a_run, open_ledger, save_the_end
+from deploy.launch import as_a_run, noting_the_end, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
 from deploy.reports.summary import Summary
@@ -58,6 +58,7 @@ async def _learn(
     checkpoints = run_dir.path(CHECKPOINTS)
     async with (
         connected(address),
+        noting_the_end(log),
         learner_alone(config, run_dir, ledger, log, checkpoints=checkpoints) as (learner, reference),
         saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
     ):

@@ -1,39 +1,80 @@
-"""Ray's own metrics, which its Prometheus endpoint exports: `ray_treadwheel_reward_mean` and so on, tagged with the run."""
+"""Ray's own metrics, which its Prometheus endpoint exports: `ray_treadwheel_reward_mean` and so on, tagged with the run.
+
+A gauge keeps its last number for as long as the run goes on, and stops with it. Events count by kind: `launched` and the end
+(`finished`, `stopped` or `failed`) among them, so that a driver that died shows as a launch without an end.
+"""
 
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ray import is_initialized
 from ray.util.metrics import Counter, Gauge
 
-from cluster.metrics import METRICS
+from cluster.metrics import ENDS, METRICS
 from cluster.record.run_directory import RunDirectory
+
+REPEAT_S = 5.0
+"""Ray exports every 10 s what was set since the export before, and forgets a gauge that two exports lacked."""
 
 
 class RayMetrics:
-    """Gauges hold the last step's numbers; events count by kind."""
+    """Gauges and counters of a run. Before Ray is connected, numbers and events wait: Ray would drop them without a word."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, *, now: Callable[[], float] = time.time) -> None:
         self._tags = {"run": run}
+        self._now = now
+        self._numbers: dict[str, float] = {"last_step_time": now()}
+        self._waiting: list[str] = []
+        """Kinds of events that are not counted yet."""
         self._gauges: dict[str, Gauge] = {}
         self._events = Counter("treadwheel_events", description="Events by kind.", tag_keys=("run", "kind"))
+        self._lock = threading.Lock()
+        self._has_ended = threading.Event()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        for name, value in {**metrics, "policy_version": float(version)}.items():
-            if name not in self._gauges:
-                description = METRICS.get(name, name)
-                self._gauges[name] = Gauge(exported_name(name), description=description, tag_keys=("run",))
-            self._gauges[name].set(value, tags=self._tags)
+        with self._lock:
+            if version != self._numbers.get("policy_version"):
+                self._numbers["last_step_time"] = self._now()
+            self._numbers |= {**metrics, "policy_version": float(version)}
+        self.repeat()
 
     def event(self, record: Mapping[str, Any]) -> None:
-        self._events.inc(tags={**self._tags, "kind": str(record["kind"])})
+        kind = str(record["kind"])
+        with self._lock:
+            self._waiting.append(kind)
+        self.repeat()
+        if kind in ENDS:
+            self.close()
+
+    def repeat(self) -> None:
+        """Sets every gauge to the last number that it had, and counts the events that waited."""
+        with self._lock:
+            if not is_initialized():
+                return
+            for name, value in self._numbers.items():
+                if name not in self._gauges:
+                    description = METRICS.get(name, name)
+                    self._gauges[name] = Gauge(exported_name(name), description=description, tag_keys=("run",))
+                self._gauges[name].set(value, tags=self._tags)
+            for kind in self._waiting:
+                self._events.inc(tags={**self._tags, "kind": kind})
+            self._waiting.clear()
+
+    def repeat_until_the_end(self) -> None:
+        while not self._has_ended.wait(REPEAT_S):
+            self.repeat()
 
     def close(self) -> None:
-        """Ray exports until the driver ends."""
+        self._has_ended.set()
 
 
 def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
-    return RayMetrics(directory.url.rstrip("/").rpartition("/")[2])
+    metrics = RayMetrics(directory.url.rstrip("/").rpartition("/")[2])
+    threading.Thread(target=metrics.repeat_until_the_end, name="ray-metrics", daemon=True).start()
+    return metrics
 
 
 def exported_name(name: str) -> str:

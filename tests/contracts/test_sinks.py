@@ -80,6 +80,7 @@ _REWARDS: dict[str, Callable[[Run], dict[int, float]]] = {
 @pytest.fixture(params=names(SINKS))
 def run(request, tmp_path, monkeypatch) -> Run:
     monkeypatch.setattr(ray, "Gauge", ListedGauge)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ListedGauge, "values", {})
     return Run(request.param, tmp_path)
 

@@ -151,3 +151,12 @@ async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
             log.step(1, {"eval/accuracy": 0.25})
             await log.written()
             assert read_steps(found)[1].items() >= {"reward/mean": 0.5, "eval/accuracy": 0.25}.items()
+
+
+def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():
+    sink = Listed()
+    with MetricLog([sink]) as log:
+        log.end("stopped")
+        assert [record["kind"] for record in sink.seen] == ["stopped"]
+        log.end("finished")
+    assert [seen if seen == "closed" else seen["kind"] for seen in sink.seen] == ["stopped", "closed"]

@@ -1,0 +1,85 @@
+"""What is set and counted when, with Ray's gauges and counters replaced by lists. tests/integration/test_monitoring.py asks Prometheus."""
+
+from collections import Counter
+
+import pytest
+
+from cluster.sinks import ray
+from cluster.sinks.ray import RayMetrics
+
+
+class Ray:
+    """What has been set since the last look, and all counts."""
+
+    def __init__(self) -> None:
+        self.is_connected = True
+        self.gauges: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    def drained(self) -> dict[str, float]:
+        gauges, self.gauges = self.gauges, {}
+        return gauges
+
+    def gauge(self, name: str, **_):
+        return _Metric(set=lambda value, tags: self.gauges.update({f"{name} of {tags['run']}": value}))
+
+    def counter(self, name: str, **_):
+        return _Metric(inc=lambda tags: self.counts.update([f"{name} {tags['kind']} of {tags['run']}"]))
+
+
+class _Metric:
+    def __init__(self, **methods) -> None:
+        self.__dict__.update(methods)
+
+
+@pytest.fixture
+def there(monkeypatch) -> Ray:
+    fake = Ray()
+    monkeypatch.setattr(ray, "Gauge", fake.gauge)
+    monkeypatch.setattr(ray, "Counter", fake.counter)
+    monkeypatch.setattr(ray, "is_initialized", lambda: fake.is_connected)
+    return fake
+
+
+def test_a_number_is_set_again_until_a_step_has_another_one(there):
+    times = iter((100.0, 130.0, 170.0))
+    metrics = RayMetrics("r", now=lambda: next(times))
+    metrics.step(1, {"eval/reward": 0.5, "loss": 1.0})
+    metrics.step(2, {"loss": 2.0})
+    there.drained()
+    metrics.repeat()
+    assert there.drained() == {
+        "treadwheel_eval_reward of r": 0.5,
+        "treadwheel_loss of r": 2.0,
+        "treadwheel_policy_version of r": 2.0,
+        "treadwheel_last_step_time of r": 170.0,
+    }
+
+
+def test_numbers_that_are_added_to_a_step_are_no_progress(there):
+    times = iter((100.0, 130.0))
+    metrics = RayMetrics("r", now=lambda: next(times))
+    metrics.step(1, {"loss": 1.0})
+    metrics.step(1, {"eval/reward": 0.5})
+    assert there.drained()["treadwheel_last_step_time of r"] == 130.0
+
+
+def test_what_comes_before_ray_is_connected_waits_for_it(there):
+    there.is_connected = False
+    metrics = RayMetrics("r", now=lambda: 100.0)
+    metrics.event({"kind": "launched"})
+    metrics.repeat()
+    assert not there.counts
+    there.is_connected = True
+    metrics.repeat()
+    metrics.repeat()
+    assert there.counts == {"treadwheel_events launched of r": 1}
+    assert there.drained() == {"treadwheel_last_step_time of r": 100.0}
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped", "failed"])
+def test_the_end_is_counted_and_nothing_is_repeated_after_it(there, how):
+    metrics = RayMetrics("r")
+    metrics.event({"kind": how})
+    metrics.repeat_until_the_end()  # would not return
+    assert there.counts == {f"treadwheel_events {how} of r": 1}
