@@ -3,10 +3,10 @@
 import os
 import sys
 
-from deploy.cli import running, preparing, looking  # isort: skip  (the order of --help)
+from deploy.cli import running, preparing, looking, viewing  # isort: skip  (the order of --help)
 from deploy.cli.application import app
 
-__all__ = ["app", "looking", "main", "preparing", "running"]
+__all__ = ["app", "looking", "main", "preparing", "running", "viewing"]
 
 
 def main() -> None:

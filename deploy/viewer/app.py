@@ -1,0 +1,124 @@
+"""The viewer as a web application, and its server."""
+
+import ipaddress
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from cluster.contracts.errors import ConfigError, TreadwheelError
+from deploy.viewer import live, page
+from deploy.viewer.runs import Runs
+from deploy.viewer.safety import LOOPBACK, Guard
+
+_OURS = ("/run", "/static")
+
+
+def create_app(
+    roots: Sequence[str], *, token: str | None = None, hosts: Sequence[str] = (), root_path: str = ""
+) -> Starlette:
+    """The runs at and below `roots`, for who names the machine as loopback or as one of `hosts`, and brings `token` if there is one.
+
+    Raises ConfigError for a root that cannot be read, and a `root_path` that is none.
+    """
+    if root_path and (not root_path.startswith("/") or root_path.startswith(_OURS)):
+        raise ConfigError(f"root_path={root_path!r} must begin with '/', and not with {' or '.join(_OURS)}")
+    routes: list[BaseRoute] = [
+        *page.routes(),
+        Route("/run/{run}/live", live.follow),
+        Mount("/static", StaticFiles(directory=page.HERE / "static"), name="static"),
+    ]
+    guard = Middleware(Guard, hosts=[*LOOPBACK, *hosts], token=token, root_path=root_path)
+    app = Starlette(
+        routes=routes, middleware=[guard], exception_handlers={HTTPException: _not_there, TreadwheelError: _unreadable}
+    )
+    app.state.runs = Runs(roots)
+    return app
+
+
+def serve(
+    roots: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    trusted_hosts: Sequence[str],
+    token: str | None,
+    root_path: str,
+    says: Callable[[str], None],
+) -> None:
+    """Serves until SIGTERM or SIGINT; `says` is told the URL. `port` 0 takes a free one.
+
+    An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` alone. Raises ConfigError for an
+    address that cannot be had, for one beyond this machine whose name is not said, and as `create_app` does.
+    """
+    if not _is_loopback(host):
+        if not trusted_hosts and host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"--host {host} is every address of this machine: say by which name browsers reach it, --trusted-host NAME"
+            )
+        token = token or secrets.token_urlsafe(24)
+    app = create_app(roots, token=token, hosts=[host, *trusted_hosts], root_path=root_path)
+    with _bound(host, port) as listening:
+        name = trusted_hosts[0] if trusted_hosts else host
+        netloc = f"{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}"
+        says(f"viewing on http://{netloc}{root_path}/" + (f"?token={token}" if token else ""))
+        config = uvicorn.Config(
+            app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
+        )
+        # uvicorn raises the signal that ended it again: this end is a clean one.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def token_of(variable: str | None) -> str | None:
+    """What the environment variable holds. Raises ConfigError when it holds nothing."""
+    if variable is None:
+        return None
+    if token := os.environ.get(variable):
+        return token
+    raise ConfigError(f"--token-env {variable}: the environment has no such variable, or an empty one; set it")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be had: {error.strerror or error}; take another"
+        ) from error
+
+
+def _not_there(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(request, error.status_code, error.detail)
+
+
+def _unreadable(request: Request, error: Exception) -> Response:
+    return _error(request, 500, str(error))
+
+
+def _error(request: Request, status: int, message: str) -> Response:
+    if request.url.path.endswith((".json", "/live")):
+        return JSONResponse({"error": message}, status_code=status)
+    run = request.app.state.runs.get(request.path_params.get("run", ""))
+    return page.render(request, "error.html", run=run, here="", status=status, code=status, message=message)

@@ -1,0 +1,147 @@
+"""Actors as a run's events and its status tell of them: who lives, who died and came back, and what happened when. Pure functions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Event = Mapping[str, Any]
+_TONES = {
+    "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "groups_lost", "worker_not_joined", "steering_failed",
+            "ledger_torn", "quarantine"),
+    "good": ("recovery", "worker_joined", "finished"),
+    "plain": ("launched", "resumed", "checkpoint", "scale", "preempted", "stopping", "stopped", "worker_left", "worker_waits",
+              "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),
+}  # fmt: skip
+_TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
+_ENDS = ("finished", "stopped", "failed")
+QUIET = ("broadcast", "published", "attested", "drop")
+"""Kinds that come with every step: curves and the page of weights have them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Actor:
+    name: str
+    state: str = "healthy"
+    """`healthy`, `dead` (failed, not replaced yet), `left`, or `over` once the run is."""
+    phase: str | None = None
+    phase_since: float | None = None
+    """Unix seconds."""
+    policy_version: int | None = None
+    pid: int | None = None
+    num_restarts: int = 0
+    trouble: str | None = None
+    """What ended it last, in words."""
+    trouble_at: float | None = None
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    """Stretches of its life: `state`, `start`, `end` (None: it goes on), `words`. In order, without gaps."""
+
+
+def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) -> list[dict[str, Any]]:
+    """Every actor that the run ever named, in the order of their names."""
+    found: dict[str, Actor] = {}
+    last = 0.0
+    for event in events:
+        last = max(last, event["time"])
+        _tell(found, event)
+    if state == "running":
+        for doing in status.get("actors", ()):
+            actor = found.setdefault(doing["actor"], Actor(name=doing["actor"]))
+            actor.phase, actor.phase_since = doing["phase"], doing["since"]
+            actor.policy_version = doing["policy_version"]
+    else:
+        for actor in found.values():
+            _turn(actor, "over", max(last, status.get("time", 0.0)), None)
+    return [asdict(found[name]) for name in sorted(found, key=_natural)]
+
+
+def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Events that a curve shows, each with its step, its tone (`bad`, `good`, `plain`) and words."""
+    return [
+        {
+            "step": event.get("policy_version", 0),
+            "time": event["time"],
+            "kind": event["kind"],
+            "actor": event.get("actor"),
+            "tone": _TONE_OF.get(event["kind"], "plain"),
+            "words": words(event),
+        }
+        for event in events
+        if event["kind"] not in QUIET
+    ]
+
+
+def words(event: Event) -> str:
+    """One line for people."""
+    said = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
+    match event["kind"]:
+        case "failure":
+            return f"{event['actor']}: {event['failure']}, {said}; decided: {event['decision']}"
+        case "recovery":
+            return f"{event['actor']} serves again after {event['seconds']:.1f} s"
+        case "hang":
+            return f"{event['actor']} was silent for {event['silent_s']:.0f} s"
+        case "worker_joined":
+            return f"{event['actor']} joined after {event['seconds']:.1f} s"
+        case "worker_left":
+            return f"{event['actor']} left"
+        case "scale":
+            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {said}"
+        case "checkpoint":
+            return f"checkpoint of step {event['policy_version']}"
+        case "resumed":
+            return f"goes on after {event['recorded_steps']} recorded steps"
+        case "launched":
+            return "a driver began"
+        case "started":
+            return f"{len(event['actors'])} actors serve"
+        case "broadcast":
+            return f"{event['num_workers']} workers serve {event['digest'][:12]}"
+        case kind:
+            return said or kind.replace("_", " ")
+
+
+def _tell(found: dict[str, Actor], event: Event) -> None:
+    kind, at = event["kind"], event["time"]
+    if kind == "launched" or kind in _ENDS:
+        for actor in found.values():
+            _turn(actor, "over", at, None)
+    elif kind == "started":
+        for name, pid in event["actors"].items():
+            _turn(_named(found, name, pid), "healthy", at, "started")
+    elif kind in ("recovery", "worker_joined"):
+        actor = _named(found, event["actor"], event.get("actor_pid"))
+        actor.num_restarts += kind == "recovery"
+        _turn(actor, "healthy", at, words(event))
+    elif kind in ("failure", "hang"):
+        actor = _named(found, event["actor"], event.get("actor_pid"))
+        actor.trouble, actor.trouble_at = words(event), at
+        if event.get("decision") != "drain":
+            _turn(actor, "dead", at, words(event))
+    elif kind in ("worker_left", "worker_not_joined"):
+        _turn(_named(found, event["actor"], None), "left", at, words(event))
+
+
+def _named(found: dict[str, Actor], name: str, pid: int | None) -> Actor:
+    actor = found.setdefault(name, Actor(name=name))
+    actor.pid = pid or actor.pid
+    return actor
+
+
+def _turn(actor: Actor, state: str, at: float, why: str | None) -> None:
+    """A dead actor that fails again while it is replaced stays dead: it did not live in between."""
+    if actor.spans and actor.spans[-1]["end"] is None:
+        if actor.spans[-1]["state"] == state:
+            return
+        actor.spans[-1]["end"] = at
+    actor.state = state
+    if state in ("healthy", "dead"):
+        actor.spans.append({"state": state, "start": at, "end": None, "words": why})
+
+
+def _natural(name: str) -> list[Any]:
+    """`rollout-10` after `rollout-9`."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("-", "- ").split()]
+
+
+def num_restarts(found: Sequence[Mapping[str, Any]]) -> int:
+    return sum(actor["num_restarts"] for actor in found)

@@ -1,0 +1,59 @@
+"""What is new in a run, as server-sent events: it goes on where the browser's last message ended."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from deploy.viewer.page import named_run
+from deploy.viewer.runs import Run
+
+_ALIVE_EVERY_S = 10.0
+"""A comment, so that no proxy takes a quiet run for a dead connection."""
+
+
+async def follow(request: Request) -> StreamingResponse:
+    """`news` with `steps`, `events` and `status`; `again` when the page's lines are no longer true and it must load them anew."""
+    run = await asyncio.to_thread(named_run, request)
+    after = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    # nginx holds a response back until it has 4 kB of it, unless it is told not to.
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_messages(run, after), media_type="text/event-stream", headers=headers)
+
+
+async def _messages(run: Run, after: str) -> AsyncIterator[str]:
+    yield "retry: 2000\n\n"
+    quiet_s, before = 0.0, None
+    while True:
+        name, news, after = await asyncio.to_thread(since, run, after)
+        said = json.dumps(news)
+        if name == "again" or news["steps"] or news["events"] or said != before:
+            before, quiet_s = said, 0.0
+            yield f"id: {after}\nevent: {name}\ndata: {said}\n\n"
+        elif quiet_s >= _ALIVE_EVERY_S:
+            quiet_s = 0.0
+            yield ": alive\n\n"
+        await asyncio.sleep(run.poll_s)
+        quiet_s += run.poll_s
+
+
+def mark(run: Run) -> str:
+    """Where the run stands now: the mark after which `since` goes on."""
+    metrics, events = run.metrics(), run.events()
+    return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{run.generation()}"
+
+
+def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
+    """Kind of message, its content, and the mark to go on from. A mark that is not of this process's reading means `again`."""
+    now = mark(run)
+    found = re.fullmatch(r"(-?\d+)/(\d+)/([\d.]+)", after)
+    if found is None or found[3] != now.rpartition("/")[2]:
+        return "again", {}, now
+    last, num_events, _ = now.split("/")
+    steps = [line for line in run.metrics() if int(found[1]) < line["policy_version"] <= int(last)]
+    events = run.events()[int(found[2]) : int(num_events)]
+    return "news", {"steps": steps, "events": events, "status": run.status(), "state": run.state()}, now

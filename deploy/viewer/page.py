@@ -1,0 +1,117 @@
+"""What every page is made with: its two routes, its template, and its run."""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from deploy.viewer import pages
+from deploy.viewer.runs import Run
+
+HERE = Path(__file__).parent
+Data = Callable[[Run, Request], Mapping[str, Any]]
+NAVIGATION = (
+    ("overview", "", "Overview"),
+    ("step", "step", "Steps"),
+    ("rewards", "rewards", "Rewards"),
+    ("ledger", "ledger", "Ledger"),
+    ("actors", "actors", "Actors"),
+    ("weights", "weights", "Weights"),
+    ("search", "search", "Search"),
+)
+"""Module of a page, its path below the run's, and its name. A page that is not there yet is left out."""
+
+
+def page(path: str, data: Data, *, template: str) -> list[Route]:
+    """The page at `path` ("/run/{run}/..."), and its JSON at the same path with `.json`."""
+    here = data.__module__.rpartition(".")[2]
+
+    def show(request: Request) -> Response:
+        run = named_run(request)
+        return render(request, template, run=run, here=here, data=data(run, request))
+
+    def show_json(request: Request) -> Response:
+        return JSONResponse(data(named_run(request), request))
+
+    # JSON first: "{step}" would take "12.json".
+    json_path = f"{path}index.json" if path.endswith("/") else f"{path}.json"
+    return [Route(json_path, show_json), Route(path, show)]
+
+
+def named_run(request: Request) -> Run:
+    name = request.path_params["run"]
+    run = request.app.state.runs.get(name)
+    if run is None:
+        raise HTTPException(404, f"there is no run {name!r} below the folders that this viewer was given")
+    return run
+
+
+def render(
+    request: Request, template: str, *, run: Run | None, here: str, status: int = 200, **context: Any
+) -> Response:
+    runs = request.app.state.runs
+    content = (
+        _environment()
+        .get_template(template)
+        .render(
+            root=request.scope.get("root_path", ""),
+            run=run,
+            runs=[each.name for each in runs.all()],
+            here=here,
+            navigation=[entry for entry in NAVIGATION if entry[0] in page_modules()],
+            **context,
+        )
+    )
+    return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+def page_modules() -> list[str]:
+    """Names of the files in pages/, each a page."""
+    return sorted(info.name for info in pkgutil.iter_modules(pages.__path__))
+
+
+def routes() -> list[Route]:
+    found = (importlib.import_module(f"{pages.__name__}.{name}") for name in page_modules())
+    return [route for module in found for route in module.ROUTES]
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
+    made.filters |= {"number": number, "when": when, "seconds": seconds}
+    return made
+
+
+def number(value: float | None) -> str:
+    """Four digits that count, and no more than it takes; a dash for None."""
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """`850 ms`, `12.3 s`, `4 min 10 s`, `2 h 5 min`."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def when(timestamp: float | None) -> str:
+    """In UTC; the browser shows its own time beside it."""
+    return "–" if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,168 @@
+"""Runs by short names, found below the folders that the viewer was given, and their lines, read on from where they were read last."""
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, STATUS, RunDirectory
+from deploy.config.loading import hidden
+from deploy.viewer.tail import Tail
+
+PHASES = "phases.jsonl"
+_LINES = {EVENTS, METRICS, "events", "metrics"}
+"""A run has some: in a store they are folders of objects."""
+_LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
+"""A look at a large tree takes long: at most this share of the time is spent looking."""
+_DEPTH = 3
+"""Folders below a named one that may hold runs."""
+_SILENT_S = 60.0
+"""A store has no lock to ask: its driver writes status.json every few seconds."""
+_ENDS = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+
+class Run:
+    """One run directory. Several threads may read it; none writes."""
+
+    def __init__(self, name: str, directory: RunDirectory) -> None:
+        self.name = name
+        """In URLs."""
+        self.directory = directory
+        self.poll_s = 1.0 if directory.is_local else 5.0
+        """How often it is worth to look for something new."""
+        self._metrics, self._events, self._phases = (Tail(directory, name) for name in (METRICS, EVENTS, PHASES))
+
+    @property
+    def place(self) -> str:
+        return self.directory.path()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl by policy version, each version once."""
+        return self._metrics.records(key="policy_version")
+
+    def events(self) -> list[dict[str, Any]]:
+        return self._events.records()
+
+    def phases(self) -> list[dict[str, Any]]:
+        """Who did what when; empty for a run that recorded no phases."""
+        return self._phases.records()
+
+    def generation(self) -> str:
+        """Changes when lines that were there before are no longer what they were: a resumed run writes its last steps again."""
+        return f"{self._metrics.generation}.{self._events.generation}"
+
+    def status(self) -> dict[str, Any]:
+        """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
+        try:
+            return self._json(STATUS)
+        except json.JSONDecodeError:  # an object store without atomic reads
+            return {"time": 0.0, "actors": []}
+
+    def config(self) -> dict[str, Any]:
+        """What run.yaml says, without what is secret."""
+        if not self.directory.exists(RUN_YAML):
+            return {}
+        return hidden(yaml.safe_load(self.directory.read_text(RUN_YAML)) or {})
+
+    def passport(self) -> dict[str, Any]:
+        return self._json(PASSPORT)
+
+    def state(self) -> str:
+        """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
+        events = self.events()
+        if self._is_driven():
+            return "running"
+        for event in reversed(events):
+            if event["kind"] in _ENDS:
+                return _ENDS[event["kind"]]
+            if event["kind"] == "launched":
+                return "killed"
+        return "starting"
+
+    def _is_driven(self) -> bool:
+        """In a store by the age of its status: to ask for the claim would write, and the viewer may not."""
+        if self.directory.is_local:
+            return self.directory.owner() is not None
+        ended = next((event for event in reversed(self.events()) if event["kind"] in (*_ENDS, "launched")), None)
+        is_over = ended is not None and ended["kind"] in _ENDS
+        return not is_over and time.time() - self.status().get("time", 0.0) < _SILENT_S
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return json.loads(self.directory.read_text(name)) if self.directory.exists(name) else {}
+
+
+class Runs:
+    """All runs at and below `roots`. A run that appears later is found later; no name ever changes its run."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        """Raises ConfigError when a root is missing, or cannot be reached."""
+        self._roots = [RunDirectory(root) for root in roots]
+        for root in self._roots:
+            root.reach()
+            if not root.names():
+                raise ConfigError(
+                    f"{root.url!r} is no folder with files; name a run directory, or a folder that holds some"
+                )
+        self._by_place: dict[str, Run] = {}
+        self._next_look = 0.0
+        self._lock = threading.Lock()
+        self.all()
+
+    def all(self) -> list[Run]:
+        """In the order in which they lie."""
+        with self._lock:
+            if (began := time.monotonic()) >= self._next_look:
+                for root in self._roots:
+                    self._look(root, relative="", depth=_DEPTH)
+                self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
+            return sorted(self._by_place.values(), key=lambda run: run.name)
+
+    def get(self, name: str) -> Run | None:
+        return next((run for run in self.all() if run.name == name), None)
+
+    @property
+    def is_one(self) -> bool:
+        """One run was named, and no folder of runs: its overview is the front page."""
+        return len(self._roots) == 1 and [run.place for run in self.all()] == [self._roots[0].path()]
+
+    def _look(self, folder: RunDirectory, *, relative: str, depth: int) -> None:
+        if folder.path() in self._by_place:
+            return
+        names = folder.names()
+        if RUN_YAML in names and not _LINES.isdisjoint(names):
+            self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
+            return
+        for name in names if depth else ():
+            if not name.startswith(".") and _is_folder(folder, name):
+                below = RunDirectory(folder.path(name))
+                self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
+
+    def _free_name(self, path: str) -> str:
+        parts = path.rstrip("/").split("/")
+        is_root = path.startswith("/") or "://" in path
+        wanted = re.sub(r"[^\w.-]+", "-", "-".join(parts[-1:] if is_root else parts))
+        taken = {run.name for run in self._by_place.values()}
+        number = 1
+        while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
+            number += 1
+        return name
+
+
+def _is_folder(folder: RunDirectory, name: str) -> bool:
+    if folder.is_local:
+        return os.path.isdir(folder.path(name))
+    return "." not in name or folder.exists(f"{name}/{RUN_YAML}")
+
+
+def latest(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of every number: an evaluation is not made in every step."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        found.update({name: value for name, value in line.items() if value is not None})
+    return found

@@ -1,0 +1,26 @@
+// What every page has: the switch of colours, and times in the reader's own zone.
+const html = document.documentElement;
+const button = document.querySelector("#theme");
+const SAID = { system: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const NEXT = { system: "light", light: "dark", dark: "system" };
+
+function show() {
+  const [glyph, words] = SAID[html.dataset.theme ?? "system"];
+  button.textContent = glyph;
+  button.setAttribute("aria-label", `Colours: ${words}`);
+  button.title = `Colours: ${words}`;
+}
+
+button.addEventListener("click", () => {
+  const next = NEXT[html.dataset.theme ?? "system"];
+  if (next === "system") delete html.dataset.theme;
+  else html.dataset.theme = next;
+  try { localStorage.setItem("treadwheel-theme", next); } catch { /* for this page, then */ }
+  show();
+});
+show();
+
+for (const time of document.querySelectorAll("time[data-unix]")) {
+  time.title = time.textContent;
+  time.textContent = new Date(Number(time.dataset.unix) * 1000).toLocaleString();
+}

@@ -1,0 +1,42 @@
+"""Run directories as a driver leaves them, made of lines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONFIG = {
+    "num_steps": 10,
+    "model": {"path": "a-model"},
+    "buffer": {"max_off_policy_steps": 2},
+    "mismatch": {"alarm_nats": 0.5},
+}
+
+
+def step(version: int, **numbers: float) -> dict[str, Any]:
+    named = {name.replace("__", "/"): value for name, value in numbers.items()}
+    return {"policy_version": version, "time": 1000.0 + version, **named}
+
+
+def event(kind: str, time: float, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "kind": kind, "pid": 1, "policy_version": 0, **fields}
+
+
+def write_run(
+    folder: Path, *, steps: Sequence[Mapping[str, Any]] = (), events: Sequence[Mapping[str, Any]] = (), **files: Any
+) -> Path:
+    """`files` are JSON files by their name without the end."""
+    folder.mkdir(parents=True)
+    (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    append(folder / "metrics.jsonl", steps)
+    append(folder / "events.jsonl", [event("launched", 1000.0), *events])
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with file.open("a") as opened:
+        opened.writelines(json.dumps(line) + "\n" for line in lines)

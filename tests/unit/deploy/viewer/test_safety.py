@@ -1,0 +1,156 @@
+"""The viewer answers its own pages, and nobody else's."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from cluster.contracts.errors import ConfigError
+from deploy.viewer import app as viewer
+from tests.unit.deploy.viewer.run_files import write_run
+
+TOKEN = "a-token-of-many-letters"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def _browser(run, *, base_url: str = "http://127.0.0.1:8000", **options) -> TestClient:
+    return TestClient(viewer.create_app([str(run)], **options), base_url=base_url, follow_redirects=False)
+
+
+def test_a_name_that_was_not_trusted_is_refused_even_if_it_resolves_to_this_machine(run):
+    browser = _browser(run)
+    assert browser.get("/runs").status_code == 200
+    assert browser.get("/runs", headers={"Host": "localhost:9"}).status_code == 200
+    assert browser.get("/runs", headers={"Host": "[::1]:9"}).status_code == 200
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "", "a b"):
+        assert browser.get("/runs", headers={"Host": host}).status_code == 421, host
+    assert _browser(run, hosts=["runs.example"]).get("/runs", headers={"Host": "Runs.example"}).status_code == 200
+
+
+def test_another_sites_page_reads_nothing(run):
+    browser = _browser(run)
+    assert browser.get("/runs.json", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert browser.get("/runs.json", headers={"Origin": "null"}).status_code == 403
+    assert browser.get("/runs.json", headers={"Origin": "http://127.0.0.1:9999"}).status_code == 403, (
+        "another port is another site"
+    )
+    assert browser.get("/runs.json", headers={"Origin": "http://127.0.0.1:8000"}).status_code == 200
+    assert (
+        browser.get(
+            "/static/style.css", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        ).status_code
+        == 403
+    )
+    followed_a_link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert browser.get("/runs", headers=followed_a_link).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_nothing_but_reading_is_answered(run, method):
+    answer = _browser(run).request(method, "/runs")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_with_a_token_the_printed_url_works_once_and_then_the_cookie(run):
+    browser = _browser(run, token=TOKEN)
+    for path in (
+        "/",
+        "/runs",
+        "/run/run/",
+        "/run/run/live",
+        "/static/style.css",
+        "/runs.json?token=wrong",
+        "/runs?token=",
+    ):
+        assert browser.get(path).status_code == 401, path
+    login = browser.get(f"/runs?token={TOKEN}&sort=reward")
+    assert (login.status_code, login.headers["location"]) == (303, "/runs?sort=reward")
+    cookie = login.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Path=/" in cookie
+    assert TOKEN not in cookie
+    assert browser.get("/runs").status_code == 200, "the client keeps the cookie"
+    assert (
+        _browser(run, token=TOKEN, base_url="https://127.0.0.1")
+        .get(f"/?token={TOKEN}")
+        .headers["set-cookie"]
+        .count("Secure")
+        == 1
+    )
+
+
+def test_a_script_brings_the_token_as_a_bearer(run):
+    browser = _browser(run, token=TOKEN)
+    assert browser.get("/runs.json", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert browser.get("/runs.json", headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e/app.py",
+        "/static//etc/passwd",
+        "/run/..%2f..%2fetc/",
+        "/run/%2e%2e/",
+        "/run/other/",
+        "/run/run/../../other/",
+    ],
+)
+def test_nothing_beside_the_named_runs_is_read(tmp_path, run, path):
+    write_run(tmp_path / "other")
+    assert _browser(run).get(path).status_code in (404, 405)
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it(run):
+    browser = _browser(run)
+    for path in ("/runs", "/runs.json", "/run/run/", "/run/nothing/", "/static/style.css", "/run/run/../x"):
+        headers = browser.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+    assert "content-security-policy" in browser.get("/runs", headers={"Host": "evil.example"}).headers
+
+
+def test_links_begin_with_the_prefix_of_the_proxy_and_with_no_other(run):
+    browser = _browser(run)
+    page = browser.get("/runs", headers={"X-Forwarded-Prefix": "/treadwheel/"}).text
+    assert 'href="/treadwheel/static/style.css"' in page and 'href="/treadwheel/run/run/"' in page
+    for hostile in ("//evil.example", "https://evil.example", '/a" onload="b', "/a b"):
+        assert "evil" not in browser.get("/runs", headers={"X-Forwarded-Prefix": hostile}).text
+        assert 'href="/static/style.css"' in browser.get("/runs", headers={"X-Forwarded-Prefix": hostile}).text
+    told = _browser(run, root_path="/treadwheel")
+    assert 'href="/treadwheel/run/run/"' in told.get("/treadwheel/runs").text, "a proxy may pass the prefix on"
+    assert 'href="/treadwheel/run/run/"' in told.get("/runs").text, "or take it off"
+
+
+def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
+    with pytest.raises(ConfigError, match="--trusted-host"):
+        viewer.serve([str(run)], host="0.0.0.0", port=0, trusted_hosts=[], token=None, root_path="", says=print)
+
+    class Said(Exception): ...
+
+    def says(line: str) -> None:
+        raise Said(line)
+
+    with pytest.raises(Said, match=r"^viewing on http://runs\.example:\d+/\?token=[\w-]{32}$"):
+        viewer.serve(
+            [str(run)], host="0.0.0.0", port=0, trusted_hosts=["runs.example"], token=None, root_path="", says=says
+        )
+    with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/$"):
+        viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="", says=says)
+
+
+def test_a_token_that_the_environment_lacks_is_a_mistake(monkeypatch):
+    monkeypatch.delenv("VIEW_TOKEN", raising=False)
+    assert viewer.token_of(None) is None
+    with pytest.raises(ConfigError, match="VIEW_TOKEN"):
+        viewer.token_of("VIEW_TOKEN")
+
+
+def test_a_folder_that_is_missing_is_told_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="name a run directory"):
+        viewer.create_app([str(tmp_path / "nothing")])
