@@ -79,7 +79,7 @@ class LearnerGroup:
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **chosen)
             except (WorkerError, DeadlineError) as error:
-                if error.kind is not FailureKind.DEATH and "EADDRINUSE" not in str(error):
+                if error.kind is not FailureKind.DEATH and "EADDRINUSE" not in f"{error} {error.details}":
                     raise
                 await self._let_go(error)
 

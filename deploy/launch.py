@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from cluster.contracts.config import ModelConfig, PromptsConfig, RunConfig
-from cluster.contracts.errors import CheckpointError, ConfigError, PreemptedError, StorageError
+from cluster.contracts.errors import CheckpointError, ConfigError, PreemptedError, StorageError, TreadwheelError
 from cluster.contracts.types import Prompt
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, open_log
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
@@ -59,6 +60,10 @@ def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) 
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
     except PreemptedError as error:
         raise PreemptedError(f"{error}; {how_it_goes_on(run_dir)}", deadline=error.deadline) from None
+    except TreadwheelError as error:
+        if error.details:
+            error.add_note(f"its traceback: {run_dir.path(EVENTS)}, the last event that failed")
+        raise
     return summarize(run_dir)
 
 
@@ -119,6 +124,12 @@ async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
         log.end("failed", error=type(error).__name__, reason=str(error))
         raise
     log.end("finished")
+
+
+def _details(error: BaseException) -> str:
+    """What happened where: of an actor's failure there, of any other here."""
+    of_actor = error.details if isinstance(error, TreadwheelError) else None
+    return of_actor or "".join(traceback.format_exception(error))
 
 
 async def _train(

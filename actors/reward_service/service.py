@@ -19,7 +19,7 @@ from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
-from cluster.contracts.errors import DataError, TreadwheelError, WorkerError
+from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, Scores
@@ -113,7 +113,8 @@ class RewardService:
             return scored.result()
         if isinstance(error, TreadwheelError):
             return error
-        return WorkerError(f"{self._name} failed in 'score': {''.join(traceback.format_exception(error))}")
+        what = f"{self._name} failed in 'score': {type(error).__name__}: {headline(error)}"
+        return WorkerError(what, details="".join(traceback.format_exception(error)))
 
     async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> Columns:
         """Of one group: reward, status, components and message of every row. Groups may be scored at the same time.

@@ -6,6 +6,7 @@ All methods share the actor's event loop. The engine has a thread of its own (`e
 import asyncio
 import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -290,7 +291,9 @@ class RolloutWorker:
 
     def _end_of_engine(self) -> EngineError:
         cause = self._engine.ended.exception()
-        error = EngineError(f"{self._name}: the engine ended: {type(cause).__name__}: {cause}")
+        assert cause is not None  # it runs until something ends it
+        what = f"{self._name}: the engine ended: {type(cause).__name__}: {headline(cause)}"
+        error = EngineError(what, details="".join(traceback.format_exception(cause)))
         error.__cause__ = cause
         return error
 

@@ -29,6 +29,7 @@ class TreadwheelError(Exception):
     """Root of all deliberate errors; catch it at a boundary to tell ours from bugs."""
 
     kind = FailureKind.REFUSAL
+    details: str | None = None
 
     def __init__(
         self,
@@ -38,11 +39,15 @@ class TreadwheelError(Exception):
         actor: str | None = None,
         prompt_id: str | None = None,
         stage: str | None = None,
+        details: str | None = None,
     ) -> None:
-        """`kind` defaults to the class's own. `actor` failed in `stage`, the method that was called; None when no actor was called."""
+        """`kind` defaults to the class's own. `actor` failed in `stage`, the method that was called; None when no actor was called.
+        `details` is what the message is a sentence of: a traceback, or Ray's own words."""
         super().__init__(message)
         if kind is not None:
             self.kind = kind
+        if details is not None:
+            self.details = details
         self.actor = actor
         self.prompt_id = prompt_id
         self.stage = stage
@@ -156,7 +161,7 @@ def failure_of_its_actor(error: TreadwheelError) -> WorkerError | DeadlineError:
     """A deliberate error as a failure of the one actor that raised it: another actor may do better."""
     if isinstance(error, WorkerError | DeadlineError):
         return error
-    return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage)
+    return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage, details=error.details)
 
 
 def headline(error: BaseException) -> str:

@@ -18,7 +18,9 @@ from cluster.contracts.errors import (
     TreadwheelError,
     UnreachableError,
     WorkerError,
+    headline,
 )
+from cluster.remote.deaths import how_it_died, where_it_printed
 
 T = TypeVar("T")
 
@@ -63,21 +65,26 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         # The actor that made an argument died before its stream ended: Ray takes its items back.
         if isinstance(cause, RayActorError):
             raise _lost(actor, stage, cause) from error
-        what = f"{type(cause).__name__}: {cause}\n{error}"
-        raise WorkerError(f"{actor} failed in {stage!r}: {what}", actor=actor, stage=stage) from error
+        what = f"{actor} failed in {stage!r}: {type(cause).__name__}: {headline(cause)}"
+        raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
     except RayActorError as error:
-        what = f"{actor} died in {stage!r}: {_in_one_line(error)}"
         # A node tells of a dead process at once. Where nothing is told, the node went with it, which Ray says only much later.
-        if isinstance(error, ActorUnavailableError) or _NODE_DIED in str(error):
-            raise UnreachableError(what, actor=actor, stage=stage) from error
-        raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage) from error
+        if isinstance(error, ActorUnavailableError):
+            what = f"{actor} died in {stage!r}: its node does not answer"
+            raise UnreachableError(what, actor=actor, stage=stage, details=str(error)) from error
+        what = f"{actor} died in {stage!r}: {how_it_died(str(error))}"
+        if _NODE_DIED in str(error):
+            raise UnreachableError(what, actor=actor, stage=stage, details=str(error)) from error
+        details = f"{error}\n{where_it_printed(str(error))}".rstrip()
+        raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage, details=details) from error
     except RayError as error:
-        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)}"
-        raise WorkerError(what, actor=actor, stage=stage) from error
+        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)[:300]}"
+        raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
 
 
 def _lost(actor: str, stage: str, error: RayError) -> LostError:
-    return LostError(f"{actor}, {stage!r}: {_in_one_line(error)[:300]}", actor=actor, stage=stage)
+    what = f"{actor}, {stage!r}: what it was to work on went with the node or actor that held it"
+    return LostError(what, actor=actor, stage=stage, details=str(error))
 
 
 def _in_one_line(error: RayError) -> str:

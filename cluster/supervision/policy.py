@@ -27,6 +27,11 @@ class Failure:
     """Where the actor ran; None when it never came up."""
 
     @property
+    def words(self) -> str:
+        """Who failed, and why. Most reasons begin with the actor."""
+        return self.reason if self.reason.startswith(self.actor) else f"{self.actor}: {self.reason}"
+
+    @property
     def unit(self) -> str:
         """Name of what restarts: the actor, or the whole learner, whose ranks restart together."""
         return "the learner" if self.actor_kind is ActorKind.LEARNER else self.actor
@@ -58,14 +63,14 @@ class History:
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
     """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
     if failure.kind is FailureKind.REFUSAL:
-        return Abort(reason=f"{failure.actor}: {failure.reason}")
+        return Abort(reason=failure.words)
     recent = [
         past for past in history.failures if past.unit == failure.unit and failure.at - past.at <= config.window_s
     ]
     num_restarts = _num_incidents([*recent, failure]) - 1
     if num_restarts >= config.max_restarts:
         return Abort(
-            reason=f"{failure.actor}: {failure.reason}; the restart budget is spent: {num_restarts} restarts of "
+            reason=f"{failure.words}; the restart budget is spent: {num_restarts} restarts of "
             f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
         )
     # The first restart is immediate: most deaths are single. Repetition is what back-off is for.

@@ -58,12 +58,12 @@ class Supervisor:
         failure = _failure(spec, kind, reason=headline(error), actor=actor)
         decision = decide(failure, self.history, self.config)
         self.history.add(failure, window_s=self.config.window_s)
-        self._tell(failure, actor, decision=type(decision).__name__.lower())
+        self._tell(failure, actor, decision=type(decision).__name__.lower(), details=error.details)
         match decision:
             case Abort(reason=reason):
                 if kind is FailureKind.REFUSAL:
                     raise error
-                raise WorkerError(reason, kind=kind, actor=spec.name) from error
+                raise WorkerError(reason, kind=kind, actor=spec.name, details=error.details) from error
             case Restart(delay_s=delay_s):
                 self._num_restarts[kind] += 1
                 await asyncio.sleep(delay_s)
@@ -87,7 +87,7 @@ class Supervisor:
         reason = f"node {actor.node_id} goes away"
         self._tell(_failure(actor.spec, FailureKind.TERMINATION, reason=reason, actor=actor), actor, decision="drain")
 
-    def _tell(self, failure: Failure, actor: RemoteActor | None, *, decision: str) -> None:
+    def _tell(self, failure: Failure, actor: RemoteActor | None, *, decision: str, details: str | None = None) -> None:
         self.events.event(
             "failure",
             actor=failure.actor,
@@ -98,6 +98,7 @@ class Supervisor:
             node_id=failure.node_id,
             actor_policy_version=actor.last_progress.policy_version if actor and actor.last_progress else None,
             decision=decision,
+            **({} if details is None else {"details": details}),
         )
 
 

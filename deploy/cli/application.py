@@ -11,18 +11,22 @@ from typing import Annotated
 import typer
 
 from cluster.contracts.errors import ConfigError, PreemptedError, TreadwheelError
+from deploy.cli import completion
 
 app = typer.Typer(
     help="Reinforcement-learning post-training of language models on Ray, from a laptop CPU to many GPUs.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 _EXIT_CODES: dict[type[TreadwheelError], int] = {ConfigError: 2, PreemptedError: 75}
 
-RunFile = Annotated[str, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
+RunFile = Annotated[
+    str, typer.Argument(metavar="RUN.yaml", help="The run's configuration.", autocompletion=completion.run_files)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.")]
-RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
+RunDir = Annotated[
+    str, typer.Argument(metavar="RUN_DIR", help="A run directory.", autocompletion=completion.run_directories)
+]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to run on ('auto', or host:port); else RAY_ADDRESS, else a local one.")
 ]
@@ -35,6 +39,10 @@ WaitForClaim = Annotated[
 ]
 WaitForNodes = Annotated[
     str | None, typer.Option(metavar="30m", help="How long to wait for the nodes that the run asks for.")
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print warnings, errors and the last words alone, whatever metrics.sinks says."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -68,6 +76,8 @@ def reporting(*, debug: bool) -> Iterator[CtrlC]:
         if debug:
             raise
         typer.echo(f"treadwheel: {error}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(note, err=True)
         raise typer.Exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,5 +1,8 @@
 """Verbs that look at what a run recorded, and start nothing."""
 
+import contextlib
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -12,13 +15,49 @@ app.add_typer(passport, name="passport", rich_help_panel="Look")
 
 
 @app.command(rich_help_panel="Look")
-def info(run_dir: RunDir, debug: Debug = False) -> None:
+def info(
+    run_dir: RunDir,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="As a live table, until the run ends; Ctrl-C leaves the run alone.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
     """Where a run stands: progress, numbers, failures, checkpoints; live or done."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
+
+        if watch:
+            from deploy.reports import watching
+
+            with contextlib.suppress(KeyboardInterrupt):
+                watching.watch(RunDirectory(run_dir))
+            return
         from deploy.reports import run_info
 
         Console(markup=False, emoji=False).print(run_info.table(RunDirectory(run_dir)))
+
+
+@app.command(rich_help_panel="Look")
+def runs(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Where to look; runs/ unless given. A store's prefix too."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array, for programs.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Runs below folders or a store's prefix, the latest first: state, step, last numbers."""
+    with reporting(debug=debug):
+        from deploy.reports import run_list
+
+        places = folders or ["runs"]
+        found = run_list.listed([run for place in places for run in run_list.run_directories(place)])
+        if as_json:
+            typer.echo(json.dumps([asdict(run) for run in found], indent=1))
+        elif found:
+            Console(markup=False, emoji=False, highlight=False).print(run_list.table(found))
+        else:
+            typer.echo(f"no runs below {', '.join(places)}")
 
 
 @app.command(rich_help_panel="Look")

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
+from deploy.cli import completion
 from deploy.cli.application import Address, Debug, Overrides, RunFile, app, reporting
 
 
@@ -35,7 +36,12 @@ def check(
 @app.command(name="list", rich_help_panel="Prepare")
 def list_variants(
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="rewards, prompts, losses, advantages, ...")
+        str | None,
+        typer.Argument(
+            metavar="[KIND]",
+            help="rewards, prompts, losses, advantages, ...",
+            autocompletion=completion.variant_kinds,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -10,6 +10,7 @@ from deploy.cli.application import (
     Address,
     Debug,
     Overrides,
+    Quiet,
     RunDir,
     RunFile,
     WaitForClaim,
@@ -29,9 +30,10 @@ def train(
     address: Address = None,
     wait_for_claim: WaitForClaim = "0s",
     wait_for_nodes: WaitForNodes = None,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train, from wherever the run directory stands."""
+    """Train, from wherever the run directory stands. In a terminal the numbers stay in place; elsewhere each step is a line."""
     with reporting(debug=debug) as ctrl_c:
         from deploy import preflight
         from deploy.claims import once_free
@@ -50,6 +52,7 @@ def train(
         if wait_for_nodes is not None:
             waits = [f"elastic.wait_for_nodes_s={seconds(wait_for_nodes, option='--wait-for-nodes')}"]
         config = configuration.load(run, [*(overrides or []), *waits])
+        config = configuration.quiet(config) if quiet else config
         show(config.run_dir, once_free(config.run_dir, checked_and_trained, wait_s=wait_s))
 
 
@@ -62,6 +65,7 @@ def learn(
     overrides: Overrides = None,
     address: Address = None,
     wait_for_claim: WaitForClaim = "0s",
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
@@ -80,6 +84,7 @@ def learn(
 
         wait_s = seconds(wait_for_claim, option="--wait-for-claim")
         config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
+        config = configuration.quiet(config) if quiet else config
         show(config.run_dir, once_free(config.run_dir, checked_and_learned, wait_s=wait_s))
 
 

@@ -46,6 +46,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return validated(read(path) or {}, overrides, source=str(path))
 
 
+def quiet(config: RunConfig) -> RunConfig:
+    """The same run, with a console that prints warnings alone."""
+    sinks = tuple(
+        sink.model_copy(update={"params": {**sink.params, "quiet": True}}) if sink.name == "console" else sink
+        for sink in config.metrics.sinks
+    )
+    return config.model_copy(update={"metrics": config.metrics.model_copy(update={"sinks": sinks})})
+
+
 def read(path: str | Path) -> Any:
     """What the run file says, before it is checked."""
     return read_yaml(path, way_out="name a run file such as deploy/runs/quickstart.yaml")

@@ -1,5 +1,7 @@
 """Ray's errors as ours: who failed, and who only had an argument that is gone."""
 
+import pickle
+
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
@@ -53,3 +55,12 @@ def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
     with pytest.raises(WeightsError, match=r"^stale head$") as caught, translated("reward", "score"):
         raise raised_in_score(WeightsError("stale head"))
     assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.REFUSAL, "reward", "score")
+
+
+def test_the_message_is_a_sentence_and_the_whole_is_kept():
+    with pytest.raises(WorkerError) as caught, translated("reward", "score"):
+        raise RayTaskError("score", "File judge.py, line 7", KeyError("a\nb")).as_instanceof_cause()
+    assert str(caught.value) == r"reward failed in 'score': KeyError: 'a\nb'"
+    assert caught.value.details is not None and "File judge.py, line 7" in caught.value.details
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.details == caught.value.details

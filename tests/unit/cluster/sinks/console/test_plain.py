@@ -1,10 +1,8 @@
-"""A run in the terminal."""
+"""A run without a terminal: lines."""
 
 import io
 
-from rich.console import Console
-
-from cluster.sinks.console import LiveLine, PlainLines, line_of
+from cluster.sinks.console.plain import PlainLines, Warnings, line_of
 
 
 def test_without_a_terminal_a_step_is_a_line():
@@ -15,7 +13,7 @@ def test_without_a_terminal_a_step_is_a_line():
         clock[0] += 2.0
         sink.step(version, {"reward/mean": 0.5, "speed/sampling_tokens_per_s": 3412.0, "time/step_s": 2.0})
     sink.event({"kind": "failure", "message": "rollout-0 died"})
-    sink.event({"kind": "checkpoint"})
+    sink.event({"kind": "checkpoint", "policy_version": 3})
     assert out.getvalue().splitlines() == [
         "step 0/4  eval 0.500",
         "step 1/4  reward 0.500  sampling 3,412 tok/s",
@@ -38,13 +36,22 @@ def test_steps_learned_again_do_not_tell_how_long_the_rest_takes():
     assert left == ["", "", "", "", "1:35:00", "1:34:00"]
 
 
-def test_in_a_terminal_events_scroll_by_above_the_line():
+def test_an_actors_failure_is_a_line_and_what_the_command_says_last_is_not():
     out = io.StringIO()
-    sink = LiveLine(4, console=Console(file=out, force_terminal=True, width=120))
+    sink = PlainLines(4, stream=out)
+    sink.event({"kind": "failure", "actor": "w", "reason": "w died in 'generate': killed", "decision": "restart"})
+    sink.event({"kind": "failed", "reason": "w died in 'generate': killed"})
+    assert out.getvalue() == "failure: w died in 'generate': killed; it starts again\n"
+
+
+def test_quiet_is_warnings_alone():
+    out = io.StringIO()
+    sink = Warnings(stream=out)
     sink.step(1, {"reward/mean": 0.5})
-    sink.event({"kind": "failure", "message": "rollout-0 [/died]"})
-    sink.close()
-    assert "rollout-0 [/died]" in out.getvalue() and "reward 0.500" in out.getvalue()
+    sink.event({"kind": "placement", "message": "rollout-0 shares a core"})
+    sink.event({"kind": "checkpoint", "policy_version": 3})
+    sink.event({"kind": "reward_failure", "message": "prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'"})
+    assert out.getvalue() == "reward_failure: prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'\n"
 
 
 def test_the_line_shows_what_is_there_and_which_kl_it_is():

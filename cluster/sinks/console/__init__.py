@@ -1,0 +1,95 @@
+"""The run in the terminal: a live table (rich); where there is no terminal, one plain line a step."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+from rich.console import RenderableType
+from rich.text import Text
+
+from cluster.contracts.errors import StorageError
+from cluster.metrics import Sink
+from cluster.record.run_directory import RUN_YAML, STATUS, RunDirectory
+from cluster.sinks.console.drawing import Drawn
+from cluster.sinks.console.plain import PlainLines, Warnings
+from cluster.sinks.console.standing import Standing
+from cluster.sinks.console.terminal import is_live, live
+from cluster.sinks.console.words import Weight
+
+_STATUS_EVERY_S = 2.0
+
+
+def console(*, directory: RunDirectory, num_steps: int, quiet: bool = False) -> Sink:
+    """`quiet`: warnings alone."""
+    if quiet:
+        return Warnings(stream=sys.stderr)
+    if num_steps == 0 or not is_live(sys.stdout):
+        return PlainLines(num_steps, stream=sys.stdout)
+    return LiveTable(standing_of(directory, num_steps=num_steps), read_status=_status_reader(directory))
+
+
+def standing_of(
+    directory: RunDirectory, *, num_steps: int | None = None, now: Callable[[], float] = time.time
+) -> Standing:
+    """Of a run of which nothing is known yet but its settings. They are only read: another version may have written them."""
+    settings: Any = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
+    return Standing(
+        title=directory.url,
+        num_steps=settings.get("num_steps", 0) if num_steps is None else num_steps,
+        max_off_policy_steps=settings.get("buffer", {}).get("max_off_policy_steps"),
+        now=now,
+    )
+
+
+class LiveTable:
+    """Numbers in place, warnings above them as lines that stay."""
+
+    def __init__(self, standing: Standing, *, read_status: Callable[[], dict[str, Any]]) -> None:
+        """`read_status` says what every actor does."""
+        self._standing = standing
+        self._read_status = read_status
+        self._read_at = 0.0
+        self._shown = contextlib.ExitStack()
+        self._terminal = self._shown.enter_context(live(self._draw))
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        with self._standing.lock:
+            self._standing.step(version, metrics, at=self._standing.now())
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        with self._standing.lock:
+            sentence = self._standing.event(record)
+        if sentence and sentence.weight is Weight.WARNING:
+            self._terminal.print(Text(f"{sentence.kind}: {sentence.words}", style="yellow"), soft_wrap=True)
+
+    def close(self) -> None:
+        self._shown.close()
+
+    def _draw(self) -> RenderableType:
+        if self._standing.now() - self._read_at > _STATUS_EVERY_S:
+            self._read_at = self._standing.now()
+            status = self._read_status()
+            with self._standing.lock:
+                self._standing.status(status)
+        return Drawn(self._standing)
+
+
+def _status_reader(directory: RunDirectory) -> Callable[[], dict[str, Any]]:
+    """From a disk. A look into an object store costs time and money, for what a run's own events say as well."""
+
+    def read() -> dict[str, Any]:
+        return status_of(directory) if directory.is_local else {}
+
+    return read
+
+
+def status_of(directory: RunDirectory) -> dict[str, Any]:
+    """status.json, which says what every actor does; empty where it cannot be read."""
+    with contextlib.suppress(StorageError, ValueError):
+        if directory.exists(STATUS):
+            return json.loads(directory.read_text(STATUS))
+    return {}

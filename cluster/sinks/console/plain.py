@@ -1,0 +1,79 @@
+"""Lines for logs, CI and `ray job submit`: one a step, one for each event that people should know of."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TextIO
+
+from cluster.sinks.console.standing import Pace
+from cluster.sinks.console.words import Weight, told
+
+_SHOWN: tuple[tuple[tuple[tuple[str, str], ...], Callable[[float], str]], ...] = (
+    ((("reward", "reward/mean"),), "{:.3f}".format),
+    (
+        (
+            ("KL to reference", "learner/kl_reference_k3_mean"),
+            ("KL to old policy", "learner/kl_old_k3_mean"),
+        ),
+        "{:.4f}".format,
+    ),
+    ((("sampling", "speed/sampling_tokens_per_s"),), "{:,.0f} tok/s".format),
+    ((("learning", "speed/learning_tokens_per_s"),), "{:,.0f} tok/s".format),
+    ((("staleness", "staleness/max"),), "{:.0f}".format),
+    ((("eval", "eval/accuracy"),), "{:.3f}".format),
+)
+"""Label and metric, the first that is there; and its format."""
+
+
+def line_of(metrics: Mapping[str, float]) -> str:
+    """What a step shows: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`."""
+    parts: list[str] = []
+    for choices, shown in _SHOWN:
+        found = next(((label, metrics[name]) for label, name in choices if name in metrics), None)
+        if found is not None:
+            parts.append(f"{found[0]} {shown(found[1])}")
+    return "  ".join(parts)
+
+
+class PlainLines:
+    """Steps, messages, and whatever is a warning."""
+
+    def __init__(self, num_steps: int, *, stream: TextIO, now: Callable[[], float] = time.time) -> None:
+        self._num_steps = num_steps
+        self._stream = stream
+        self._now = now
+        self._pace = Pace()
+
+    def step(self, version: int, metrics: Mapping[str, float], *, at: float | None = None) -> None:
+        """`at` is when the step was made, in Unix seconds; now, unless given."""
+        self._pace.step(version, self._now() if at is None else at, is_sampled="time/step_s" in metrics)
+        left = self._pace.seconds_left(self._num_steps)
+        ending = "" if left is None else f"  left {timedelta(seconds=round(left))}"
+        self._print(f"step {version}/{self._num_steps}  {line_of(metrics)}{ending}")
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """The command itself says last why a run failed."""
+        sentence = told(record)
+        if sentence and record["kind"] != "failed" and ("message" in record or sentence.weight > Weight.NOTE):
+            self._print(f"{sentence.kind}: {sentence.words}")
+
+    def close(self) -> None: ...
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class Warnings:
+    """`--quiet`: nothing but what somebody may want to look at."""
+
+    def __init__(self, *, stream: TextIO) -> None:
+        self._stream = stream
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None: ...
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        sentence = told(record)
+        if sentence and record["kind"] != "failed" and sentence.weight > Weight.NOTE:
+            print(f"{sentence.kind}: {sentence.words}", file=self._stream, flush=True)
+
+    def close(self) -> None: ...

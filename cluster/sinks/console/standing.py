@@ -1,0 +1,186 @@
+"""Where a run stands: what its steps, events and status come to, for a table that is drawn again and again."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.sinks.console.words import Told, Weight, told
+
+_PACE_STEPS = 50
+"""The pace is that of so many last steps, evaluations and saves included."""
+_MOST_TOLD = 20
+_MOST_POINTS = 4000
+"""Rewards that are kept for the spark line; beyond that every second one goes."""
+_ENDS = ("finished", "stopped", "failed")
+
+
+class Pace:
+    """Seconds from step to step. Only a step that was sampled tells them: one that is learned again takes a fraction of its time."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)
+
+    def step(self, version: int, at: float, *, is_sampled: bool) -> None:
+        if not is_sampled or (self._steps and self._steps[-1][0] >= version):
+            self._steps.clear()
+        if is_sampled:
+            self._steps.append((version, at))
+
+    def forget(self) -> None:
+        """The run was away: the time until its next step is not a step's."""
+        self._steps.clear()
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """None before two steps in a row."""
+        if len(self._steps) < 2:
+            return None
+        (first, began), (last, ended) = self._steps[0], self._steps[-1]
+        return (ended - began) / (last - first)
+
+    @property
+    def last_at(self) -> float | None:
+        return self._steps[-1][1] if self._steps else None
+
+    def seconds_left(self, num_steps: int, *, now: float | None = None) -> float | None:
+        """Until the last of `num_steps`. With `now` it counts down within a step, and waits at zero for one that takes longer."""
+        pace = self.seconds_per_step
+        if pace is None:
+            return None
+        version, at = self._steps[-1]
+        gone = 0.0 if now is None else min(max(now - at, 0.0), pace)
+        return max((num_steps - version) * pace - gone, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """What an actor does."""
+
+    actor: str
+    phase: str
+    since: float
+    """Unix time, seconds."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.phase not in ("starting", "restarting")
+
+
+class Standing:
+    """One run. `lock` is held by the thread that feeds it or draws it."""
+
+    def __init__(
+        self, *, title: str, num_steps: int, max_off_policy_steps: int | None, now: Callable[[], float]
+    ) -> None:
+        """`now` is Unix time. `max_off_policy_steps` is the staleness bound, None where it is not known."""
+        self.title, self.num_steps, self.max_off_policy_steps = title, num_steps, max_off_policy_steps
+        self.now = now
+        self.lock = threading.Lock()
+        self.began = now()
+        """Of this driver; a run that was resumed has had others."""
+        self.version = 0
+        self.is_learning_again = False
+        """Whether the last step came from the record."""
+        self.numbers: dict[str, float] = {}
+        """The last known value of each: not every step evaluates."""
+        self.rewards: list[tuple[int, float]] = []
+        self.accuracies: list[tuple[int, float]] = []
+        self.pace = Pace()
+        self.told: deque[Told] = deque(maxlen=_MOST_TOLD)
+        self.actors: tuple[Doing, ...] = ()
+        self.num_restarts = 0
+        self.num_wanted: int | None = None
+        self.phase = "starting"
+        """starting, running, stopping, or how the run ended: finished, stopped, failed, gone."""
+        self.ended: float | None = None
+        self.is_preempted = False
+        self._away: set[str] = set()
+
+    # What comes in
+
+    def step(self, version: int, metrics: Mapping[str, float], *, at: float) -> None:
+        self.version = version
+        self.numbers.update(metrics)
+        if version:
+            is_sampled = "time/step_s" in metrics
+            self.is_learning_again = not is_sampled
+            self.pace.step(version, at, is_sampled=is_sampled)
+            self.phase = "running" if self.phase == "starting" else self.phase
+        _put(self.rewards, version, metrics.get("reward/mean"))
+        _put(self.accuracies, version, metrics.get("eval/accuracy"))
+        if "rollout/num_wanted" in metrics:
+            self.num_wanted = int(metrics["rollout/num_wanted"])
+
+    def event(self, record: Mapping[str, Any]) -> Told | None:
+        """Takes it in; returns it in words."""
+        kind = record["kind"]
+        if kind == "launched":
+            self.pace.forget()
+            self.phase, self.began = "starting", float(record.get("time") or self.now())
+            self._away.clear()
+        elif kind == "started":
+            self.phase = "running"
+        elif kind in ("stopping", *_ENDS):
+            self.phase = str(kind)
+            self.ended = float(record.get("time") or self.now())
+        elif kind == "preempted":
+            self.is_preempted = True
+        elif kind == "scale" and record.get("actors") == "rollout_workers":
+            self.num_wanted = int(record["num_workers"])
+        self._note_health(record)
+        if sentence := told(record):
+            self.told.append(sentence)
+        return sentence
+
+    def status(self, status: Mapping[str, Any]) -> None:
+        """status.json, or an empty one. What it says of an earlier driver's actors is over."""
+        actors: Sequence[Mapping[str, Any]] = status["actors"] if status.get("time", 0.0) >= self.began else ()
+        self.actors = tuple(
+            Doing(actor=str(each["actor"]), phase=str(each["phase"]), since=float(each["since"])) for each in actors
+        )
+
+    def _note_health(self, record: Mapping[str, Any]) -> None:
+        actor = str(record.get("actor"))
+        if record["kind"] == "failure" and record.get("decision") == "restart":
+            self.num_restarts += 1
+            self._away.add(actor)
+        elif record["kind"] in ("recovery", "worker_joined", "worker_left"):
+            self._away.discard(actor)
+
+    # What it comes to
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (*_ENDS, "gone")
+
+    @property
+    def last_failure(self) -> Told | None:
+        return next((each for each in reversed(self.told) if each.weight is Weight.FAILURE), None)
+
+    @property
+    def num_serving(self) -> int | None:
+        """Rollout workers; None before that is known."""
+        if workers := [each for each in self.actors if each.actor.startswith("rollout")]:
+            return sum(each.is_up and each.actor not in self._away for each in workers)
+        if "rollout/num_workers" not in self.numbers:
+            return None
+        away = sum(actor.startswith("rollout") for actor in self._away)
+        return max(int(self.numbers["rollout/num_workers"]) - away, 0)
+
+    @property
+    def not_up(self) -> list[Doing]:
+        """Actors that start, or start again, the longest first."""
+        return sorted((each for each in self.actors if not each.is_up), key=lambda each: each.since)
+
+
+def _put(points: list[tuple[int, float]], version: int, value: float | None) -> None:
+    """A run that comes back to a version says it again: the later number counts."""
+    if value is None or value != value:
+        return
+    while points and points[-1][0] >= version:
+        points.pop()
+    points.append((version, value))
+    if len(points) > _MOST_POINTS:
+        del points[1:-1:2]

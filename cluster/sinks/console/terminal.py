@@ -1,0 +1,146 @@
+"""A live table at the bottom of a terminal. Whatever else is printed meanwhile scrolls by above it, whole.
+
+Only the cursor's position is ever changed, no mode of the terminal: a process that is killed leaves a sane one, with the last numbers.
+"""
+
+import contextlib
+import faulthandler
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.console import Console, ConsoleDimensions, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+_PER_SECOND = 2.0
+_STANDARD = (1, 2)
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+"""Around a frame: terminals that know them show it at once, the others ignore them."""
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal in which a line can be drawn anew."""
+    return stream.isatty() and not Console(file=stream).is_dumb_terminal
+
+
+class _Frames:
+    """A terminal's file, written a frame at a time."""
+
+    def __init__(self, descriptor: int, *, encoding: str) -> None:
+        self._descriptor = descriptor
+        self.encoding = encoding
+
+    def write(self, text: str) -> int:
+        waiting = f"{_BEGIN}{text}{_END}".encode(self.encoding, errors="replace") if text else b""
+        # A terminal that was closed, as by a lost connection, is no reason for a run to end.
+        with contextlib.suppress(OSError):
+            while waiting:
+                waiting = waiting[os.write(self._descriptor, waiting) :]
+        return len(text)
+
+    def flush(self) -> None: ...
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _Terminal(Console):
+    """The terminal itself, whatever standard output is for the rest of the process."""
+
+    def __init__(self, frames: _Frames) -> None:
+        super().__init__(file=frames, force_terminal=True, highlight=False, markup=False, emoji=False)  # pyright: ignore[reportArgumentType]
+        self._frames = frames
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        with contextlib.suppress(OSError):
+            return ConsoleDimensions(*os.get_terminal_size(self._frames.fileno()))
+        return ConsoleDimensions(80, 25)
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """It stays where it can be seen: who could show it again after a kill?"""
+        return False
+
+
+@contextlib.contextmanager
+def live(draw: Callable[[], RenderableType], *, per_second: float = _PER_SECOND) -> Iterator[Console]:
+    """Draws until the block ends, and once more then: the last numbers stay. The console prints above."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.ExitStack() as at_the_end:
+        frames = _Frames(os.dup(1), encoding=sys.stdout.encoding or "utf-8")
+        at_the_end.callback(frames.close)
+        terminal = _Terminal(frames)
+        shown = Live(
+            console=terminal,
+            get_renderable=draw,
+            refresh_per_second=per_second,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        at_the_end.enter_context(shown)
+        at_the_end.enter_context(_printed_above(terminal))
+        yield terminal
+
+
+@contextlib.contextmanager
+def _printed_above(terminal: Console) -> Iterator[None]:
+    """What this process and its children write, by whatever library, comes through a pipe: written past the table it would tear it."""
+    ours = {number: os.dup(number) for number in _STANDARD if os.isatty(number)}
+    reading, writing = os.pipe()
+    woken, wake = os.pipe()
+    reader = threading.Thread(target=_print_lines, args=(reading, woken, terminal), name="console", daemon=True)
+    reader.start()
+    was_enabled = faulthandler.is_enabled()
+    for number in ours:
+        os.dup2(writing, number)
+    os.close(writing)
+    if 2 in ours:  # a process that is torn down by a signal tells it to the terminal
+        faulthandler.enable(file=ours[2])
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        faulthandler.disable()
+        for number, before in ours.items():
+            os.dup2(before, number)
+        if was_enabled:
+            faulthandler.enable()
+        os.close(wake)
+        reader.join()
+        for descriptor in (reading, woken, *ours.values()):
+            os.close(descriptor)
+
+
+def _print_lines(reading: int, woken: int, terminal: Console) -> None:
+    """Until `woken` is closed at its other end, and everything is read: a child may hold the pipe open for longer."""
+    waiting = b""
+    while True:
+        ready, _, _ = select.select([reading, woken], [], [])
+        if reading in ready:
+            piece = os.read(reading, 65_536)
+            *lines, waiting = (waiting + piece).split(b"\n")
+            _print(lines, terminal)
+            if piece:
+                continue
+        if waiting:
+            _print([waiting], terminal)
+        return
+
+
+def _print(lines: list[bytes], terminal: Console) -> None:
+    if lines:
+        # What a carriage return would overwrite is not shown: a bar of a library is its last state.
+        texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
+        terminal.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)

@@ -1,0 +1,138 @@
+"""Events in words: one sentence for people, and how much it matters."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+class Weight(IntEnum):
+    """How much an event matters to somebody who looks on."""
+
+    NOTE = 0
+    """As it should be."""
+    WARNING = 1
+    """The run goes on; somebody may want to look."""
+    FAILURE = 2
+    """The run ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """An event as a sentence."""
+
+    at: float
+    """Unix time, seconds."""
+    kind: str
+    words: str
+    """One line."""
+    weight: Weight
+
+
+def told(record: Record) -> Told | None:
+    """The event in words; None for one that only programs read."""
+    kind = str(record["kind"])
+    sentence = _SENTENCES.get(kind)
+    words = record.get("message") or (sentence and sentence(record))
+    if not words:
+        return None
+    return Told(
+        at=float(record.get("time") or 0.0),
+        kind=kind,
+        words=next(iter(str(words).splitlines()), ""),
+        weight=_weight(kind, record),
+    )
+
+
+def _weight(kind: str, record: Record) -> Weight:
+    if kind == "failed" or record.get("decision") == "abort":
+        return Weight.FAILURE
+    if kind in _WARNINGS or ("message" in record and kind not in _NOTES):
+        return Weight.WARNING
+    return Weight.NOTE
+
+
+def _failure(record: Record) -> str:
+    then = {"restart": "; it starts again", "abort": "; the run stops"}.get(str(record.get("decision")), "")
+    return f"{_of_actor(record)}{then}"
+
+
+def _of_actor(record: Record) -> str:
+    """The reason, with the actor's name before it where the reason does not begin with it."""
+    actor, reason = str(record.get("actor") or "an actor"), str(record.get("reason") or "it failed")
+    return reason if reason.startswith(actor) else f"{actor}: {reason}"
+
+
+def _recovery(record: Record) -> str:
+    again = record.get("steps_learned_again")
+    learned = f", {again} steps learned again" if again else ""
+    return f"{record.get('actor', 'an actor')} is back after {_seconds(record)}{learned}"
+
+
+def _seconds(record: Record, name: str = "seconds") -> str:
+    return f"{record.get(name) or 0.0:.0f} s"
+
+
+def _scale(record: Record) -> str:
+    actors = str(record.get("actors", "rollout_workers")).replace("_", " ")
+    return f"{record.get('num_workers')} {actors} wanted, {record.get('before')} before ({record.get('reason')})"
+
+
+def _checkpoint(record: Record) -> str:
+    metric = record.get("metric")
+    rated = "" if metric is None else f", held-out reward {metric:.3f}"
+    return f"step {record.get('policy_version')} is saved{rated}"
+
+
+_SENTENCES: dict[str, Callable[[Record], str]] = {
+    "checkpoint": _checkpoint,
+    "checkpoint_failed": lambda record: f"no checkpoint was saved: {record.get('reason')}",
+    "failed": lambda record: f"the run failed: {record.get('reason')}",
+    "failure": _failure,
+    "finished": lambda _: "the run is finished",
+    "groups_lost": lambda record: f"{len(record.get('groups', ()))} groups were lost and are sampled again",
+    "hang": lambda record: f"{record.get('actor')} did not answer for {_seconds(record, 'silent_s')} and was ended",
+    "ledger_torn": lambda record: f"a crash tore the ledger's last line; step {record.get('recorded_steps')} is whole",
+    "mismatch_alarm": lambda record: (
+        f"rollout and learner log-probs differ by {record.get('mean_abs_nats') or 0.0:.3g} nats on average"
+    ),
+    "quarantine": lambda record: f"prompt {record.get('prompt_id')!r} is left out: {record.get('reason')}",
+    "recovery": _recovery,
+    "resumed": lambda record: f"the run goes on from its record of {record.get('recorded_steps')} steps",
+    "scale": _scale,
+    "started": lambda record: f"all {len(record.get('actors', ()))} actors are up",
+    "steering_failed": lambda record: f"the number of workers could not be looked after: {record.get('reason')}",
+    "stopped": lambda _: "the run was stopped",
+    "worker_joined": lambda record: f"{record.get('actor')} joined after {_seconds(record)}",
+    "worker_left": lambda record: f"{record.get('actor')} left",
+    "worker_not_joined": lambda record: f"{_of_actor(record)}; it did not join",
+}
+"""For events without a `message` of their own."""
+_WARNINGS = frozenset(
+    {
+        "checkpoint_failed",
+        "failure",
+        "groups_lost",
+        "hang",
+        "ledger_torn",
+        "mismatch_alarm",
+        "quarantine",
+        "steering_failed",
+        "worker_not_joined",
+    }
+)
+_NOTES = frozenset(
+    {
+        "groups_handed_over",
+        "groups_saved",
+        "learner_loaded",
+        "placement",
+        "recorded",
+        "reward_resumed",
+        "stopping",
+        "waiting_for_nodes",
+    }
+)
+"""With a `message`, and yet no warning."""

@@ -1,0 +1,57 @@
+"""What the shell offers when Tab is pressed: run files, run directories, kinds of variants. Never raises, and imports nothing heavy."""
+
+import os
+from collections.abc import Callable, Iterator
+
+_RUN_YAML = "run.yaml"
+_DEFAULT_RUNS = "runs"
+_MOST_LEVELS = 8
+"""Folders that hold nothing but one folder are walked through at once, as far as this."""
+
+
+def run_files(incomplete: str) -> list[str]:
+    """YAML files, and folders on the way to them."""
+    return _paths(incomplete, lambda path: path.endswith((".yaml", ".yml")) and os.path.isfile(path))
+
+
+def run_directories(incomplete: str) -> list[str]:
+    """Folders with a run in them, and folders on the way. Without a word, those below runs/ come first."""
+    here = _paths(incomplete, is_run)
+    below = _paths(f"{_DEFAULT_RUNS}/", is_run) if not incomplete else []
+    return list(dict.fromkeys([*below, *here]))
+
+
+def variant_kinds(incomplete: str) -> list[str]:
+    from deploy.listing import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def is_run(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, _RUN_YAML))
+
+
+def _paths(incomplete: str, wanted: Callable[[str], bool]) -> list[str]:
+    found = list(_entries(incomplete, wanted))
+    for _ in range(_MOST_LEVELS):
+        # A shell takes an only suggestion for the end of the word: a folder is opened instead.
+        if len(found) != 1 or not found[0].endswith("/"):
+            break
+        found = list(_entries(found[0], wanted))
+    return found
+
+
+def _entries(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
+    folder, name = os.path.split(incomplete)
+    try:
+        inside = sorted(os.scandir(os.path.expanduser(folder or ".")), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in inside:
+        if not entry.name.startswith(name) or (entry.name.startswith(".") and not name):
+            continue
+        path = os.path.join(folder, entry.name)
+        if wanted(os.path.expanduser(path)):
+            yield path
+        elif entry.is_dir() and not is_run(os.path.expanduser(path)):
+            yield f"{path}/"

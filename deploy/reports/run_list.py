@@ -1,0 +1,179 @@
+"""`treadwheel runs`: the run directories below a folder or an object store's prefix, with their state and last numbers.
+
+A folder that is damaged, foreign or not to be read never breaks the list: it is left out, or listed as what it is.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from cluster.contracts.errors import TreadwheelError
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.storage import Storage
+from cluster.sinks.console.drawing import duration
+
+_DEEPEST = 3
+"""Folders below the named one: runs/sweep/seed-1."""
+_MOST_BYTES = 4 << 20
+"""Of the end of a file of lines: the last numbers of a run are there."""
+_NUM_THREADS = 8
+_STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A run in one line. None where nothing is known."""
+
+    run_dir: str
+    state: str
+    """running, finished, stopped, failed, preempted, dead (its driver was killed), new (no driver came to a step or an end), damaged."""
+    step: int | None = None
+    num_steps: int | None = None
+    reward: float | None = None
+    held_out_accuracy: float | None = None
+    sampling_tokens_per_s: float | None = None
+    age_s: float | None = None
+    """Seconds since it last wrote a step or an event."""
+    reason: str | None = None
+    """Of a failure, or what is damaged."""
+
+
+def run_directories(folder: str) -> list[str]:
+    """Those at or below `folder`, in order. Raises StorageError for a folder that cannot be read."""
+    if "://" in folder:
+        return sorted(_in_store(Storage(folder), "", depth=0))
+    top = os.path.expanduser(folder)
+    if not os.path.isdir(top):
+        return []
+    found: list[str] = []
+    for place, folders, files in os.walk(top):
+        is_run = RUN_YAML in files
+        if is_run:
+            found.append(place)
+        depth = 0 if place == top else os.path.relpath(place, top).count(os.sep) + 1
+        # No run lies inside another one, whose folders hold one file a step.
+        folders[:] = [] if is_run or depth >= _DEEPEST else sorted(each for each in folders if not each.startswith("."))
+    return sorted(found)
+
+
+def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:
+    inside = store.names(name)
+    if RUN_YAML in inside:
+        yield store.path(name) if name else store.url
+    elif depth < _DEEPEST:
+        for each in inside:
+            if "." not in each:  # files of other kinds have an ending; a look into each costs a request
+                yield from _in_store(store, f"{name}/{each}" if name else each, depth=depth + 1)
+
+
+def listed(run_dirs: Sequence[str], *, now: float | None = None) -> list[Listed]:
+    """Each run as far as it can be read, the one that wrote last first."""
+    at = time.time() if now is None else now
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        found = list(threads.map(lambda run_dir: _listed(run_dir, at), run_dirs))
+    return sorted(found, key=lambda each: (each.age_s is None, each.age_s or 0.0, each.run_dir))
+
+
+def _listed(run_dir: str, now: float) -> Listed:
+    try:
+        directory = RunDirectory(run_dir)
+        settings = yaml.safe_load(directory.read_text(RUN_YAML))
+        if not isinstance(settings, dict) or "num_steps" not in settings:
+            return Listed(run_dir=run_dir, state="damaged", reason=f"{RUN_YAML} is not the settings of a run")
+        return _read(directory, int(settings["num_steps"]), now)
+    except (TreadwheelError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        return Listed(run_dir=run_dir, state="damaged", reason=" ".join(str(error).split())[:200])
+
+
+def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
+    steps, events = _last_lines(directory, METRICS), _last_lines(directory, EVENTS)
+    last: dict[str, Any] = {}
+    for line in steps:
+        last |= {name: value for name, value in line.items() if value is not None}
+    times = [each["time"] for each in (*steps[-1:], *events[-1:]) if each.get("time")]
+    state, reason = ("running", None) if directory.owner() else _end(events)
+    return Listed(
+        run_dir=directory.url,
+        state=state,
+        step=last.get("policy_version", 0),
+        num_steps=num_steps,
+        reward=last.get("reward/mean"),
+        held_out_accuracy=last.get("eval/accuracy"),
+        sampling_tokens_per_s=last.get("speed/sampling_tokens_per_s"),
+        age_s=max(now - max(times), 0.0) if times else None,
+        reason=reason,
+    )
+
+
+def _end(events: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """State of a run without a living driver, and why."""
+    is_stopped = False
+    for event in reversed(events):
+        kind = event.get("kind")
+        if kind == "failed":
+            return "failed", str(event.get("reason"))
+        if kind == "finished":
+            return "finished", None
+        if kind == "preempted":
+            return "preempted", event.get("message")
+        if kind == "launched":
+            return ("stopped", None) if is_stopped else ("dead", "its driver was killed")
+        is_stopped = is_stopped or kind == "stopped"
+    return ("stopped", None) if is_stopped else ("new", None)
+
+
+def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
+    """Those that are whole."""
+    if not directory.is_local:
+        return directory.read_json_lines(name)
+    size = directory.size_bytes(name) or 0
+    if size == 0:
+        return []
+    start = max(size - _MOST_BYTES, 0)
+    lines = bytes(directory.read_range(name, start, size - start)).split(b"\n")
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:  # torn by a crash, or by where the reading begins
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def table(runs: Sequence[Listed]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    shown.add_column("run", overflow="fold")
+    shown.add_column("state")
+    for name in ("step", "reward", "held-out", "tokens/s", "last sign"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        shown.add_row(
+            run.run_dir,
+            Text(run.state, style=_STYLES.get(run.state, "")),
+            "" if run.step is None else f"{run.step} of {run.num_steps}",
+            _number(run.reward, ".3f"),
+            _number(run.held_out_accuracy, ".3f"),
+            _number(run.sampling_tokens_per_s, ",.0f"),
+            "" if run.age_s is None else f"{_age(run.age_s)} ago",
+        )
+    return shown
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{duration(seconds)} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

@@ -1,0 +1,109 @@
+"""`treadwheel train` in a real terminal: a live table that harms nothing else in it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.jsonl import read_steps
+from tests.integration.commands import QUICKSTART, SMALL, run, treadwheel
+from tests.integration.terminals import Terminal
+
+TREADWHEEL = str(Path(sys.executable).parent / "treadwheel")
+_PRINTING = """
+import logging, os, subprocess, sys, time
+early = logging.StreamHandler()  # holds the standard error of before, as the loggers of libraries do
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.console import console
+sink = console(directory=RunDirectory(sys.argv[1]), num_steps=10)
+print("printed by Python")
+logging.getLogger("library").addHandler(early)
+logging.getLogger("library").warning("warned by a library")
+subprocess.run(["echo", "written by a child"], check=True)
+os.write(2, b"half a line")
+for version in (1, 2, 3):
+    sink.step(version, {"reward/mean": version / 4, "time/step_s": 1.0})
+    time.sleep(0.7)  # a frame or two
+sink.event({"kind": "failure", "time": time.time(), "actor": "rollout-0", "reason": "rollout-0 died", "decision": "restart"})
+if sys.argv[2] == "killed":
+    time.sleep(0.7)
+    os.kill(os.getpid(), 9)
+if sys.argv[2] == "raised":
+    try:
+        raise SystemExit("an error of the end")
+    finally:
+        sink.close()
+sink.close()
+print("printed after it")
+"""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("terminal") / "run"
+
+
+def train(run_dir: Path, *overrides: str) -> list[str]:
+    return ["train", QUICKSTART, f"run_dir={run_dir}", *SMALL, *overrides]
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+@pytest.mark.parametrize("end", ["closed", "raised"])
+def test_what_others_print_scrolls_by_above_the_table_and_the_last_numbers_stay(tmp_path, columns, end):
+    with Terminal(sys.executable, "-c", _PRINTING, str(tmp_path), end, columns=columns, lines=40) as terminal:
+        assert terminal.exit_code() == (1 if end == "raised" else 0)
+        lines = terminal.everything.splitlines()
+    told = ("printed by Python", "warned by a library", "written by a child", "half a line")
+    assert [line for line in lines if line in told] == list(told), "each once, whole and in order"
+    top = next(i for i, line in enumerate(lines) if line.startswith("╭"))
+    assert lines.index("written by a child") < lines.index("failure: rollout-0 died; it starts again") < top
+    assert sum(line.startswith("╭") for line in lines) == 1, "drawn in place"
+    assert "step 3 of 10" in lines[top + 1] and any("0.750" in line for line in lines[top:])
+    assert lines[-1] == ("an error of the end" if end == "raised" else "printed after it")
+
+
+def test_a_process_that_is_killed_leaves_a_terminal_that_works_and_the_last_numbers(tmp_path):
+    with Terminal(sys.executable, "-c", _PRINTING, str(tmp_path), "killed") as terminal:
+        assert terminal.exit_code() == -9
+        assert "step 3 of 10" in terminal.screen and not terminal.is_cursor_hidden
+        assert terminal.modes == terminal.modes_before
+
+
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_dumb_terminals_get_lines_and_no_color_means_none(tmp_path, env):
+    with Terminal(sys.executable, "-c", _PRINTING, str(tmp_path), "closed", env=env) as terminal:
+        terminal.exit_code()
+        colours = re.findall(rb"\x1b\[[0-9;]*3[0-7]m", terminal.raw)
+        assert not colours
+        assert ("step 3/10  reward 0.750" in terminal.everything) == ("TERM" in env)
+
+
+def test_a_run_in_a_terminal_is_a_table_until_ctrl_c_and_another_process_can_watch_it(run_dir):
+    with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000")) as terminal:
+        terminal.wait_for(lambda screen: re.search(r"step [3-9] of 2000", screen) is not None)
+        with Terminal(TREADWHEEL, "info", str(run_dir), "--watch", columns=60, lines=34) as watching:
+            watching.wait_for(lambda screen: "1 of 1 serve" in screen and "left" in screen)
+            screen = terminal.wait_for(lambda screen: "left" in screen)
+            for told in ("reward", "KL", "entropy", "sampling", "staleness  0 of at most 0 steps", "1 of 1 serve"):
+                assert told in screen
+            terminal.press_ctrl_c()
+            assert terminal.exit_code() == 130
+            assert watching.exit_code() == 0
+            assert "stopped" in watching.screen
+        lines = terminal.everything.splitlines()
+        last = max(read_steps(RunDirectory(str(run_dir))))
+        assert f"step {last} of 2000" in terminal.screen
+        assert lines[-1].startswith("treadwheel: stopped; step ") or lines[-2].startswith("treadwheel: stopped; step ")
+        assert sum(line.startswith("╭") for line in lines) == 1
+        assert not terminal.is_cursor_hidden and terminal.modes == terminal.modes_before
+
+
+def test_through_a_pipe_there_are_lines_and_quiet_says_the_end_alone(run_dir, tmp_path):
+    piped = run(sys.executable, "-c", _PRINTING, str(tmp_path), "closed")
+    assert "step 3/10  reward 0.750" in piped.stdout and "\x1b" not in piped.stdout and "╭" not in piped.stdout
+    last = max(read_steps(RunDirectory(str(run_dir))), default=0)
+    quiet = treadwheel(*train(run_dir, f"num_steps={last + 1}"), "--quiet")
+    assert quiet.returncode == 0 and quiet.stderr == ""
+    assert re.match(rf"{last + 1} steps in \d+ s; ", quiet.stdout), quiet.stdout

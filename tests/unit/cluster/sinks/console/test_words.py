@@ -1,0 +1,50 @@
+"""Events in words."""
+
+import pytest
+
+from cluster.sinks.console.words import Weight, told
+
+
+@pytest.mark.parametrize(
+    ("record", "words", "weight"),
+    [
+        ({"kind": "checkpoint", "policy_version": 8, "metric": 0.5}, "step 8 is saved, held-out reward 0.500", "NOTE"),
+        ({"kind": "recovery", "actor": "w", "seconds": 4.2}, "w is back after 4 s", "NOTE"),
+        (
+            {"kind": "failure", "actor": "w", "reason": "no engine step for 60 s", "decision": "restart"},
+            "w: no engine step for 60 s; it starts again",
+            "WARNING",
+        ),
+        (
+            {"kind": "failure", "actor": "w", "reason": "w failed in 'build': no disk", "decision": "abort"},
+            "w failed in 'build': no disk; the run stops",
+            "FAILURE",
+        ),
+        (
+            {"kind": "groups_lost", "groups": [3, 4], "reason": "x"},
+            "2 groups were lost and are sampled again",
+            "WARNING",
+        ),
+        ({"kind": "my_event", "message": "look\nat this"}, "look", "WARNING"),
+        ({"kind": "placement", "message": "two share a core"}, "two share a core", "NOTE"),
+        (
+            {"kind": "scale", "actors": "rollout_workers", "num_workers": 3, "before": 2, "reason": "elastic"},
+            "3 rollout workers wanted, 2 before (elastic)",
+            "NOTE",
+        ),
+    ],
+)
+def test_an_event_is_a_sentence_of_its_weight(record, words, weight):
+    sentence = told({**record, "time": 1.0})
+    assert sentence and (sentence.words, sentence.weight) == (words, Weight[weight])
+
+
+def test_what_only_programs_read_has_no_words():
+    assert told({"kind": "broadcast", "time": 1.0, "digest": "ab"}) is None
+
+
+def test_a_foreign_or_bare_record_of_a_known_kind_breaks_nothing():
+    from cluster.sinks.console.words import _SENTENCES
+
+    for kind in _SENTENCES:
+        assert told({"kind": kind}) is not None

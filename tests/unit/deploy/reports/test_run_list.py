@@ -1,0 +1,117 @@
+"""Runs below a folder, with their state and last numbers; whatever else lies there."""
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from deploy.config.loading import resolved_yaml, validated
+from deploy.reports.run_list import Listed, listed, run_directories, table
+from tests.object_store import s3
+
+NOW = 1000.0
+YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40}))
+
+
+def made(folder, *events: dict, step: int = 7) -> RunDirectory:
+    directory = RunDirectory(str(folder))
+    directory.claim(YAML)
+    directory.append_json(METRICS, {"policy_version": 4, "time": 5.0, "reward/mean": 0.25, "eval/accuracy": 0.75})
+    directory.append_json(
+        METRICS, {"policy_version": step, "time": 9.0, "reward/mean": 0.5, "speed/sampling_tokens_per_s": 3412.0}
+    )
+    for event in events:
+        directory.append_json(EVENTS, {"time": 10.0, **event})
+    directory.release()
+    return directory
+
+
+def test_a_run_is_one_line_of_its_last_numbers(tmp_path):
+    made(tmp_path / "a", {"kind": "launched"}, {"kind": "finished"})
+    (found,) = listed(run_directories(str(tmp_path)), now=NOW)
+    assert found == Listed(
+        run_dir=str(tmp_path / "a"),
+        state="finished",
+        step=7,
+        num_steps=40,
+        reward=0.5,
+        held_out_accuracy=0.75,
+        sampling_tokens_per_s=3412.0,
+        age_s=990.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([{"kind": "launched"}, {"kind": "finished"}], "finished"),
+        ([{"kind": "launched"}, {"kind": "failed", "reason": "disk full"}], "failed"),
+        ([{"kind": "launched"}, {"kind": "stopped"}], "stopped"),
+        ([{"kind": "launched"}, {"kind": "preempted", "message": "node leaves"}, {"kind": "stopped"}], "preempted"),
+        ([{"kind": "preempted"}, {"kind": "stopped"}, {"kind": "launched"}, {"kind": "stopped"}], "stopped"),
+        ([{"kind": "finished"}, {"kind": "launched"}, {"kind": "broadcast"}], "dead"),
+        ([], "new"),
+    ],
+)
+def test_the_state_is_that_of_the_last_driver(tmp_path, events, state):
+    made(tmp_path / "a", *events)
+    assert listed([str(tmp_path / "a")], now=NOW)[0].state == state
+
+
+def test_a_run_with_a_living_driver_runs(tmp_path):
+    directory = made(tmp_path / "a", {"kind": "finished"})
+    directory.claim(YAML)
+    try:
+        assert listed([str(tmp_path / "a")], now=NOW)[0].state == "running"
+    finally:
+        directory.release()
+
+
+def test_damaged_and_foreign_folders_break_nothing(tmp_path):
+    made(tmp_path / "sweep" / "seed-1", {"kind": "finished"})
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    for name, text in (("torn", "num_steps: [1"), ("list", "- 1"), ("bare", ""), ("binary", "\x00\x01")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RUN_YAML).write_text(text)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / RUN_YAML).write_text(YAML)
+    (tmp_path / "lines" / METRICS).write_bytes(b'\xff\xfe not json\n[1]\n{"policy_version": 3, "time": 4.0}\n{torn')
+    (tmp_path / "folder" / RUN_YAML).mkdir(parents=True)
+    found = {os.path.basename(run.run_dir): run for run in listed(run_directories(str(tmp_path)), now=NOW)}
+    assert {name: run.state for name, run in found.items()} == {
+        "seed-1": "finished",
+        "torn": "damaged",
+        "list": "damaged",
+        "bare": "damaged",
+        "binary": "damaged",
+        "lines": "new",
+    }
+    assert found["lines"].step == 3
+    assert found["list"].reason == "run.yaml is not the settings of a run"
+
+
+def test_a_folder_that_is_not_there_holds_no_runs(tmp_path):
+    assert run_directories(str(tmp_path / "none")) == []
+
+
+def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
+    for name, at in (("old", 10.0), ("young", 900.0)):
+        made(tmp_path / name, {"kind": "finished", "time": at})
+    runs = listed(run_directories(str(tmp_path)), now=NOW)
+    assert [os.path.basename(run.run_dir) for run in runs] == ["young", "old"]
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(runs))
+    line = next(line for line in out.getvalue().splitlines() if "young" in line)
+    assert line.split()[1:] == ["finished", "7", "of", "40", "0.500", "0.750", "3,412", "100", "s", "ago"]
+
+
+def test_runs_below_a_stores_prefix_are_found():
+    with s3("listed"):
+        made("s3://listed/team/a", {"kind": "finished"})
+        made("s3://listed/team/sweep/b", {"kind": "failed", "reason": "disk full"})
+        made("s3://listed/other/c")
+        found = {run.run_dir: run.state for run in listed(run_directories("s3://listed/team"))}
+    assert found == {"s3://listed/team/a": "finished", "s3://listed/team/sweep/b": "failed"}

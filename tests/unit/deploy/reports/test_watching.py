@@ -1,0 +1,84 @@
+"""A run's standing, from its directory, as it grows."""
+
+import pytest
+
+from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
+from cluster.sinks.console import standing_of
+from deploy.config.loading import resolved_yaml, validated
+from deploy.reports.watching import Watched, watch
+
+YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40}))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    directory.claim(YAML)
+    yield directory
+    directory.release()
+
+
+def step(directory: RunDirectory, version: int, at: float, **more: float) -> None:
+    line = {"policy_version": version, "time": at, "time/step_s": 2.0, "reward/mean": version / 10, **more}
+    directory.append_json(METRICS, line)
+
+
+def test_each_look_takes_in_what_is_new(directory):
+    standing = standing_of(directory, now=lambda: 20.0)
+    watched = Watched(directory, standing)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
+    step(directory, 1, 10.0)
+    assert [each["kind"] for each in watched.look()] == ["launched", "step"]
+    assert (standing.num_steps, standing.version, standing.max_off_policy_steps) == (40, 1, 0)
+    step(directory, 2, 14.0)
+    directory.append_json(EVENTS, {"kind": "checkpoint", "time": 15.0, "policy_version": 2})
+    watched.look()
+    assert standing.rewards == [(1, 0.1), (2, 0.2)] and standing.pace.seconds_per_step == 4.0
+    assert watched.look() == []
+
+
+def test_a_line_that_is_being_written_is_taken_in_when_it_is_whole(directory, tmp_path):
+    standing = standing_of(directory)
+    watched = Watched(directory, standing)
+    step(directory, 1, 10.0)
+    with open(tmp_path / METRICS, "a") as file:
+        file.write('{"policy_version": 2, "ti')
+    watched.look()
+    assert standing.version == 1
+    with open(tmp_path / METRICS, "a") as file:
+        file.write('me": 12.0}\n')
+    watched.look()
+    assert standing.version == 2
+
+
+def test_a_file_that_was_written_anew_is_read_anew(directory):
+    standing = standing_of(directory)
+    watched = Watched(directory, standing)
+    for version in (1, 2, 3):
+        step(directory, version, 10.0 + version)
+    watched.look()
+    directory.replace_lines(
+        METRICS, ['{"policy_version": 1, "time": 11.0, "reward/mean": 0.9, "more": 1234567890}'] * 4
+    )
+    step(directory, 2, 14.0)
+    watched.look()
+    assert standing.rewards == [(1, 0.9), (2, 0.2)]
+
+
+def test_a_driver_that_went_without_a_word_is_told(directory):
+    standing = standing_of(directory)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
+    directory.release()
+    Watched(directory, standing).look()
+    assert standing.phase == "gone" and standing.is_over
+
+
+def test_without_a_terminal_it_prints_lines_until_the_end(directory, capsys):
+    step(directory, 1, 10.0)
+    step(directory, 2, 12.0)
+
+    def sleep(_: float) -> None:
+        directory.append_json(EVENTS, {"kind": "finished", "time": 13.0})
+
+    watch(directory, sleep=sleep)
+    assert capsys.readouterr().out.splitlines() == ["step 1/40  reward 0.100", "step 2/40  reward 0.200  left 0:01:16"]
