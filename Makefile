@@ -54,3 +54,5 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/python -m deploy.docs
+	@$(BIN)/python -m deploy.monitoring
+	@$(BIN)/python -m deploy.manifests

@@ -71,6 +71,7 @@ METRICS: dict[str, str] = {
     "time/eval_s": "Seconds of a held-out evaluation.",
     "staleness/mean": "Learner version minus that of a group's oldest token, mean over the step's groups.",
     "staleness/max": "The same, maximum: no token of the step is older; never above `buffer.max_off_policy_steps` in a run that samples.",
+    "staleness/bound": "`buffer.max_off_policy_steps`.",
     "buffer/learner_wait_s": "Seconds that the learner waited for a full step of groups.",
     "buffer/head_of_line_s": "Seconds that a group of the step, finished, waited for the step's slowest one, mean.",
     "buffer/num_ready": "Groups that are finished and not yet taken.",
@@ -83,6 +84,7 @@ METRICS: dict[str, str] = {
     "buffer/dropped_<reason>": "Of the dropped groups, those that the filter of this name dropped, or for `rewards_failed`, `refused` (the "
     "engine did), `quarantined` or `straggler` (finished groups waited behind it too long, `buffer.max_head_of_line_s`).",
     "buffer/size_bytes": "Bytes of trajectories that wait in the object store.",
+    "buffer/max_size_bytes": "Bytes that may: `buffer.max_size_bytes`.",
     "mismatch/mean_abs_nats": "|learner log-prob - rollout log-prob| over the step's newest tokens, mean.",
     "mismatch/max_abs_nats": "The same, maximum.",
     "mismatch/off_policy_steps": "Off-policy steps of those tokens: beyond 0 the policy's own last steps are in the difference.",
@@ -112,6 +114,7 @@ METRICS: dict[str, str] = {
     "weights/num_refused": "Proofs that failed since the run started: each time the worker was replaced.",
     "weights/canary_error": "Mean difference between engine and learner on the probe, in nats, the worst of the workers.",
     "weights/canary_max_error": "The same, the largest of a token.",
+    "weights/canary_tolerance": "Mean difference beyond which a worker is refused: `weights.canary_tolerance`, or three times the noise.",
     "weights/noise_floor": "The mean difference when both had just loaded the starting files: noise of model, type and hardware.",
     "weights/num_indistinguishable": "Workers on which noise could hide the step: old and new weights are too near to each other.",
 }

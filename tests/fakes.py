@@ -106,6 +106,7 @@ def attestation(worker: str, version: int, *, digest: str = "", **fields: Any) -
     values: dict[str, Any] = {
         "canary_mean_error": 0.0,
         "canary_max_error": 0.0,
+        "tolerance": 1.0,
         "noise_floor": 0.0,
         "distinguishable": True,
         "seconds": 0.0,

@@ -251,6 +251,8 @@ class Proof:
 
     canary_mean_error: float
     canary_max_error: float
+    tolerance: float
+    """Of the mean error: beyond it the engine is refused."""
     noise_floor: float
     """The mean error under the files that engine and learner started from: what is noise of this model, type and hardware."""
     distinguishable: bool

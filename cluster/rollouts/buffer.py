@@ -242,6 +242,8 @@ class Buffer:
             "buffer/num_under_way": float(len(self._live) - num_ready),
             "buffer/num_dropped": float(num_dropped),
             "buffer/size_bytes": float(self.size_bytes),
+            "buffer/max_size_bytes": float(self._bytes.max_size_bytes),
+            "staleness/bound": float(self._bound),
             **({"buffer/candidate_reward": fmean(candidates)} if (candidates := drained.candidate_rewards) else {}),
             **({"buffer/kept_share": drained.num_kept / num_ended} if num_ended else {}),
             **({"buffer/tries_per_group": num_ended / drained.num_kept} if drained.num_kept else {}),

@@ -8,7 +8,7 @@ class ByteBudget:
     """Sizes of sampled groups by index. Kept as a sum: a question costs the same however many groups wait."""
 
     def __init__(self, max_size_bytes: int) -> None:
-        self._max_size_bytes = max_size_bytes
+        self.max_size_bytes = max_size_bytes
         self._sizes: dict[int, int] = {}
         self._largest_bytes = 1.0
         self.size_bytes = 0
@@ -27,5 +27,5 @@ class ByteBudget:
     def num_that_fit(self, *, num_live: int) -> int:
         """Groups that may start beside `num_live` live ones: each unsampled group counts as the largest of the recent groups."""
         num_unsampled = max(num_live - len(self._sizes), 0)
-        room = self._max_size_bytes - self.size_bytes - num_unsampled * self._largest_bytes
+        room = self.max_size_bytes - self.size_bytes - num_unsampled * self._largest_bytes
         return int(room // self._largest_bytes)

@@ -112,6 +112,7 @@ class Attestor:
         return Proof(
             canary_mean_error=error,
             canary_max_error=largest,
+            tolerance=tolerance,
             noise_floor=self._noise_floor,
             distinguishable=is_distinguishable,
         )

@@ -101,6 +101,7 @@ class Weights:
             stats |= {
                 "weights/canary_error": max(proof.canary_mean_error for proof in proofs),
                 "weights/canary_max_error": max(proof.canary_max_error for proof in proofs),
+                "weights/canary_tolerance": min(proof.tolerance for proof in proofs),
                 "weights/noise_floor": max(proof.noise_floor for proof in proofs),
                 "weights/num_indistinguishable": float(sum(not proof.distinguishable for proof in proofs)),
                 "weights/pause_s": max(proof.pause_seconds for proof in proofs),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.docs import algorithms, configuration, metrics, variants
+from deploy.docs import algorithms, configuration, metrics, monitoring, variants
 
 
 def pages() -> dict[str, str]:
@@ -11,6 +11,7 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration.configuration(),
         "config_schema.json": configuration.schema(),
         "metrics.md": metrics.metrics(),
+        "monitoring.md": monitoring.page(),
         "algorithms.md": algorithms.page(),
         "variants.md": variants.page(),
     }

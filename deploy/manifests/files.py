@@ -30,8 +30,13 @@ def files() -> dict[str, str]:
             "its service: if the head's autoscaler cannot reach it, name them in treadwheel-outside.",
         ),
         "monitoring.yaml": dump(
-            monitoring.monitors(),
-            comment="For Prometheus's operator. Give the monitors the labels that yours selects by (often release: prometheus).",
+            [*monitoring.monitors(), monitoring.rules()],
+            comment="For Prometheus's operator. Give all of them the labels that yours selects by (often release: prometheus).\n"
+            "What each alert means and what to do: docs/monitoring.md.",
+        ),
+        "dashboard.yaml": dump(
+            [monitoring.dashboard()],
+            comment="deploy/grafana/treadwheel.json for the sidecar of kube-prometheus-stack's Grafana.",
         ),
         "kueue.yaml": dump(
             kueue.queues(

@@ -1,6 +1,32 @@
-"""What Prometheus's operator scrapes: heads on three ports, workers on one."""
+"""What Prometheus's operator scrapes, heads on three ports and workers on one; its alerts, and Grafana's dashboard."""
+
+import json
+from pathlib import Path
 
 from deploy.manifests.pods import LABELS, METRICS_PORTS, Manifest
+from deploy.monitoring.alerts import groups
+
+_DASHBOARD = Path(__file__).parents[1] / "grafana" / "treadwheel.json"
+
+
+def rules() -> Manifest:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "treadwheel", "labels": dict(LABELS)},
+        "spec": {"groups": groups()},
+    }
+
+
+def dashboard() -> Manifest:
+    """Without its white space: what is applied is kept a second time in an annotation, and all of those have 256 KiB."""
+    shown = json.loads(_DASHBOARD.read_text(encoding="utf-8"))
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "treadwheel-dashboard", "labels": {**LABELS, "grafana_dashboard": "1"}},
+        "data": {_DASHBOARD.name: json.dumps(shown, separators=(",", ":"))},
+    }
 
 
 def monitors() -> list[Manifest]:

@@ -30,6 +30,13 @@ def slow_while(*, prompt: str, completion: str, columns: Mapping[str, Any], file
     return digit_share(prompt=prompt, completion=completion, columns=columns)
 
 
+def held_by(*, prompt: str, completion: str, columns: Mapping[str, Any], file: str) -> float:
+    """As `digit_share`, but does not return as long as there is `file`."""
+    while Path(file).exists():
+        time.sleep(0.1)
+    return digit_share(prompt=prompt, completion=completion, columns=columns)
+
+
 def picky(*, completion: str) -> float:
     """Raises for completions that begin with one of a few letters."""
     if completion[:1] in set("klmno"):

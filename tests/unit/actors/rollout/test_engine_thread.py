@@ -20,7 +20,10 @@ def update(version: int, *, is_right: bool = True) -> Update:
     def prove(logprobs: list[float]) -> Proof:
         if not is_right or logprobs != [-float(version)]:
             raise WeightsError(f"version {version} failed its canary")
-        return Proof(canary_mean_error=float(version), canary_max_error=0.0, noise_floor=0.0, distinguishable=True)
+        error = float(version)
+        return Proof(
+            canary_mean_error=error, canary_max_error=0.0, tolerance=error, noise_floor=0.0, distinguishable=True
+        )
 
     tensor = np.full(1, float(version))
     return Update(policy_version=version, tensors=lambda: iter([("w", tensor)]), probe_token_ids=[1, 2], prove=prove)

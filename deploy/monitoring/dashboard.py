@@ -1,0 +1,256 @@
+"""Grafana's dashboard of runs, as code. Titles and places are said here; meanings, units and queries come from the registry.
+
+Every metric of the registry is in a panel: what no row names is in the last row, which is folded.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.common import GraphDrawStyle, StackingMode, TooltipDisplayMode, VisibilityMode
+
+from deploy.monitoring.events import grew
+from deploy.monitoring.series import registry, shown, unit
+
+_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_NODE = 'instance=~"$node"'
+_TOLD = (
+    "launched|resumed|finished|stopped|failed|preempted|checkpoint|checkpoint_failed|scale|failure|worker_joined|"
+    "worker_left|reward_held"
+)
+"""Events that are marked in every panel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Some metrics of the registry together, in the unit of the first, or other queries by their legends."""
+
+    title: str
+    names: tuple[str, ...] = ()
+    queries: tuple[tuple[str, str], ...] = ()
+    """Legend and query."""
+    unit: str | None = None
+    says: str = ""
+    is_stacked: bool = False
+
+
+def _panel(title: str, *names: str, is_stacked: bool = False) -> Panel:
+    return Panel(title=title, names=names, is_stacked=is_stacked)
+
+
+def _of_nodes(title: str, expression: str, *, unit: str, says: str) -> Panel:
+    return Panel(title=title, queries=(("{{instance}}", expression),), unit=unit, says=says)
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Learning": (
+        _panel("Reward", "reward/mean", "eval/reward", "buffer/candidate_reward"),
+        _panel("Reward by part, component and source", "reward/<component>"),
+        _panel("Held out", "eval/accuracy", "eval/pass_at_<k>"),
+        _panel("KL", "learner/kl_old_k3_mean", "learner/kl_rollout_k3_mean", "learner/kl_reference_k3_mean"),
+        _panel("Entropy", "learner/entropy_mean"),
+        _panel(
+            "Tokens held by a bound",
+            "learner/clip_fraction_low",
+            "learner/clip_fraction_high",
+            "learner/clip_fraction_dual",
+        ),
+        _panel("Loss", "learner/loss"),
+        _panel("Gradient norm", "learner/gradient_norm", "learner/gradient_norm_max"),
+        _panel("Completion length", "tokens/completion_mean"),
+        _panel("Truncated completions", "tokens/truncated_share"),
+    ),
+    "Trust": (
+        _panel("Canary", "weights/canary_error", "weights/canary_tolerance", "weights/noise_floor"),
+        _panel("Mismatch of log-probs", "mismatch/mean_abs_nats", "mismatch/max_abs_nats"),
+        _panel("Staleness", "staleness/mean", "staleness/max", "staleness/bound"),
+        _panel("Weights refused", "weights/num_refused", "weights/num_indistinguishable"),
+        _panel("Updates not made", "learner/skipped", "learner/empty_updates", "learner/stopped_at_kl"),
+        _panel("Effective sample size", "learner/importance_weight_ess", "learner/trajectory_weight_ess"),
+    ),
+    "Flow": (
+        Panel(
+            title="Since the last step",
+            queries=(("{{run}}", f"time() - {shown('last_step_time')}"),),
+            unit="s",
+            says="Seconds in which nothing was learned.",
+        ),
+        _panel("Steps", "policy_version"),
+        _panel("Seconds of a step", "buffer/learner_wait_s", "time/learning_s", "time/broadcast_s", is_stacked=True),
+        _panel("Step and sampling", "time/step_s", "time/sampling_s", "time/eval_s"),
+        _panel("Tokens a second", "speed/sampling_tokens_per_s", "speed/learning_tokens_per_s"),
+        _panel("Groups", "buffer/num_ready", "buffer/num_under_way", "buffer/num_dropped"),
+        _panel("Groups dropped, and why", "buffer/dropped_<reason>"),
+        _panel("Finished groups wait for slower ones", "buffer/head_of_line_s"),
+        _panel("Bytes that wait", "buffer/size_bytes", "buffer/max_size_bytes"),
+    ),
+    "Fleet": (
+        _panel("Rollout workers", "rollout/num_wanted", "rollout/num_workers", "rollout/num_coming"),
+        _panel("Idle share of workers", "rollout/idle_share"),
+        _panel("Restarts", "supervision/num_deaths", "supervision/num_hangs", "supervision/num_errors"),
+        _panel("Spot nodes", "rollout/spot_evictions", "rollout/groups_saved", "rollout/groups_handed_over"),
+        _panel("Until a worker serves", "time/join_s"),
+        _panel("Weights on their way", "weights/pause_s", "time/publish_s"),
+    ),
+    "Rewards": (
+        _panel("Rewards that failed", "reward/num_errors", "reward/num_timeouts", "learner/failed_rewards"),
+        _panel("Seconds of judging, a group", "time/<part>/judging_s"),
+        _panel("Held for what a judge calls", "time/<part>/held_s"),
+        _panel("Reward services", "rollout/num_services"),
+    ),
+    "Machines": (
+        _of_nodes(
+            "Processors",
+            f"sum by (instance) (ray_node_cpu_utilization{{{_NODE}}}) / 100",
+            unit="percentunit",
+            says="Busy share.",
+        ),
+        _of_nodes("Memory", f"sum by (instance) (ray_node_mem_used{{{_NODE}}})", unit="bytes", says="Used."),
+        _of_nodes(
+            "Disk",
+            f"sum by (instance) (ray_node_disk_usage{{{_NODE}}})",
+            unit="bytes",
+            says="Used, where Ray has its folder.",
+        ),
+        _of_nodes(
+            "Object store",
+            f"sum by (instance) (ray_object_store_used_memory{{{_NODE}}})",
+            unit="bytes",
+            says="Trajectories and weights.",
+        ),
+        _of_nodes(
+            "GPUs",
+            f"avg by (instance) (ray_node_gpus_utilization{{{_NODE}}}) / 100",
+            unit="percentunit",
+            says="Busy share, mean of a node's.",
+        ),
+        _of_nodes(
+            "GPU memory", f"sum by (instance) (ray_node_gram_used{{{_NODE}}}) * 1048576", unit="bytes", says="Used."
+        ),
+    ),
+}
+
+
+def rows() -> dict[str, tuple[Panel, ...]]:
+    """All rows, the last one of what the others leave."""
+    return ROWS | {"All other metrics": tuple(_left())}
+
+
+def _left() -> Iterator[Panel]:
+    named = {name for row in ROWS.values() for panel in row for name in panel.names} | {"last_step_time"}
+    # What is of one kind by its first words is one panel.
+    kinds = sorted((_kind(name), unit(name), name) for name in registry().keys() - named if not _is_named(name, named))
+    for (kind, _), members in groupby(kinds, key=lambda each: each[:2]):
+        yield _panel(kind, *(name for _, _, name in members))
+
+
+def _kind(name: str) -> str:
+    group, _, rest = name.partition("/")
+    return f"{group}/{rest.partition('_')[0]}" if group == "learner" else group
+
+
+def _is_named(name: str, named: set[str]) -> bool:
+    """Parts and components of the reward are all in the panel of the components."""
+    return name.startswith("reward/") and "<" in name and "reward/<component>" in named
+
+
+def queries(panel: Panel) -> Iterator[tuple[str, str]]:
+    """Legend and query of each line."""
+    for name in panel.names:
+        legend = "{{__name__}}" if "<" in name else name.rpartition("/")[2] if len(panel.names) > 1 else ""
+        yield f"{{{{run}}}} {legend}".strip(), shown(name)
+    yield from panel.queries
+
+
+def made() -> str:
+    """The dashboard as Grafana imports it."""
+    whole = (
+        dashboard.Dashboard("Treadwheel runs")
+        .uid("treadwheel-runs")
+        .tags(["treadwheel"])
+        .refresh("10s")
+        .time("now-1h", "now")
+        .editable()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))
+        .with_variable(_variable("run", "label_values(ray_treadwheel_last_step_time, run)"))
+        .with_variable(_variable("node", "label_values(ray_node_cpu_utilization, instance)"))
+        .annotation(
+            dashboard.AnnotationQuery()
+            .name("Events")
+            .datasource(_SOURCE)
+            .enable(True)
+            .icon_color("blue")
+            .expr(annotated())
+        )
+    )
+    for title, panels in rows().items():
+        row = dashboard.Row(title)
+        if title not in ROWS:
+            for panel in panels:
+                row.with_panel(_built(panel))
+            row.collapsed(True)
+        whole.with_row(row)
+        if title in ROWS:
+            for panel in panels:
+                whole.with_panel(_built(panel))
+    decoded = json.loads(JSONEncoder().encode(whole.build()))
+    # What Grafana's Prometheus source knows and the package does not.
+    decoded["annotations"]["list"][0] |= {"titleFormat": "{{kind}}", "textFormat": "{{run}}", "step": "10s"}
+    return json.dumps(decoded, sort_keys=True, indent=1) + "\n"
+
+
+def annotated() -> str:
+    """The query of the marks."""
+    return grew(_TOLD, within="1m", labels='run=~"$run"')
+
+
+def _variable(name: str, query: str) -> dashboard.QueryVariable:
+    every = models.VariableOption(text="All", value="$__all", selected=True)
+    return (
+        dashboard.QueryVariable(name)
+        .datasource(_SOURCE)
+        .query(query)
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(every)
+    )
+
+
+def _built(panel: Panel) -> timeseries.Panel:
+    meanings = [registry()[name] if len(panel.names) == 1 else f"{name}: {registry()[name]}" for name in panel.names]
+    drawn = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.says or "\n\n".join(meanings))
+        .datasource(_SOURCE)
+        .unit(panel.unit or unit(panel.names[0]))
+        .height(7)
+        .span(8)
+        .draw_style(GraphDrawStyle.LINE)
+        .show_points(VisibilityMode.NEVER)
+        .fill_opacity(25 if panel.is_stacked else 5)
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+    )
+    if panel.is_stacked:
+        drawn.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    for place, (legend, query) in enumerate(queries(panel)):
+        drawn.with_target(prometheus.Dataquery().expr(query).legend_format(legend).ref_id(f"Q{place}"))
+    return drawn
+
+
+def expressions() -> dict[str, list[tuple[str, str]]]:
+    """Name of the metric, or the title of its panel, and query, by row: what a test asks Prometheus."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for row, panels in rows().items():
+        for panel in panels:
+            names = [*panel.names, *(panel.title for _ in panel.queries)]
+            found.setdefault(row, []).extend(zip(names, (query for _, query in queries(panel)), strict=True))
+    return found
