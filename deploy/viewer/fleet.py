@@ -1,6 +1,6 @@
 """Actors as a run's events and its status tell of them: who lives, who died and came back, and what happened when. Pure functions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ QUIET = ("broadcast", "published", "attested", "drop")
 class Actor:
     name: str
     state: str = "healthy"
-    """`healthy`, `dead` (failed, not replaced yet), `left`, or `over` once the run is."""
+    """`healthy`, `dead` (failed, not replaced yet), `left`, or `ended` once the run is."""
     phase: str | None = None
     phase_since: float | None = None
     """Unix seconds."""
@@ -43,14 +43,14 @@ def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) ->
     for event in events:
         last = max(last, event["time"])
         _tell(found, event)
-    if state == "running":
-        for doing in status.get("actors", ()):
-            actor = found.setdefault(doing["actor"], Actor(name=doing["actor"]))
+    for doing in status.get("actors", ()):
+        actor = found.setdefault(doing["actor"], Actor(name=doing["actor"]))
+        actor.policy_version = doing["policy_version"]
+        if state == "running":
             actor.phase, actor.phase_since = doing["phase"], doing["since"]
-            actor.policy_version = doing["policy_version"]
-    else:
+    if state != "running":
         for actor in found.values():
-            _turn(actor, "over", max(last, status.get("time", 0.0)), None)
+            _turn(actor, "ended", max(last, status.get("time", 0.0)), None)
     return [asdict(found[name]) for name in sorted(found, key=_natural)]
 
 
@@ -104,7 +104,7 @@ def _tell(found: dict[str, Actor], event: Event) -> None:
     kind, at = event["kind"], event["time"]
     if kind == "launched" or kind in _ENDS:
         for actor in found.values():
-            _turn(actor, "over", at, None)
+            _turn(actor, "ended", at, None)
     elif kind == "started":
         for name, pid in event["actors"].items():
             _turn(_named(found, name, pid), "healthy", at, "started")
@@ -143,5 +143,6 @@ def _natural(name: str) -> list[Any]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("-", "- ").split()]
 
 
-def num_restarts(found: Sequence[Mapping[str, Any]]) -> int:
-    return sum(actor["num_restarts"] for actor in found)
+def without_spans(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For a page that shows how actors are, and not how they were."""
+    return [{name: value for name, value in actor.items() if name != "spans"} for actor in found]

@@ -9,15 +9,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from deploy.viewer import fleet
 from deploy.viewer.page import named_run
 from deploy.viewer.runs import Run
+from deploy.viewer.series import facts
 
 _ALIVE_EVERY_S = 10.0
 """A comment, so that no proxy takes a quiet run for a dead connection."""
 
 
 async def follow(request: Request) -> StreamingResponse:
-    """`news` with `steps`, `events` and `status`; `again` when the page's lines are no longer true and it must load them anew."""
+    """`news` with new `steps` and `marks`, and how `actors`, `facts` and `state` are; `again` when the page's lines are no longer true:
+    then it must load them anew."""
     run = await asyncio.to_thread(named_run, request)
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     # nginx holds a response back until it has 4 kB of it, unless it is told not to.
@@ -31,7 +34,7 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
     while True:
         name, news, after = await asyncio.to_thread(since, run, after)
         said = json.dumps(news)
-        if name == "again" or news["steps"] or news["events"] or said != before:
+        if name == "again" or said != before:
             before, quiet_s = said, 0.0
             yield f"id: {after}\nevent: {name}\ndata: {said}\n\n"
         elif quiet_s >= _ALIVE_EVERY_S:
@@ -56,4 +59,13 @@ def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
     last, num_events, _ = now.split("/")
     steps = [line for line in run.metrics() if int(found[1]) < line["policy_version"] <= int(last)]
     events = run.events()[int(found[2]) : int(num_events)]
-    return "news", {"steps": steps, "events": events, "status": run.status(), "state": run.state()}, now
+    state = run.state()
+    actors = fleet.actors(run.events(), run.status(), state=state)
+    news = {
+        "steps": steps,
+        "marks": fleet.marks(events),
+        "actors": fleet.without_spans(actors),
+        "facts": facts(run.metrics(), run.config(), state=state),
+        "state": state,
+    }
+    return "news", news, now

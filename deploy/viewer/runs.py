@@ -1,11 +1,12 @@
 """Runs by short names, found below the folders that the viewer was given, and their lines, read on from where they were read last."""
 
+import functools
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -68,7 +69,7 @@ class Run:
         """What run.yaml says, without what is secret."""
         if not self.directory.exists(RUN_YAML):
             return {}
-        return hidden(yaml.safe_load(self.directory.read_text(RUN_YAML)) or {})
+        return _parsed(self.directory.read_text(RUN_YAML))
 
     def passport(self) -> dict[str, Any]:
         return self._json(PASSPORT)
@@ -95,6 +96,12 @@ class Run:
 
     def _json(self, name: str) -> dict[str, Any]:
         return json.loads(self.directory.read_text(name)) if self.directory.exists(name) else {}
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(run_yaml: str) -> dict[str, Any]:
+    """Nobody may change it: a live page asks every second."""
+    return hidden(yaml.safe_load(run_yaml) or {})
 
 
 class Runs:
@@ -158,11 +165,3 @@ def _is_folder(folder: RunDirectory, name: str) -> bool:
     if folder.is_local:
         return os.path.isdir(folder.path(name))
     return "." not in name or folder.exists(f"{name}/{RUN_YAML}")
-
-
-def latest(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last value of every number: an evaluation is not made in every step."""
-    found: dict[str, Any] = {}
-    for line in lines:
-        found.update({name: value for name, value in line.items() if value is not None})
-    return found

@@ -82,13 +82,27 @@ def panels(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> lis
         lines = [
             {"name": name, "label": label, "kind": kind, "points": points}
             for name, label, kind in wanted
-            if (points := thinned(values(steps, name)))
+            if (points := _drawn(steps, name))
         ]
         if lines:
             shown = {"title": panel["title"], "unit": panel.get("unit", ""), "is_log": panel.get("is_log", False)}
             names = [name for name, _, _ in wanted]
             found.append({**shown, "lines": lines, "wanted": names, "bound": _bound(panel.get("bound"), config)})
     return found
+
+
+def panel(
+    steps: Sequence[Mapping[str, Any]], title: str, unit: str, is_log: bool, names: Sequence[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """One of its own, of lines alone; None where none has a number."""
+    lines = [
+        {"name": name, "label": label, "kind": "line", "points": points}
+        for name, label in names
+        if (points := _drawn(steps, name))
+    ]
+    return (
+        {"title": title, "unit": unit, "is_log": is_log, "lines": lines, "wanted": [], "bound": None} if lines else None
+    )
 
 
 def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
@@ -103,12 +117,86 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return [*_extremes(points[:-1], most // 2), points[-1]]
 
 
+_COMPARED = (
+    ("Reward, sampled", "", "reward/mean", "line"),
+    ("Held-out accuracy", "", "eval/accuracy", "points"),
+    ("KL to the reference", "nats", "learner/kl_reference_k3_mean", "line"),
+    ("Entropy", "nats a token", "learner/entropy_mean", "line"),
+    ("Mismatch of engine and learner", "nats, mean", "mismatch/mean_abs_nats", "line"),
+    ("Staleness", "versions, largest", "staleness/max", "line"),
+    ("Sampling", "tokens/s", "speed/sampling_tokens_per_s", "line"),
+    ("A step", "s", "time/step_s", "line"),
+    ("Completions", "tokens, mean", "tokens/completion_mean", "line"),
+    ("Gradient norm", "", "learner/gradient_norm", "line"),
+)
+
+
+def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A panel a metric, with a line a run; a run keeps its colour, 1 to 6, in all panels."""
+    found: list[dict[str, Any]] = []
+    for title, unit, metric, kind in _COMPARED:
+        lines = [
+            {"name": name, "label": name, "kind": kind, "points": points, "color": color}
+            for color, (name, steps) in enumerate(runs.items(), start=1)
+            if (points := _drawn(steps, metric))
+        ]
+        if lines:
+            found.append({"title": title, "unit": unit, "is_log": False, "lines": lines, "wanted": [], "bound": None})
+    return found
+
+
+def spark(points: Sequence[Point], *, width: float = 100.0, height: float = 24.0) -> str:
+    """The `d` of an SVG path through the points, as wide and high as that; empty for fewer than two."""
+    if len(points) < 2:
+        return ""
+    shown = thinned(points, 100)
+    low, high = min(map(_value, shown)), max(map(_value, shown))
+    first, last = shown[0][0], shown[-1][0]
+    places = (
+        f"{(step - first) / (last - first) * width:.1f} {2 + (height - 4) * (1 - (value - low) / ((high - low) or 1)):.1f}"
+        for step, value in shown
+    )
+    return "M" + "L".join(places)
+
+
+def facts(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
+    """Numbers beside the name of the run; None for one that it has not."""
+    done = steps[-1]["policy_version"] if steps else 0
+    recent = [seconds for _, seconds in values(steps[-20:], "time/step_s")]
+    step_s = sum(recent) / len(recent) if recent else None
+    wanted = config.get("num_steps")
+    return {
+        "step": done,
+        "num_steps": wanted,
+        "model": (config.get("model") or {}).get("path"),
+        "reward": latest(steps, "reward/mean"),
+        "eval": latest(steps, "eval/accuracy"),
+        "step_s": step_s,
+        "left_s": step_s * (wanted - done) if step_s and wanted and state == "running" else None,
+        "sampling": latest(steps, "speed/sampling_tokens_per_s"),
+        "learning": latest(steps, "speed/learning_tokens_per_s"),
+        "staleness": latest(steps, "staleness/max"),
+        "bound": (config.get("buffer") or {}).get("max_off_policy_steps"),
+        "last_step_at": latest(steps, "time"),
+    }
+
+
+def latest(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The last value there is: an evaluation is not made in every step."""
+    return next((step[name] for step in reversed(steps) if step.get(name) is not None), None)
+
+
 def _extremes(points: Sequence[Point], num_stretches: int) -> Iterator[Point]:
     length = math.ceil(len(points) / max(num_stretches - 1, 1))
     for start in range(0, len(points), length):
         stretch = points[start : start + length]
         smallest, largest = min(stretch, key=_value), max(stretch, key=_value)
         yield from sorted({smallest, largest})
+
+
+def _drawn(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+    """With six digits that count: no eye sees more, and a page is a third as long."""
+    return [(step, float(f"{value:.6g}")) for step, value in thinned(values(steps, name))]
 
 
 def _value(point: Point) -> float:

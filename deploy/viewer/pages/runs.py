@@ -1,23 +1,67 @@
-"""All runs at a glance."""
+"""All runs at a glance, and several of them against each other: their curves, their settings, their passports."""
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cluster.contracts.settings import flat
+from deploy.reports.passport import is_mathematical
 from deploy.viewer.page import render
-from deploy.viewer.pages.overview import facts
 from deploy.viewer.runs import Run
+from deploy.viewer.series import compared, facts, spark, values
+
+_MOST = 6
+"""Runs that are compared at a time: so many colours can be told apart."""
+_HERE = ("run_dir",)
+"""Settings that differ by their nature."""
 
 
-def runs(found: list[Run]) -> dict[str, Any]:
-    return {"runs": [_row(run) for run in found]}
+def runs(found: Sequence[Run]) -> dict[str, Any]:
+    return {"runs": [_row(run) for run in found], "most": _MOST}
 
 
 def _row(run: Run) -> dict[str, Any]:
-    state = run.state()
-    return {"name": run.name, "place": run.place, "state": state, **facts(run.metrics(), run.config(), state=state)}
+    state, steps = run.state(), run.metrics()
+    told = facts(steps, run.config(), state=state)
+    return {"name": run.name, "place": run.place, "state": state, "spark": spark(values(steps, "reward/mean")), **told}
+
+
+def comparison(found: Sequence[Run]) -> dict[str, Any]:
+    """Of at least one run. Settings and passports are told where two of them differ, an absent entry as None."""
+    configs = [dict(flat(run.config())) for run in found]
+    passports = differences([dict(flat(run.passport())) for run in found])
+    return {
+        "runs": [run.name for run in found],
+        "panels": compared({run.name: run.metrics() for run in found}),
+        "settings": [row for row in differences(configs) if row["name"] not in _HERE],
+        "mathematics": [row for row in passports if is_mathematical(row["name"])],
+        "tools": [row for row in passports if not is_mathematical(row["name"])],
+        "without_passport": [run.name for run in found if not run.passport()],
+    }
+
+
+def differences(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Names whose values are not all equal, with the value of each; None where one has none."""
+    names = sorted({name for values_of in told for name in values_of})
+    rows = [{"name": name, "values": [values_of.get(name) for values_of in told]} for name in names]
+    return [row for row in rows if len({json.dumps(value, sort_keys=True) for value in row["values"]}) > 1]
+
+
+def _asked(request: Request) -> list[Run]:
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not 1 <= len(names) <= _MOST:
+        raise HTTPException(400, f"{len(names)} runs to compare; choose 2 to {_MOST} on the list of runs")
+    found = [request.app.state.runs.get(name) for name in names]
+    if None in found:
+        raise HTTPException(
+            404, f"there is no run {names[found.index(None)]!r} below the folders that this viewer was given"
+        )
+    return found
 
 
 def _show(request: Request) -> Response:
@@ -28,4 +72,17 @@ def _show_json(request: Request) -> Response:
     return JSONResponse(runs(request.app.state.runs.all()))
 
 
-ROUTES = [Route("/runs.json", _show_json), Route("/runs", _show)]
+def _compare(request: Request) -> Response:
+    return render(request, "compare.html", run=None, here="compare", data=comparison(_asked(request)))
+
+
+def _compare_json(request: Request) -> Response:
+    return JSONResponse(comparison(_asked(request)))
+
+
+ROUTES = [
+    Route("/runs.json", _show_json),
+    Route("/runs", _show),
+    Route("/compare.json", _compare_json),
+    Route("/compare", _compare),
+]

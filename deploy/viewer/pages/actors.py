@@ -1,0 +1,130 @@
+"""Who did what when: a Gantt of the actors' lives and phases, with restarts, joins and departures."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from deploy.viewer import fleet, live
+from deploy.viewer.page import page
+from deploy.viewer.runs import Run
+
+_MOST_BARS = 6000
+"""On one page: of a longer stretch, phases are merged until there are so many."""
+_WINDOWS = (60, 300, 1800, 7200)
+"""Seconds back from the run's end that the page offers, beside all of it."""
+_KINDS = {
+    "sampling": "sampling",
+    "learning": "learning",
+    "judging": "judging",
+    "evaluation": "evaluation",
+    "loading weights": "loading",
+    "publishing": "loading",
+    "saving": "saving",
+    "starting": "start",
+    "restarting": "start",
+    "idle": "waiting",
+    "waiting for groups": "waiting",
+}
+"""Phase to colour; a phase of another name has that of "start"."""
+
+
+def actors(run: Run, request: Request) -> dict[str, Any]:
+    """The query's `window` says how many seconds back from now, or from the run's end; `all` is all of them."""
+    mark = live.mark(run)
+    events, status, state = run.events(), run.status(), run.state()
+    found = fleet.actors(events, status, state=state)
+    phases = run.phases()
+    end = _end(events, phases, status, is_running=state == "running")
+    asked = request.query_params.get("window", str(_WINDOWS[1]))
+    begin = end - int(asked) if asked.isdecimal() else _begin(events, phases)
+    return {
+        "run": run.name,
+        "mark": mark,
+        "window": asked if asked.isdecimal() else "all",
+        "windows": [*map(str, _WINDOWS), "all"],
+        "begin": begin,
+        "end": end,
+        "actors": fleet.without_spans(found),
+        "rows": rows(found, phases, begin=begin, end=end),
+        "marks": [each for each in fleet.marks(events) if each["actor"]][-500:][::-1],
+        "has_phases": bool(phases),
+    }
+
+
+def rows(
+    found: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]], *, begin: float, end: float
+) -> list[dict[str, Any]]:
+    """An actor's bars between `begin` and `end`: its life (`healthy`, `dead`) and, above it, its phases."""
+    by_actor: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for phase in phases:
+        if phase["end"] > begin and phase["start"] < end:
+            by_actor[phase["actor"]].append(phase)
+    lives = {actor["name"]: actor["spans"] for actor in found}
+    most = max(_MOST_BARS // max(len(by_actor), 1), 50)
+    return [
+        {
+            "actor": name,
+            "life": _cut(lives.get(name, ()), begin=begin, end=end),
+            "bars": [
+                {**bar, "color": _KINDS.get(bar["phase"], "start")}
+                for bar in merged(by_actor[name], (end - begin) / most)
+            ],
+        }
+        for name in [*lives, *sorted(by_actor.keys() - lives.keys())]
+    ]
+
+
+def merged(phases: Sequence[Mapping[str, Any]], shortest_s: float) -> list[dict[str, Any]]:
+    """Bars in their order; where they are shorter than `shortest_s`, those of one such stretch become one of the phase that took most
+    of it."""
+    bars: list[dict[str, Any]] = []
+    gathered: list[Mapping[str, Any]] = []
+    for phase in sorted(phases, key=lambda each: each["start"]):
+        if gathered and phase["end"] - gathered[0]["start"] > shortest_s:
+            bars.append(_one(gathered))
+            gathered = []
+        gathered.append(phase)
+    return [*bars, *([_one(gathered)] if gathered else [])]
+
+
+def _one(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    took: defaultdict[str, float] = defaultdict(float)
+    for phase in phases:
+        took[phase["phase"]] += phase["end"] - phase["start"]
+    most = max(took, key=lambda name: took[name])
+    return {
+        "phase": most,
+        "start": phases[0]["start"],
+        "end": max(phase["end"] for phase in phases),
+        "step": phases[-1].get("step"),
+        "number": len(phases),
+    }
+
+
+def _cut(spans: Sequence[Mapping[str, Any]], *, begin: float, end: float) -> list[dict[str, Any]]:
+    """Those that reach into the window, as far as they do. One that goes on ends with the window."""
+    cut = ({**span, "start": max(span["start"], begin), "end": min(span["end"] or end, end)} for span in spans)
+    return [span for span in cut if span["end"] > span["start"]]
+
+
+def _begin(events: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]]) -> float:
+    return min([each["time"] for each in events[:1]] + [each["start"] for each in phases[:1]], default=0.0)
+
+
+def _end(
+    events: Sequence[Mapping[str, Any]],
+    phases: Sequence[Mapping[str, Any]],
+    status: Mapping[str, Any],
+    *,
+    is_running: bool,
+) -> float:
+    if is_running:
+        return time.time()
+    times = [each["time"] for each in events[-1:]] + [each["end"] for each in phases[-50:]]
+    return max(times, default=status.get("time", 1.0))
+
+
+ROUTES = page("/run/{run}/actors", actors, template="actors.html")

@@ -1,0 +1,77 @@
+"""Which weights every worker serves, and what proves it: version, digest, canary."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from deploy.viewer import fleet, live, series
+from deploy.viewer.page import page
+from deploy.viewer.runs import Run
+
+_MOST_BROADCASTS = 200
+_PROVED = ("policy_version", "canary_mean_error", "noise_floor", "distinguishable")
+_PANELS = (
+    ("Canary", "nats, worst worker", True, (("weights/canary_error", "mean"), ("weights/canary_max_error", "largest token"),
+                                            ("weights/noise_floor", "noise floor"))),
+    ("Broadcast", "s", False, (("time/broadcast_s", "all"), ("time/publish_s", "of it publishing"), ("weights/pause_s", "longest pause"))),
+    ("Speed", "bytes/s", False, (("weights/bytes_per_s", "over all workers"),)),
+    ("Proofs that failed", "since the start", False, (("weights/num_refused", "refused"),)),
+)  # fmt: skip
+
+
+def weights(run: Run, request: Request) -> dict[str, Any]:
+    mark = live.mark(run)
+    steps, events, state = run.metrics(), run.events(), run.state()
+    found = fleet.actors(events, run.status(), state=state)
+    return {
+        "run": run.name,
+        "mark": mark,
+        "workers": workers(found, events),
+        "broadcasts": broadcasts(events)[-_MOST_BROADCASTS:][::-1],
+        "panels": [panel for each in _PANELS if (panel := series.panel(steps, *each))],
+    }
+
+
+def workers(found: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rollout workers with the version that each serves and its digest. `behind` counts the versions that were sent since.
+
+    `canary` is what a worker that came late proved when it caught up; the canary of a broadcast is the worst of all, in the curves.
+    """
+    digests = {sent["policy_version"]: sent["digest"] for sent in broadcasts(events)}
+    newest = max(digests, default=None)
+    proofs = {event["actor"]: event for event in events if event["kind"] == "attested"}
+    rows: list[dict[str, Any]] = []
+    for actor in found:
+        if not actor["name"].startswith("rollout"):
+            continue
+        version, proof = actor["policy_version"], proofs.get(actor["name"])
+        rows.append(
+            {
+                "actor": actor["name"],
+                "state": actor["state"],
+                "policy_version": version,
+                "digest": digests.get(version),
+                "behind": None if version is None or newest is None else max(newest - version, 0),
+                "canary": proof and {name: proof.get(name) for name in _PROVED},
+            }
+        )
+    return rows
+
+
+def broadcasts(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every version that was sent, once, in order: a step that was learned again was sent again, and the later counts."""
+    sent = {
+        event["policy_version"]: {
+            "policy_version": event["policy_version"],
+            "digest": event["digest"],
+            "num_workers": event.get("num_workers"),
+            "time": event["time"],
+        }
+        for event in events
+        if event["kind"] in ("broadcast", "published")
+    }
+    return [sent[version] for version in sorted(sent)]
+
+
+ROUTES = page("/run/{run}/weights", weights, template="weights.html")

@@ -1,0 +1,44 @@
+// What is new in the run, told to the page as it happens. The pill beside the run's name says when the viewer itself does not answer.
+const RETRY_MS = 2000;
+const pill = document.querySelector("#state");
+
+export function say(state, words = state) {
+  if (!pill || (pill.dataset.state === state && pill.textContent === words)) return;
+  pill.dataset.state = state;
+  pill.textContent = words;
+}
+
+/** Calls `news(content)` from `mark` on, and `again()` when what the page shows is no longer true. A hidden page does not listen:
+ * a browser grants few connections to one server, and each tab would hold one. */
+export function follow(url, mark, { news, again }) {
+  let source, state = pill?.dataset.state;
+
+  function open() {
+    if (source || document.hidden) return;
+    source = new EventSource(`${url}?after=${encodeURIComponent(mark)}`);
+    source.onopen = () => say(state);
+    source.addEventListener("news", (message) => {
+      mark = message.lastEventId;
+      const content = JSON.parse(message.data);
+      say((state = content.state));
+      news(content);
+    });
+    source.addEventListener("again", (message) => {
+      mark = message.lastEventId;
+      again();
+    });
+    source.onerror = () => {
+      say("away", "viewer does not answer");
+      if (source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      close();
+      setTimeout(open, RETRY_MS);
+    };
+  }
+  function close() {
+    source?.close();
+    source = undefined;
+  }
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  addEventListener("pagehide", close);
+  open();
+}

@@ -1,0 +1,50 @@
+// Weights: the tables and curves that the server sent with the page, made anew with each step.
+import { Curves } from "./curves.js";
+import { follow } from "./live.js";
+import { element, number, time } from "./words.js";
+
+const root = document.documentElement.dataset.root;
+let data = JSON.parse(document.querySelector("#data").textContent);
+const run = `${root}/run/${encodeURIComponent(data.run)}`;
+const charts = new Map();
+
+function digest(value) {
+  return value ? element("code", { title: value }, value.slice(0, 16)) : "–";
+}
+
+function proof(canary) {
+  if (!canary) return "–";
+  const words = `step ${canary.policy_version}: ${number(canary.canary_mean_error)} nats (noise ${number(canary.noise_floor)})`;
+  return canary.distinguishable === false ? `${words}, could not tell old from new` : words;
+}
+
+function cell(content, cls) {
+  return element("td", cls ? { class: cls } : {}, content);
+}
+
+function show() {
+  const workers = data.workers.map((worker) => element("tr", {}, element("th", { scope: "row" }, worker.actor),
+    cell(element("span", { class: "state", "data-state": worker.state }, worker.state)), cell(number(worker.policy_version), "number"),
+    cell(number(worker.behind), "number"), cell(digest(worker.digest)), cell(proof(worker.canary))));
+  const none = element("tr", {}, element("td", { colspan: 6 }, "No rollout worker has started yet."));
+  document.querySelector("#workers tbody").replaceChildren(...(workers.length ? workers : [none]));
+  document.querySelector("#broadcasts tbody").replaceChildren(...data.broadcasts.map((sent) => element("tr", {},
+    cell(number(sent.policy_version), "number"), cell(time(sent.time)), cell(number(sent.num_workers), "number"), cell(digest(sent.digest)))));
+  for (const panel of data.panels) {
+    if (charts.has(panel.title)) charts.get(panel.title).update(panel, []);
+    else {
+      charts.set(panel.title, new Curves(panel));
+      document.querySelector("#panels").append(charts.get(panel.title).element);
+    }
+  }
+}
+
+async function again() {
+  const answer = await fetch(`${run}/weights.json`);
+  if (!answer.ok) return;
+  data = await answer.json();
+  show();
+}
+
+show();
+follow(`${run}/live`, data.mark, { news: (content) => (content.steps.length || content.marks.length) && again(), again });

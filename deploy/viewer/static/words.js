@@ -1,0 +1,45 @@
+// Numbers and times as the pages' templates write them.
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en");
+  if (size < 1e-4) return value.toExponential(2);
+  return size < 1e4 ? String(Number(value.toPrecision(4))) : Math.round(value).toLocaleString("en");
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  const minutes = Math.floor(Math.round(value) / 60), rest = Math.round(value) % 60;
+  if (minutes < 60) return `${minutes} min ${rest} s`;
+  return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} days`;
+}
+
+/** In whole units, for what goes on: `8 s`, `3 min`, `5 h`. */
+export function lasting(value) {
+  if (value < 100) return `${Math.floor(value)} s`;
+  if (value < 6000) return `${Math.floor(value / 60)} min`;
+  return value < 172800 ? `${Math.floor(value / 3600)} h` : `${Math.floor(value / 86400)} days`;
+}
+
+/** `1.2 k`: for axes, where room is short. */
+export function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e9) return `${Number((value / 1e9).toPrecision(3))} G`;
+  if (size >= 1e6) return `${Number((value / 1e6).toPrecision(3))} M`;
+  if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))} k`;
+  return size > 0 && size < 1e-3 ? value.toExponential(1).replace(".0e", "e") : String(Number(value.toPrecision(3)));
+}
+
+export function time(unix) {
+  return new Date(unix * 1000).toLocaleTimeString();
+}
+
+/** An element with text and attributes: text never becomes HTML. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}

@@ -1,0 +1,41 @@
+"""A Gantt of few bars that hides nobody's death."""
+
+from deploy.viewer.pages import actors
+
+ALIVE = {"state": "healthy", "start": 0.0, "end": 50.0, "words": None}
+DEAD = {"state": "dead", "start": 50.0, "end": None, "words": "signal 9"}
+
+
+def _phase(name: str, start: float, end: float, actor: str = "rollout-0") -> dict:
+    return {"actor": actor, "phase": name, "start": start, "end": end, "step": 1}
+
+
+def test_bars_and_lives_are_cut_to_the_window():
+    found = [{"name": "rollout-0", "spans": [ALIVE, DEAD]}]
+    phases = [
+        _phase("sampling", 0.0, 10.0),
+        _phase("sampling", 45.0, 49.0),
+        _phase("learning", 41.0, 44.0, actor="learner-0"),
+    ]
+    worker, learner = actors.rows(found, phases, begin=40.0, end=60.0)
+    assert [(span["state"], span["start"], span["end"]) for span in worker["life"]] == [
+        ("healthy", 40.0, 50.0),
+        ("dead", 50.0, 60.0),
+    ]
+    assert [(bar["phase"], bar["start"], bar["color"]) for bar in worker["bars"]] == [("sampling", 45.0, "sampling")]
+    assert (learner["actor"], learner["life"], len(learner["bars"])) == ("learner-0", [], 1)
+
+
+def test_many_short_phases_become_one_bar_of_what_took_most():
+    phases = [
+        _phase("sampling", 0.0, 3.0),
+        _phase("idle", 3.0, 4.0),
+        _phase("sampling", 4.0, 7.0),
+        _phase("idle", 7.0, 20.0),
+    ]
+    bars = actors.merged(phases, 8.0)
+    assert [(bar["phase"], bar["start"], bar["end"], bar["number"]) for bar in bars] == [
+        ("sampling", 0.0, 7.0, 3),
+        ("idle", 7.0, 20.0, 1),
+    ]
+    assert len(actors.merged(phases, 0.0)) == 4

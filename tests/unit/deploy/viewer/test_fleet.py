@@ -1,0 +1,59 @@
+"""How actors are, from what events tell."""
+
+from deploy.viewer import fleet
+from tests.unit.deploy.viewer.run_files import event
+
+STARTED = event("started", 10.0, actors={"rollout-2": 1, "rollout-10": 2})
+DIED = event(
+    "failure", 20.0, actor="rollout-2", failure="death", reason="signal 9\nat ...", actor_pid=1, decision="restart"
+)
+HEALED = event("recovery", 26.0, actor="rollout-2", actor_pid=7, seconds=6.0)
+STATUS = {"time": 30.0, "actors": [{"actor": "rollout-2", "phase": "sampling", "since": 28.0, "policy_version": 3}]}
+
+
+def _actor(*events, state: str = "running") -> dict:
+    return next(actor for actor in fleet.actors(events, STATUS, state=state) if actor["name"] == "rollout-2")
+
+
+def test_an_actor_that_died_is_dead_until_another_takes_its_place():
+    assert _actor(STARTED)["state"] == "healthy"
+    dead = _actor(STARTED, DIED)
+    assert (dead["state"], dead["trouble"]) == ("dead", "rollout-2: death, signal 9; decided: restart")
+    healed = _actor(STARTED, DIED, HEALED)
+    assert (healed["state"], healed["num_restarts"], healed["pid"], healed["phase"]) == ("healthy", 1, 7, "sampling")
+    assert [(span["state"], span["start"], span["end"]) for span in healed["spans"]] == [
+        ("healthy", 10.0, 20.0),
+        ("dead", 20.0, 26.0),
+        ("healthy", 26.0, None),
+    ]
+
+
+def test_an_actor_that_hangs_and_is_then_replaced_died_once():
+    hung = event("hang", 19.0, actor="rollout-2", actor_pid=1, silent_s=10.0)
+    assert [span["start"] for span in _actor(STARTED, hung, DIED)["spans"]] == [10.0, 19.0]
+
+
+def test_one_that_leaves_with_its_node_did_not_fail():
+    drained = event(
+        "failure", 20.0, actor="rollout-2", failure="termination", reason="node", actor_pid=1, decision="drain"
+    )
+    assert _actor(STARTED, drained)["state"] == "healthy"
+    assert _actor(STARTED, drained, event("worker_left", 21.0, actor="rollout-2"))["state"] == "left"
+
+
+def test_when_the_run_is_over_nobody_is_well_or_dead():
+    over = _actor(STARTED, DIED, event("failed", 25.0, reason="x"), state="failed")
+    assert (over["state"], over["phase"], over["spans"][-1]["end"]) == ("ended", None, 25.0)
+    assert _actor(STARTED, state="killed")["spans"][-1]["end"] == 30.0, "the last word of a killed run"
+
+
+def test_worker_ten_comes_after_worker_two():
+    assert [actor["name"] for actor in fleet.actors([STARTED], {}, state="running")] == ["rollout-2", "rollout-10"]
+
+
+def test_what_comes_with_every_step_is_no_mark():
+    marks = fleet.marks([event("broadcast", 1.0, digest="d", num_workers=1), DIED, event("something_new", 3.0)])
+    assert [(mark["kind"], mark["tone"], mark["words"]) for mark in marks] == [
+        ("failure", "bad", "rollout-2: death, signal 9; decided: restart"),
+        ("something_new", "plain", "something new"),
+    ]

@@ -1,0 +1,47 @@
+"""A live page goes on where its last message ended."""
+
+import pytest
+
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer import live
+from deploy.viewer.runs import Run
+from tests.unit.deploy.viewer.run_files import append, event, step, write_run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)])
+
+
+def _run(folder) -> Run:
+    return Run("run", RunDirectory(str(folder)))
+
+
+def test_only_what_came_since_is_told(folder):
+    run = _run(folder)
+    mark = live.mark(run)
+    append(folder / "metrics.jsonl", [step(2, reward__mean=0.75)])
+    append(folder / "events.jsonl", [event("hang", 1002.0, actor="rollout-0", silent_s=9.0)])
+    kind, news, after = live.since(run, mark)
+    assert (kind, [each["policy_version"] for each in news["steps"]]) == ("news", [2])
+    assert [each["words"] for each in news["marks"]] == ["rollout-0 was silent for 9 s"]
+    assert news["facts"]["reward"] == 0.75
+    assert live.since(run, after)[1]["steps"] == []
+    assert live.since(_run(folder), mark)[1]["steps"] == news["steps"], (
+        "a viewer that was restarted goes on from the same mark"
+    )
+
+
+def test_a_page_whose_lines_were_written_anew_loads_again(folder):
+    run = _run(folder)
+    mark = live.mark(run)
+    (folder / "metrics.jsonl").write_text("")
+    append(folder / "metrics.jsonl", [step(1, reward__mean=0.125)])
+    kind, _, after = live.since(run, mark)
+    assert kind == "again"
+    assert live.since(run, after)[0] == "news"
+
+
+@pytest.mark.parametrize("mark", ["", "nonsense", "1/2", "1/x/0.0", "../../etc"])
+def test_a_mark_that_is_none_loads_again(folder, mark):
+    assert live.since(_run(folder), mark)[0] == "again"

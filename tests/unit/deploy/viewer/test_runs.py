@@ -1,0 +1,82 @@
+"""Runs have short names that last, and say how they are."""
+
+import json
+import time
+
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.runs import Run, Runs
+from tests.object_store import s3
+from tests.unit.deploy.viewer.run_files import event, step, write_run
+
+
+def _names(runs: Runs) -> dict[str, str]:
+    return {run.name: run.place for run in runs.all()}
+
+
+def test_a_run_is_found_by_its_folder_and_below_the_folders_above(tmp_path):
+    one, two = write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b c" / "run")
+    (tmp_path / "a" / "run.yaml").write_text("num_steps: 1")  # a run file beside its run is no run
+    (tmp_path / "notes.txt").write_text("")
+    assert _names(Runs([str(one)])) == {"run": str(one)}
+    assert _names(Runs([str(tmp_path)])) == {"a-run": str(one), "b-c-run": str(two)}
+    assert _names(Runs([str(one), str(two)])) == {"run": str(one), "run-2": str(two)}
+    assert Runs([str(one)]).is_one and not Runs([str(tmp_path)]).is_one
+
+
+def test_a_run_that_begins_later_is_found_and_takes_no_name_that_is_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_SHARE", 0)
+    late = write_run(tmp_path / "x b")
+    runs = Runs([str(tmp_path)])
+    early = write_run(tmp_path / "x-b")
+    assert _names(runs) == {"x-b": str(late), "x-b-2": str(early)}
+
+
+def test_a_run_says_how_it_ended(tmp_path):
+    def state(name: str, *events) -> str:
+        return Run(name, RunDirectory(str(write_run(tmp_path / name, events=events)))).state()
+
+    assert state("a", event("finished", 1001.0)) == "finished"
+    assert state("b", event("failed", 1001.0, reason="x")) == "failed"
+    assert state("c", event("stopped", 1001.0), event("launched", 1002.0)) == "killed"
+
+
+def test_a_run_whose_driver_lives_is_running(tmp_path):
+    directory = RunDirectory(str(tmp_path / "run"))
+    directory.claim("num_steps: 1\n")
+    try:
+        write_run(tmp_path / "other")
+        (tmp_path / "other" / "events.jsonl").rename(tmp_path / "run" / "events.jsonl")
+        assert Run("run", RunDirectory(str(tmp_path / "run"))).state() == "running"
+    finally:
+        directory.release()
+    assert Run("run", RunDirectory(str(tmp_path / "run"))).state() == "killed"
+
+
+def test_secrets_of_a_configuration_are_not_shown(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "run.yaml").write_text("prompts: {api_key: sesame}\n")
+    assert Run("run", RunDirectory(str(folder))).config() == {"prompts": {"api_key": "<hidden>"}}
+
+
+def test_a_run_in_an_object_store_is_found_and_read_without_a_write():
+    with s3("runs-to-view") as proxy:
+        writer = RunDirectory("s3://runs-to-view/team/first")
+        writer.write_file("run.yaml", b"num_steps: 3\n")
+        writer.append_json("metrics.jsonl", step(1, reward__mean=0.5))
+        writer.append_json("events.jsonl", event("launched", 1000.0))
+        writer.flush_lines()
+        writer.write_json("status.json", {"time": time.time(), "actors": []})
+        before = _objects(writer)
+        runs = Runs(["s3://runs-to-view"])
+        (run,) = runs.all()
+        assert (run.name, run.state()) == ("team-first", "running")
+        assert json.dumps(run.metrics()) == json.dumps([step(1, reward__mean=0.5)])
+        writer.write_json("status.json", {"time": time.time() - 600, "actors": []})
+        assert run.state() == "killed"
+        assert _objects(writer) == before
+        assert proxy.url
+
+
+def _objects(directory: RunDirectory) -> list[str]:
+    return [*directory.names(), *directory.names("metrics"), *directory.names("events")]
