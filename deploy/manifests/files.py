@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.manifests import kueue, monitoring, network, ray_job, ray_service, site, storage
+from deploy.manifests import kueue, monitoring, network, ray_job, ray_service, site, storage, viewer
 from deploy.manifests.text import dump
 
 FOLDER = Path(__file__).parents[1] / "kubernetes"
@@ -37,6 +37,16 @@ def files() -> dict[str, str]:
         "dashboard.yaml": dump(
             [monitoring.dashboard()],
             comment="deploy/grafana/treadwheel.json for the sidecar of kube-prometheus-stack's Grafana.",
+        ),
+        "viewer.yaml": dump(
+            viewer.viewer(
+                image=site.load(f"{_SITES}/gpu_site.yaml").image,
+                claim="treadwheel",
+                hosts=["localhost", viewer.NAME],
+            ),
+            comment="The runs on the volume of storage.yaml, in a browser; an ingress needs its name as --trusted-host. First the token:\n"
+            f"  kubectl create secret generic {viewer.NAME} --from-literal=token=$(openssl rand -hex 24)\n"
+            f"then kubectl port-forward service/{viewer.NAME} 8000:80, and http://localhost:8000/?token=... once: docs/viewer.md.",
         ),
         "kueue.yaml": dump(
             kueue.queues(

@@ -58,20 +58,22 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT; `says` is told the URL. `port` 0 takes a free one.
 
-    An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` alone. Raises ConfigError for an
+    An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` and its own name. A token that was
+    made is in the URL; one that was given is told nobody. Raises ConfigError for an
     address that cannot be had, for one beyond this machine whose name is not said, and as `create_app` does.
     """
+    made: str | None = None
     if not _is_loopback(host):
         if not trusted_hosts and host in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"--host {host} is every address of this machine: say by which name browsers reach it, --trusted-host NAME"
             )
-        token = token or secrets.token_urlsafe(24)
-    app = create_app(roots, token=token, hosts=[host, *trusted_hosts], root_path=root_path)
+        made = None if token else secrets.token_urlsafe(24)
+    app = create_app(roots, token=token or made, hosts=[host, *trusted_hosts], root_path=root_path)
     with _bound(host, port) as listening:
         name = trusted_hosts[0] if trusted_hosts else host
         netloc = f"{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}"
-        says(f"viewing on http://{netloc}{root_path}/" + (f"?token={token}" if token else ""))
+        says(f"viewing on http://{netloc}{root_path}/" + (f"?token={made}" if made else ""))
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
         )

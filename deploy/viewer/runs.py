@@ -112,10 +112,8 @@ class Runs:
         self._roots = [RunDirectory(root) for root in roots]
         for root in self._roots:
             root.reach()
-            if not root.names():
-                raise ConfigError(
-                    f"{root.url!r} is no folder with files; name a run directory, or a folder that holds some"
-                )
+            if not (os.path.isdir(root.path()) if root.is_local else root.names()):
+                raise ConfigError(f"{root.url!r} is no folder; name a run directory, or a folder that holds some")
         self._by_place: dict[str, Run] = {}
         self._next_look = 0.0
         self._lock = threading.Lock()

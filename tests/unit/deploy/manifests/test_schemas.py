@@ -24,7 +24,7 @@ from tests.unit.deploy.manifests.made import (
     templates_of,
 )
 
-CORE = ("quickstart.yaml", "gpu.yaml", "storage.yaml", "network.yaml")
+CORE = ("quickstart.yaml", "gpu.yaml", "storage.yaml", "network.yaml", "viewer.yaml")
 VERSIONS = ("1.29", "1.37")
 
 

@@ -140,6 +140,10 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
         viewer.serve(
             [str(run)], host="0.0.0.0", port=0, trusted_hosts=["runs.example"], token=None, root_path="", says=says
         )
+    with pytest.raises(Said, match=r"^viewing on http://runs\.example:\d+/$"):
+        viewer.serve(
+            [str(run)], host="0.0.0.0", port=0, trusted_hosts=["runs.example"], token=TOKEN, root_path="", says=says
+        )
     with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/$"):
         viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="", says=says)
 
