@@ -40,7 +40,7 @@ def files() -> dict[str, str]:
         ),
         "viewer.yaml": dump(
             viewer.viewer(
-                image=site.load(f"{_SITES}/gpu_site.yaml").image,
+                image=ray_job.image(site.load(f"{_SITES}/gpu_site.yaml"), needs_gpus=True),
                 claim="treadwheel",
                 hosts=["localhost", viewer.NAME],
             ),

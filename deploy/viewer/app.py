@@ -59,8 +59,8 @@ def serve(
     """Serves until SIGTERM or SIGINT; `says` is told the URL. `port` 0 takes a free one.
 
     An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` and its own name. A token that was
-    made is in the URL; one that was given is told nobody. Raises ConfigError for an
-    address that cannot be had, for one beyond this machine whose name is not said, and as `create_app` does.
+    made is in the URL; one that was given is told nobody. Raises ConfigError for an address that cannot be had, for one beyond this
+    machine whose name is not said, and as `create_app` does.
     """
     made: str | None = None
     if not _is_loopback(host):

@@ -75,7 +75,7 @@ def words(event: Event) -> str:
     said = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
     match event["kind"]:
         case "failure":
-            return f"{event['actor']}: {event['failure']}, {said}; decided: {event['decision']}"
+            return f"{_led_by(event['actor'], said, event['failure'])}; decided: {event['decision']}"
         case "recovery":
             return f"{event['actor']} serves again after {event['seconds']:.1f} s"
         case "hang":
@@ -98,6 +98,11 @@ def words(event: Event) -> str:
             return f"{event['num_workers']} workers serve {event['digest'][:12]}"
         case kind:
             return said or kind.replace("_", " ")
+
+
+def _led_by(actor: str, said: str, kind: str) -> str:
+    """A reason may name the actor itself, and then says more than its kind."""
+    return said if said.startswith(f"{actor} ") else f"{actor}: {kind}, {said}"
 
 
 def _tell(found: dict[str, Actor], event: Event) -> None:

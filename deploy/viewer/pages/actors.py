@@ -39,7 +39,9 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
     phases = run.phases()
     end = _end(events, phases, status, is_running=state == "running")
     asked = request.query_params.get("window", str(_WINDOWS[1]))
-    begin = end - int(asked) if asked.isdecimal() else _begin(events, phases)
+    begin = _begin(events, phases)
+    if asked.isdecimal():
+        begin = max(begin, end - int(asked))
     return {
         "run": run.name,
         "mark": mark,

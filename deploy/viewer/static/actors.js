@@ -66,7 +66,7 @@ function table(actors) {
   document.querySelector("#actors tbody").replaceChildren(...actors.map((actor) => {
     const state = element("span", { class: "state", "data-state": actor.state, "data-actor": actor.name }, actor.state);
     const does = actor.phase ? `${actor.phase} for ${lasting(Math.max(0, data.end - actor.phase_since))}` : "–";
-    return element("tr", {}, element("th", { scope: "row" }, actor.name), element("td", {}, state), element("td", {}, actor.state === "healthy" ? does : "–"),
+    return element("tr", {}, element("th", { scope: "row" }, actor.name), element("td", {}, state), element("td", { class: "whole" }, actor.state === "healthy" ? does : "–"),
       element("td", { class: "number" }, number(actor.policy_version)), element("td", { class: "number" }, number(actor.num_restarts)),
       element("td", { class: "number" }, actor.pid ? String(actor.pid) : "–"),
       element("td", { class: "break" }, actor.trouble ? `${time(actor.trouble_at)} ${actor.trouble}` : "–"));

@@ -196,7 +196,8 @@ function vertical(lines, panel) {
     const ticks = Array.from({ length: to - from + 1 }, (_, index) => 10 ** (from + index));
     return { ticks: ticks.length > 6 ? ticks.filter((_, index) => index % 2 === 0) : ticks, high, place: (value) => (Math.log10(value) - from) / (to - from) };
   }
-  if (low >= 0 && low < high * 0.5) low = 0;
+  if (low >= 0 && (low < high * 0.5 || high === 0)) low = 0;
+  if (low === 0 && high === 0) high = 1;
   if (low === high) [low, high] = [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
   const ticks = nice(low, high, 4), room = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
   const [from, to] = [Math.min(low, ticks[0] ?? low), high > ticks.at(-1) + room * 0.05 ? ticks.at(-1) + room : high];

@@ -28,6 +28,11 @@ def test_an_actor_that_died_is_dead_until_another_takes_its_place():
     ]
 
 
+def test_a_reason_that_names_the_actor_stands_alone():
+    said = {**DIED, "reason": "rollout-2 died in 'sample': it was killed"}
+    assert fleet.words(said) == "rollout-2 died in 'sample': it was killed; decided: restart"
+
+
 def test_an_actor_that_hangs_and_is_then_replaced_died_once():
     hung = event("hang", 19.0, actor="rollout-2", actor_pid=1, silent_s=10.0)
     assert [span["start"] for span in _actor(STARTED, hung, DIED)["spans"]] == [10.0, 19.0]
