@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cluster.contracts.errors import DataError, WeightsError, WorkerError
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
-from cluster.contracts.types import Completion, FinishReason, Proof
+from cluster.contracts.types import Completion, EngineUse, FinishReason, Proof
 
 Outcome = Completion | DataError | WeightsError
 """DataError: the engine refuses this request. WeightsError: the engine serves nothing."""
@@ -92,6 +92,8 @@ class EngineThread:
         self._refusal = "no weights were loaded yet"
         self._phase = ("starting", time.time())
         self._last_step = time.time()
+        self._use = self._use_before = EngineUse()
+        """The most under the weights that serve, and under those before."""
         self.ended: Future[None] = Future()
         """Done when the thread has ended; holds the exception that ended it."""
         self.ended.set_running_or_notify_cancel()
@@ -114,6 +116,11 @@ class EngineThread:
     def last_progress(self) -> float:
         """Unix seconds of the last step; now, when there is nothing to do."""
         return time.time() if self._phase[0] == "idle" else self._last_step
+
+    @property
+    def most_used(self) -> EngineUse:
+        """Under the weights that serve and those before."""
+        return self._use.most(self._use_before)
 
     def submit(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
         """All of them are in the engine before its next step, in this order. Each gets one call of `sink`, unless it is aborted."""
@@ -219,6 +226,7 @@ class EngineThread:
     def _step(self, engine: Engine) -> None:
         for output in engine.step():
             self._take(output)
+        self._use = self._use.most(engine.use())
         self._last_step = time.time()
 
     def _take(self, output: EngineOutput) -> None:
@@ -255,6 +263,7 @@ class EngineThread:
             done.set_exception(error)
             return
         self._policy_version = update.policy_version
+        self._use_before, self._use = self._use, EngineUse()
         if self._on_update == "abort_and_resume":
             self._resume(engine)
         done.set_result((proof, time.monotonic() - started))

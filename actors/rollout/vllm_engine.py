@@ -22,7 +22,7 @@ from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
 from cluster.contracts.protocols import EngineOutput, EngineRequest
-from cluster.contracts.types import FinishReason
+from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
 
@@ -104,6 +104,12 @@ class VllmEngine:
         self._running -= gone
         if running:
             self._engine.abort_request(running)
+
+    def use(self) -> EngineUse:
+        """Asked of vLLM's scheduler: its own metrics cost a step of many requests milliseconds."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        num_running, num_waiting = scheduler.get_request_counts()
+        return EngineUse(num_running=num_running, num_waiting=num_waiting, cache_share=scheduler.get_kv_cache_usage())
 
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         """New weights by checkpoint name, as CPU tensors, between two steps. Running requests go on, on their present key-value cache.

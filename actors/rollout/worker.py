@@ -193,6 +193,7 @@ class RolloutWorker:
             since=since,
             last_progress=self._engine.last_progress,
             pid=os.getpid(),
+            engine=self._engine.most_used,
             detail="no attested weights" if version is None else f"{len(self._groups)} groups",
         )
 

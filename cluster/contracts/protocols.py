@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cluster.contracts.types import BroadcastStats, Completion, FinishReason, Prompt
+from cluster.contracts.types import BroadcastStats, Completion, EngineUse, FinishReason, Prompt
 
 if TYPE_CHECKING:
     from cluster.contracts.sampling_config import SamplingConfig
@@ -66,6 +66,10 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    def use(self) -> EngineUse:
+        """How full it is now."""
+        ...
 
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         """New weights by checkpoint name, as torch CPU tensors, between two steps; running requests go on. Resets prefix caches."""

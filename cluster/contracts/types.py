@@ -302,6 +302,25 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUse:
+    """How full an engine is."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    """Requests that it was given and does not run: the cache has no room for them."""
+    cache_share: float = 0.0
+    """Of the key-value cache, the share that running requests take."""
+
+    def most(self, other: "EngineUse") -> "EngineUse":
+        """The larger of each."""
+        return EngineUse(
+            num_running=max(self.num_running, other.num_running),
+            num_waiting=max(self.num_waiting, other.num_waiting),
+            cache_share=max(self.cache_share, other.cache_share),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What an actor is doing now, for deadlines and `treadwheel info`."""
 
@@ -315,6 +334,8 @@ class Progress:
     pid: int
     detail: str = ""
     holds: tuple[Hold, ...] = ()
+    engine: EngineUse | None = None
+    """The most under the weights that it serves and those before; None for actors without an engine."""
 
 
 def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:

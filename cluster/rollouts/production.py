@@ -99,8 +99,21 @@ class Production:
         }
         if self.fleet.join_seconds is not None:
             sizes["time/join_s"] = self.fleet.join_seconds
+        sizes |= self._engine_use()
         drained = self._dispatcher.drain_stats() | self._scorers.drain_stats() | self._supervisor.drain_stats()
         return tickets | sizes | drained | self._departures.drain_stats()
+
+    def _engine_use(self) -> dict[str, float]:
+        """As the serving workers said with their last heartbeat."""
+        told = [member.actor.last_progress for member in self.fleet.serving() if member.actor]
+        uses = [progress.engine for progress in told if progress and progress.engine]
+        if not uses:
+            return {}
+        return {
+            "engine/num_running": float(sum(use.num_running for use in uses)),
+            "engine/num_waiting": float(sum(use.num_waiting for use in uses)),
+            "engine/cache_share": max(use.cache_share for use in uses),
+        }
 
     def places(self) -> list[SupervisedActor]:
         """Where actors are, or will be again."""

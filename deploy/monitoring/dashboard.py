@@ -99,9 +99,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Rewards": (
         _panel("Rewards that failed", "reward/num_errors", "reward/num_timeouts", "learner/failed_rewards"),
-        _panel("Seconds of judging, a group", "time/<part>/judging_s"),
-        _panel("Held for what a judge calls", "time/<part>/held_s"),
+        _panel("Seconds of judging, a group", "time/judging_s", "time/<part>/judging_s"),
+        _panel("Held for what a judge calls", "time/held_s", "time/<part>/held_s"),
         _panel("Reward services", "rollout/num_services"),
+    ),
+    "Engine": (
+        _panel("Requests that run", "engine/num_running"),
+        _panel("Requests that wait for room in the cache", "engine/num_waiting"),
+        _panel("Key-value cache in use", "engine/cache_share"),
     ),
     "Machines": (
         _of_nodes(

@@ -7,7 +7,7 @@ import torch
 
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.types import FinishReason
+from cluster.contracts.types import EngineUse, FinishReason
 from learner.model.policy import load, prove, score, token_row
 from tests.integration.engines import PROBE, Reference, completion, largest_error, request, run, start_engine
 from tests.models import make_tiny_model, make_tokenizer
@@ -142,6 +142,17 @@ def test_equal_requests_give_equal_tokens_bit_for_bit(engine):
 def test_more_requests_than_slots_wait_their_turn(engine):
     found = run(engine, *(request(f"r{i}", PROMPT, seed=i, max_tokens=4) for i in range(11)))
     assert len(found) == 11
+
+
+def test_it_says_how_many_requests_run_and_how_full_their_cache_is(engine):
+    names = ["r0", "r1", "r2"]
+    for seed, name in enumerate(names):
+        engine.add(request(name, PROMPT, seed=seed, max_tokens=200, ignore_eos=True))
+    engine.step()
+    use = engine.use()
+    assert (use.num_running, use.num_waiting) == (3, 0) and 0.0 < use.cache_share < 1.0
+    engine.abort(names)
+    assert engine.use() == EngineUse()
 
 
 def test_an_end_of_sequence_token_ends_the_completion_and_stays_in_it(engine):

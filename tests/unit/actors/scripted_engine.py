@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cluster.contracts.protocols import EngineOutput, EngineRequest
-from cluster.contracts.types import FinishReason
+from cluster.contracts.types import EngineUse, FinishReason
 
 
 class ScriptedEngine:
@@ -43,6 +43,9 @@ class ScriptedEngine:
         for request_id in request_ids:
             self._running.pop(request_id, None)
         self._held = [output for output in self._held if output.request_id not in request_ids]
+
+    def use(self) -> EngineUse:
+        return EngineUse(num_running=len(self._running), cache_share=len(self._running) / 100)
 
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         for _, tensor in tensors:

@@ -8,7 +8,7 @@ from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from cluster.contracts.errors import DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import Completion, Proof
+from cluster.contracts.types import Completion, EngineUse, Proof
 from tests.unit.actors.scripted_engine import ScriptedEngine
 
 FIRST_VERSION = 1
@@ -53,6 +53,26 @@ def test_continue_marks_each_token_with_the_version_that_sampled_it():
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
     assert completion.token_ids == [10, 11, 12, 13, 14, 15]
     assert updated.result()[0].canary_mean_error == 2.0
+
+
+def test_how_full_the_engine_was_is_told_under_two_weights_and_then_forgotten():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    ended: list[Future[None]] = [Future(), Future()]
+    requests = [
+        EngineRequest(request_id=str(place), prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=2), seed=1)
+        for place in range(2)
+    ]
+    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.submit(requests, lambda request_id, _: ended[int(request_id)].set_result(None))
+    for each in ended:
+        each.result(timeout=5)
+    uses = []
+    for version in (2, 3, 4):
+        thread.update(update(version)).result(timeout=5)
+        uses.append(thread.most_used)
+    thread.stop()
+    assert uses == [EngineUse(num_running=2, cache_share=0.02), EngineUse(), EngineUse()]
 
 
 def test_finish_ends_running_requests_under_the_old_version():

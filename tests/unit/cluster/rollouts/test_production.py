@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError
+from cluster.contracts.types import EngineUse, Progress
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
@@ -42,6 +43,24 @@ async def test_a_long_wait_names_what_every_actor_does():
         ):
             await buffer.take(2, stall_s=5.0)
         assert "rollout-0 never reported progress" in scene.production.describe()
+
+
+@simulated
+async def test_how_full_engines_are_is_the_sum_of_what_their_workers_said_and_the_fullest_cache():
+    scene = Scene(num_workers=3)
+    async with scene.running():
+        for worker, use in zip(
+            scene.workers, (EngineUse(num_running=2, cache_share=0.5), EngineUse(num_running=3)), strict=False
+        ):
+            worker.last_progress = Progress(
+                actor=worker.name, phase="sampling", policy_version=1, since=0.0, last_progress=0.0, pid=1, engine=use
+            )
+        stats = scene.production.drain_stats()
+    assert {name: value for name, value in stats.items() if name.startswith("engine/")} == {
+        "engine/num_running": 5.0,
+        "engine/num_waiting": 0.0,
+        "engine/cache_share": 0.5,
+    }
 
 
 @simulated
