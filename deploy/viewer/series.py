@@ -79,11 +79,8 @@ def panels(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> lis
     for panel in PANELS:
         kinds = (("line", panel["lines"]), ("points", panel.get("points", ())))
         wanted = [(name, label, kind) for kind, names in kinds for name, label in names]
-        lines = [
-            {"name": name, "label": label, "kind": kind, "points": points}
-            for name, label, kind in wanted
-            if (points := _drawn(steps, name))
-        ]
+        told = [line(steps, name, label=label, kind=kind) for name, label, kind in wanted]
+        lines = [each for each in told if each["points"]]
         if lines:
             shown = {"title": panel["title"], "unit": panel.get("unit", ""), "is_log": panel.get("is_log", False)}
             names = [name for name, _, _ in wanted]
@@ -95,11 +92,7 @@ def panel(
     steps: Sequence[Mapping[str, Any]], title: str, unit: str, is_log: bool, names: Sequence[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """One of its own, of lines alone; None where none has a number."""
-    lines = [
-        {"name": name, "label": label, "kind": "line", "points": points}
-        for name, label in names
-        if (points := _drawn(steps, name))
-    ]
+    lines = [each for name, label in names if (each := line(steps, name, label=label, kind="line"))["points"]]
     return (
         {"title": title, "unit": unit, "is_log": is_log, "lines": lines, "wanted": [], "bound": None} if lines else None
     )
@@ -136,9 +129,9 @@ def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, 
     found: list[dict[str, Any]] = []
     for title, unit, metric, kind in _COMPARED:
         lines = [
-            {"name": name, "label": name, "kind": kind, "points": points, "color": color}
+            {**told, "name": name, "color": color}
             for color, (name, steps) in enumerate(runs.items(), start=1)
-            if (points := _drawn(steps, metric))
+            if (told := line(steps, metric, label=name, kind=kind))["points"]
         ]
         if lines:
             found.append({"title": title, "unit": unit, "is_log": False, "lines": lines, "wanted": [], "bound": None})
@@ -194,9 +187,32 @@ def _extremes(points: Sequence[Point], num_stretches: int) -> Iterator[Point]:
         yield from sorted({smallest, largest})
 
 
-def _drawn(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+def line(steps: Sequence[Mapping[str, Any]], metric: str, *, label: str, kind: str) -> dict[str, Any]:
+    """Its points, and where they were thinned the `mean` of each stretch, which is not the middle between smallest and largest. `mean` is
+    None where the page may take it of the points, and empty for a largest value, of which a mean says less than nothing."""
+    points = values(steps, metric)
+    mean: list[Point] | None = [] if "max" in metric else None
+    if mean is None and len(points) > MOST_POINTS:
+        mean = means(points, MOST_POINTS // 4)
+    return {
+        "name": metric,
+        "label": label,
+        "kind": kind,
+        "points": _short(thinned(points)),
+        "mean": mean and _short(mean),
+    }
+
+
+def means(points: Sequence[Point], num_stretches: int) -> list[Point]:
+    """Of each stretch its middle step and its mean."""
+    length = math.ceil(len(points) / num_stretches)
+    stretches = [points[start : start + length] for start in range(0, len(points), length)]
+    return [(stretch[len(stretch) // 2][0], sum(map(_value, stretch)) / len(stretch)) for stretch in stretches]
+
+
+def _short(points: Sequence[Point]) -> list[Point]:
     """With six digits that count: no eye sees more, and a page is a third as long."""
-    return [(step, float(f"{value:.6g}")) for step, value in thinned(values(steps, name))]
+    return [(step, float(f"{value:.6g}")) for step, value in points]
 
 
 def _value(point: Point) -> float:

@@ -2,6 +2,7 @@
 import { element, number, short } from "./words.js";
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 24;
+const MANY = 150; // points, from which on a line is noise without its mean
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(name, attributes, text) {
@@ -82,6 +83,8 @@ export class Curves {
     const lines = this.lines();
     this.plot.setAttribute("width", width);
     this.plot.setAttribute("aria-label", this.inWords(lines));
+    const hasMean = lines.some((line) => line.kind === "line" && line.points.length >= MANY);
+    this.element.title = hasMean ? "Pale: the steps. Strong: the mean of each with its neighbours." : "";
     if (!lines.length) return this.plot.replaceChildren();
     const steps = lines.flatMap((line) => [line.points[0][0], line.points.at(-1)[0]]);
     this.first = Math.min(...steps);
@@ -98,7 +101,9 @@ export class Curves {
     const places = line.points.map(([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)]);
     if (line.kind === "points" || places.length === 1)
       return places.map(([x, y]) => svg("circle", { class: `series-${line.color}`, cx: x, cy: y, r: places.length > 60 ? 2.5 : 4 }));
-    return [svg("path", { class: `series-${line.color}`, d: "M" + places.map((place) => place.join(" ")).join("L") })];
+    const path = (through, cls) => svg("path", { class: `series-${line.color} ${cls}`, d: "M" + through.map((place) => place.join(" ")).join("L") });
+    if (places.length < MANY || line.mean?.length === 0) return [path(places, "")];
+    return [path(places, "raw"), path((line.mean ?? smoothed(line.points)).map(([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)]), "mean")];
   }
 
   axes(ticks, width) {
@@ -183,6 +188,17 @@ export class Curves {
     const values = lines.map((line) => `${line.label} ${number(line.points.at(-1)[1])} at step ${line.points.at(-1)[0]}`);
     return `${this.panel.title}${this.panel.unit ? `, ${this.panel.unit}` : ""}: ${values.join("; ") || "nothing"}. Arrow keys read values.`;
   }
+}
+
+/** Means of each point with its neighbours, as many on both sides: an end has none to lean on, so it is nearly itself. */
+function smoothed(points) {
+  const most = Math.round(points.length / 50);
+  const sums = [0];
+  for (const [, value] of points) sums.push(sums.at(-1) + value);
+  return points.map(([step], index) => {
+    const reach = Math.min(most, index, points.length - 1 - index);
+    return [step, (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)];
+  });
 }
 
 /** From value to 0 (bottom) and 1 (top). A scale begins at 0 where that wastes little room. */

@@ -29,7 +29,7 @@ function show() {
   const none = element("tr", {}, element("td", { colspan: 6 }, "No rollout worker has started yet."));
   document.querySelector("#workers tbody").replaceChildren(...(workers.length ? workers : [none]));
   document.querySelector("#broadcasts tbody").replaceChildren(...data.broadcasts.map((sent) => element("tr", {},
-    cell(number(sent.policy_version), "number"), cell(time(sent.time)), cell(number(sent.num_workers), "number"), cell(digest(sent.digest)))));
+    cell(number(sent.policy_version), "number"), cell(time(sent.time), "whole"), cell(number(sent.num_workers), "number"), cell(digest(sent.digest)))));
   for (const panel of data.panels) {
     if (charts.has(panel.title)) charts.get(panel.title).update(panel, []);
     else {

@@ -13,6 +13,14 @@ def test_ten_thousand_steps_become_few_points_that_keep_the_spike_and_the_last()
     assert [at for at, _ in thin] == sorted({at for at, _ in thin})
 
 
+def test_the_mean_of_a_long_curve_is_of_all_its_steps_and_a_largest_value_has_none():
+    steps = [step(at, reward__mean=8.0 if at % 4 == 0 else 0.0, staleness__max=1.0) for at in range(1, 1601)]
+    told = series.line(steps, "reward/mean", label="", kind="line")
+    assert len(told["mean"]) == 200 and {value for _, value in told["mean"]} == {2.0}
+    assert series.line(steps[:9], "reward/mean", label="", kind="line")["mean"] is None
+    assert series.line(steps, "staleness/max", label="", kind="line")["mean"] == []
+
+
 def test_few_points_stay_as_they_are():
     assert series.thinned([(1, 0.5), (2, 0.25)], 2) == [(1, 0.5), (2, 0.25)]
 

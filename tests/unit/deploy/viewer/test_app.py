@@ -1,0 +1,37 @@
+"""The viewer starts at once: nothing that trains or samples is imported for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.viewer import page
+
+_HEAVY = ("ray", "torch", "vllm", "transformers", "matplotlib")
+_CODE = f"""
+import sys
+from deploy.viewer import app, page
+page.routes()
+print(*[name for name in {_HEAVY} if name in sys.modules])
+"""
+
+
+def test_all_pages_come_without_ray_torch_and_vllm():
+    told = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == []
+
+
+def test_a_template_has_no_script_and_no_style_of_its_own():
+    """The policy would refuse them, and a page would be broken without a word."""
+    for template in (page.HERE / "templates").glob("*.html"):
+        text = template.read_text()
+        assert "style=" not in text and "<style" not in text and " onclick" not in text, template.name
+        for script in text.split("<script")[1:]:
+            tag = script.partition(">")[0]
+            assert "src=" in tag or 'type="application/json"' in tag, template.name
+
+
+def test_a_script_asks_nobody_else_and_makes_no_html_of_text():
+    for script in (page.HERE / "static").glob("*.js"):
+        text = Path(script).read_text()
+        for refused in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://"):
+            assert refused not in text, f"{script.name}: {refused}"
