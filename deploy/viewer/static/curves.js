@@ -102,7 +102,8 @@ export class Curves {
     if (line.kind === "points" || places.length === 1)
       return places.map(([x, y]) => svg("circle", { class: `series-${line.color}`, cx: x, cy: y, r: places.length > 60 ? 2.5 : 4 }));
     const path = (through, cls) => svg("path", { class: `series-${line.color} ${cls}`, d: "M" + through.map((place) => place.join(" ")).join("L") });
-    if (places.length < MANY || line.mean?.length === 0) return [path(places, "")];
+    if (places.length < MANY) return [path(places, "")];
+    if (line.mean?.length === 0) return [path(places, "raw")]; // a largest value has no mean
     return [path(places, "raw"), path((line.mean ?? smoothed(line.points)).map(([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)]), "mean")];
   }
 
