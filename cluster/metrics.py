@@ -244,10 +244,11 @@ class _InThread:
             return
         try:
             call()
-        except (OSError, StorageError) as error:
+        except Exception as error:  # noqa: BLE001  a tracker or a user's own: foreign code, which raises what it likes
             self._is_left_out = True
-            name = type(self._sink).__name__
-            told = f"treadwheel: metrics sink {name} failed and is left out from now on: {error}"
+            name, is_plain = type(self._sink).__name__, isinstance(error, (OSError, StorageError))
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
+            told = f"treadwheel: metrics sink {name} failed and is left out from now on: {reason}"
             print(told, file=sys.stderr, flush=True)
 
 

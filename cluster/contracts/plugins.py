@@ -9,6 +9,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,6 +184,10 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     for name, value in plugin.params.items():
         if name in home.given or (name not in own and not accepts_any):
             known = ", ".join(own) or "none"
+            if re.search(r"api_?key|secret|password|(^|_)token$", name, re.IGNORECASE):
+                raise ConfigError(
+                    f"{field}.{name} is not a parameter of {plugin.name!r}; secrets come from the environment; it takes: {known}"
+                )
             raise ConfigError(f"{field}.{name}={value!r} is not a parameter of {plugin.name!r}; it takes: {known}")
         checked[name] = _convert(value, hints.get(name, Any), field=f"{field}.{name}")
     missing = [name for name, p in own.items() if p.default is inspect.Parameter.empty and name not in plugin.params]

@@ -32,6 +32,8 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
 VERDICTS = "verdicts.jsonl"
+TRACKED = "tracked.json"
+"""The name by which trackers know the run, whichever driver speaks."""
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_MANIFEST = "manifest.json"
 _LOCK = "driver.lock"
@@ -225,5 +227,5 @@ class RunDirectory(Storage):
             )
         trajectories = (f"trajectories/{file}" for file in self.names("trajectories"))
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, *trajectories):
+        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, *trajectories):
             self.remove(name)

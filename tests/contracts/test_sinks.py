@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +17,7 @@ from cluster.metrics import Sink, resolve_sink
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks import ray
 from cluster.sinks.jsonl import read_steps
+from tests import tracker_files
 
 
 class ListedGauge:
@@ -68,18 +70,49 @@ class Run:
         gauges = ListedGauge.values
         return {int(gauges["treadwheel_policy_version"]): gauges["treadwheel_reward_mean"]} if gauges else {}
 
+    def of_mlflow(self) -> dict[int, float]:
+        store = self._folder / "mlflow.db"
+        if not store.exists():
+            return {}
+        with contextlib.closing(sqlite3.connect(store)) as database:
+            assert database.execute("select count(*) from runs").fetchone() == (1,), "one run"
+            rows = "select step, value from metrics where key = 'reward/mean' order by timestamp"
+            return dict(database.execute(rows).fetchall())
+
+    def of_trackio(self) -> dict[int, float]:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        runs = SQLiteStorage.get_runs("treadwheel")
+        assert len(runs) <= 1, "one run"
+        logs = SQLiteStorage.get_logs("treadwheel", runs[0]) if runs else []
+        return {row["policy_version"]: row["reward/mean"] for row in logs if "reward/mean" in row}
+
+    def of_wandb(self) -> dict[int, float]:
+        return {row["policy_version"]: row["reward/mean"] for row in tracker_files.wandb_rows(self._folder)}
+
+    def of_swanlab(self) -> dict[int, float]:
+        return tracker_files.swanlab_numbers(self._folder, "reward/mean")
+
 
 _REWARDS: dict[str, Callable[[Run], dict[int, float]]] = {
     "console": Run.of_console,
     "jsonl": Run.of_jsonl,
+    "mlflow": Run.of_mlflow,
     "ray": Run.of_ray,
+    "swanlab": Run.of_swanlab,
     "tensorboard": Run.of_tensorboard,
+    "trackio": Run.of_trackio,
+    "wandb": Run.of_wandb,
 }
 
 
 @pytest.fixture(params=names(SINKS))
 def run(request, tmp_path, monkeypatch) -> Run:
     monkeypatch.setattr(ray, "Gauge", ListedGauge)
+    for key in ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(key, raising=False)
+    for module in ("utils", "sqlite_storage"):
+        monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ListedGauge, "values", {})
     return Run(request.param, tmp_path)

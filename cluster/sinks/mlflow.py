@@ -1,0 +1,102 @@
+"""MLflow. One run however often the driver starts; steps are policy versions, and of numbers logged twice the later count.
+
+The server is MLFLOW_TRACKING_URI, its password or token are MLflow's own variables. Without it a SQLite store in the run directory is used.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+
+_mlflow = tracker("mlflow")
+_ID = "treadwheel.id"
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_BATCH = 100
+"""Parameters that a server takes at once."""
+
+
+class MLflow:
+    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+        """Raises ConfigError without a server for a run in an object store."""
+        is_server_named = "MLFLOW_TRACKING_URI" in os.environ
+        if not is_server_named and not directory.is_local:
+            raise ConfigError(
+                f"run_dir={directory.url!r}: SQLite needs a disk; name a server in MLFLOW_TRACKING_URI, or leave mlflow out"
+            )
+        self._uri = None if is_server_named else f"sqlite:///{directory.path('mlflow.db')}"
+        self._artifacts = None if is_server_named else directory.path("mlflow")
+        self._directory = directory
+        self._id = identity(directory)
+        self._project, self._name = project, name or run_name(directory)
+        self._num_trajectories = num_trajectories
+        self._client: Any = None
+        self._run = ""
+        self._told = 0
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        if self._client is None:
+            self._client = _mlflow.MlflowClient(tracking_uri=self._uri)
+            self._run = self._opened()
+        now_ms = int(time.time() * 1000)
+        entity = _mlflow.entities.Metric
+        rows = [entity(_allowed(name), value, now_ms, version) for name, value in finite_only(metrics).items()]
+        self._client.log_batch(self._run, metrics=rows)
+        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+            self._client.log_dict(self._run, {"trajectories": shown}, f"trajectories/step-{version:06d}.json")
+        self._told = version
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        if self._client is None:
+            return
+        if "message" in record:
+            self._client.set_tag(self._run, f"event.{record['kind']}", str(record["message"])[:500])
+        if record["kind"] in _STATUSES:
+            self._client.set_terminated(self._run, _STATUSES[record["kind"]])
+
+    def close(self) -> None:
+        """The last event has ended the run. One without stays RUNNING until its next driver ends it."""
+
+    def _opened(self) -> str:
+        """The run of this identity, made if it is not there; running again if it had ended."""
+        experiment = self._client.get_experiment_by_name(self._project)
+        if experiment is None:
+            number = self._client.create_experiment(self._project, artifact_location=self._artifacts)
+        else:
+            number = experiment.experiment_id
+        found = self._client.search_runs([number], f"tags.`{_ID}` = '{self._id}'", max_results=1)
+        if found:
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+        run = found[0] if found else self._client.create_run(number, run_name=self._name, tags={_ID: self._id})
+        self._log_parameters(run)
+        return run.info.run_id
+
+    def _log_parameters(self, run: Any) -> None:
+        """MLflow changes no parameter: a setting that a resumed run changed is a tag `resumed.<setting>`."""
+        settings = {_allowed(name): str(value) for name, value in parameters(self._directory).items()}
+        new = [_mlflow.entities.Param(name, value) for name, value in settings.items() if name not in run.data.params]
+        for start in range(0, len(new), _BATCH):
+            self._client.log_batch(run.info.run_id, params=new[start : start + _BATCH])
+        for name, value in settings.items():
+            if run.data.params.get(name, value) != value:
+                self._client.set_tag(run.info.run_id, f"resumed.{name}", value)
+
+
+def mlflow(
+    *,
+    directory: RunDirectory,
+    num_steps: int,
+    project: str = "treadwheel",
+    name: str | None = None,
+    num_trajectories: int = 4,
+) -> MLflow:
+    return MLflow(directory, project=project, name=name, num_trajectories=num_trajectories)
+
+
+def _allowed(name: str) -> str:
+    """MLflow takes letters, digits and `_-./ `, 250 of them."""
+    return re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250]

@@ -1,0 +1,71 @@
+"""SwanLab. One run however often the driver starts; steps are policy versions.
+
+The key comes from SWANLAB_API_KEY. Without one, and without SWANLAB_MODE, the run is kept offline in the run directory.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+
+_package = tracker("swanlab")
+_STATES = {"finished": "success", "failed": "crashed", "stopped": "aborted"}
+
+
+class SwanLab:
+    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+        self._directory = directory
+        self._id = identity(directory)
+        self._project, self._name = project, name or run_name(directory)
+        self._num_trajectories = num_trajectories
+        self._run: Any = None
+        self._told = 0
+        self._state, self._reason = "aborted", "the driver ended"
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._run = self._run or self._opened()
+        row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
+        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+            row["trajectories"] = [
+                _package.Text(
+                    f"{each['prompt_text']}\n---\n{each['completion_text']}", caption=f"reward {each['reward']}"
+                )
+                for each in shown
+            ]
+        self._told = version
+        self._run.log(row, step=version)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] in _STATES:
+            self._state, self._reason = _STATES[record["kind"]], str(record.get("reason", record["kind"]))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(state=self._state, error=None if self._state == "success" else self._reason)
+
+    def _opened(self) -> Any:
+        has_key = "SWANLAB_API_KEY" in os.environ
+        return _package.init(
+            project=self._project,
+            id=self._id,
+            name=self._name,
+            resume="allow",
+            log_dir=self._directory.path("swanlab") if self._directory.is_local else None,
+            mode=None if has_key or "SWANLAB_MODE" in os.environ else "offline",
+            config=parameters(self._directory),
+            # What the terminal shows may be anything, and is not swanlab's to send.
+            settings=_package.Settings(terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False}),
+        )
+
+
+def swanlab(
+    *,
+    directory: RunDirectory,
+    num_steps: int,
+    project: str = "treadwheel",
+    name: str | None = None,
+    num_trajectories: int = 4,
+) -> SwanLab:
+    return SwanLab(directory, project=project, name=name, num_trajectories=num_trajectories)

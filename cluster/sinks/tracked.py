@@ -1,0 +1,78 @@
+"""What every tracker is told of a run: which run it is, its settings and passport as flat parameters, a few trajectories of a step."""
+
+import importlib
+import json
+import math
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from cluster.record.recorder import step_of
+from cluster.record.run_directory import PASSPORT, RUN_YAML, TRACKED, RunDirectory
+
+_MAX_CHARACTERS = 500
+"""Of a parameter: every tracker takes as many."""
+_TRAJECTORY = ("group_id", "sample_index", "reward", "finish_reason", "prompt_text", "completion_text")
+
+
+def tracker(package: str) -> Any:
+    """The tracker's package. Raises ModuleNotFoundError that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[{package.partition('.')[0]}]'") from error
+
+
+def run_name(directory: RunDirectory) -> str:
+    return directory.url.rstrip("/").rpartition("/")[2]
+
+
+def identity(directory: RunDirectory) -> str:
+    """Sixteen letters and digits, the same for every driver of this run. Kept in the run directory, whose owner calls this."""
+    if directory.exists(TRACKED):
+        return json.loads(directory.read_text(TRACKED))["id"]
+    made = uuid.uuid4().hex[:16]
+    directory.write_json(TRACKED, {"id": made})
+    return made
+
+
+def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
+    """Settings by their full names, and the passport's facts after `passport.`. Both files hide secrets. The passport is written before
+    the first step."""
+    settings = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
+    passport = json.loads(directory.read_text(PASSPORT)) if directory.exists(PASSPORT) else {}
+    return {**dict(_flat(settings)), **dict(_flat(passport, "passport."))}
+
+
+def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
+    """At most so many of the step that made policy `version`, from the best reward to the worst; none where none are recorded."""
+    files = [name for name in directory.names("trajectories") if step_of(name) == version] if number else []
+    if len(files) != 1:  # two in an object store: the ledger knows which counts, and a tracker can do without
+        return []
+    with pa.ipc.open_file(directory.read_file(f"trajectories/{files[0]}")) as reader:
+        rows = reader.read_all().select(_TRAJECTORY).to_pylist()
+    rows.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
+    if len(rows) <= number:
+        return rows
+    spread = max(number - 1, 1)
+    return [rows[place * (len(rows) - 1) // spread] for place in range(number)]
+
+
+def finite_only(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}{key}." if isinstance(inner, Mapping) and inner else f"{name}{key}")
+    elif name:
+        yield name, value if isinstance(value, int | float | bool) else _cut(value)
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."

@@ -1,0 +1,78 @@
+"""Trackio. One run however often the driver starts, with a few trajectories a step as traces, and what needs attention as alerts.
+
+Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID sends them to a Space, with HF_TOKEN.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+
+_package = tracker("trackio")
+_ENDS = ("finished", "failed", "stopped")
+
+
+class Trackio:
+    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+        self._directory = directory
+        # Trackio resumes a run by its name alone.
+        self._name = f"{name or run_name(directory)}-{identity(directory)}"
+        self._project = project
+        self._num_trajectories = num_trajectories
+        self._run: Any = None
+        self._told = 0
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._run = self._run or self._opened()
+        row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
+        if version > self._told:
+            shown = trajectories(self._directory, version, self._num_trajectories)
+            row |= {f"trajectories/{number}": _trace(each) for number, each in enumerate(shown)}
+        self._told = version
+        self._run.log(row, step=version)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        if self._run is None:
+            return
+        kind = record["kind"]
+        if kind in _ENDS:
+            level = _package.AlertLevel.ERROR if kind == "failed" else _package.AlertLevel.INFO
+            self._run.alert(title=f"run {kind}", text=str(record.get("reason", "")), level=level)
+        elif "message" in record:
+            self._run.alert(title=kind, text=str(record["message"]), level=_package.AlertLevel.WARN)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+    def _opened(self) -> Any:
+        return _package.init(
+            project=self._project,
+            name=self._name,
+            resume="allow",
+            config=parameters(self._directory),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+
+def _trace(trajectory: Mapping[str, Any]) -> Any:
+    messages = [
+        {"role": "user", "content": trajectory["prompt_text"]},
+        {"role": "assistant", "content": trajectory["completion_text"]},
+    ]
+    facts = {name: value for name, value in trajectory.items() if not name.endswith("_text")}
+    return _package.Trace(messages=messages, metadata=facts)
+
+
+def trackio(
+    *,
+    directory: RunDirectory,
+    num_steps: int,
+    project: str = "treadwheel",
+    name: str | None = None,
+    num_trajectories: int = 4,
+) -> Trackio:
+    return Trackio(directory, project=project, name=name, num_trajectories=num_trajectories)

@@ -1,0 +1,74 @@
+"""Weights & Biases. One run however often the driver starts; steps by `policy_version`, since a resumed run logs some again.
+
+The key comes from WANDB_API_KEY. Without one, and without WANDB_MODE, the run is kept offline in the run directory.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.record.run_directory import RunDirectory
+from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+
+_package = tracker("wandb")
+_STEP = "policy_version"
+_EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143}
+
+
+class Wandb:
+    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+        self._directory = directory
+        self._id = identity(directory)
+        self._project, self._name = project, name or run_name(directory)
+        self._num_trajectories = num_trajectories
+        self._run: Any = None
+        self._told = 0
+        self._ending: str | None = None
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._run = self._run or self._opened()
+        row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
+        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+            row["trajectories"] = _package.Table(
+                columns=list(shown[0]), data=[list(each.values()) for each in shown], allow_mixed_types=True
+            )
+        self._told = version
+        self._run.log(row)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] in _EXIT_CODES:
+            self._ending = record["kind"]
+
+    def close(self) -> None:
+        if self._run is None:
+            return
+        if self._ending:
+            self._run.summary["status"] = self._ending
+        self._run.finish(exit_code=_EXIT_CODES[self._ending or "stopped"])
+
+    def _opened(self) -> Any:
+        has_key = "WANDB_API_KEY" in os.environ
+        run = _package.init(
+            project=self._project,
+            id=self._id,
+            name=self._name,
+            resume="allow",
+            dir=self._directory.path() if self._directory.is_local else None,
+            mode=None if has_key or "WANDB_MODE" in os.environ else "offline",
+            config=parameters(self._directory),
+            settings=_package.Settings(console="off", disable_git=True, save_code=False),
+        )
+        run.define_metric(_STEP)
+        run.define_metric("*", step_metric=_STEP)
+        return run
+
+
+def wandb(
+    *,
+    directory: RunDirectory,
+    num_steps: int,
+    project: str = "treadwheel",
+    name: str | None = None,
+    num_trajectories: int = 4,
+) -> Wandb:
+    return Wandb(directory, project=project, name=name, num_trajectories=num_trajectories)

@@ -1,0 +1,115 @@
+"""A driver that is killed and starts again is one run to every tracker: read back from what each keeps offline."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.contracts.schema import to_batch
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import RunDirectory
+from tests import tracker_files
+from tests.unit.cluster.contracts.rows import row
+
+pytestmark = pytest.mark.slow
+
+_DRIVER = """
+import sys, signal
+from cluster.contracts.config import MetricsConfig
+from cluster.metrics import open_log
+from cluster.record.run_directory import RunDirectory
+
+folder, tracker, first, last, reward, ending = sys.argv[1:]
+config = MetricsConfig(sinks=[{"name": tracker, "project": "together"}])
+with open_log(config, directory=RunDirectory(folder), num_steps=5) as log:
+    log.event("launched")
+    for version in range(int(first), int(last) + 1):
+        log.step(version, {"reward/mean": float(reward)})
+    if ending == "killed":
+        signal.pause()
+    log.end(ending)
+"""
+_RUN_YAML = "seed: 7\nmodel:\n  path: tiny/model\n  note: '***'\n"
+
+
+def _mlflow(folder: Path) -> tuple[set[str], dict[int, float], str]:
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        runs = {run for (run,) in database.execute("select run_uuid from runs")}
+        rows = "select step, value from metrics where key = 'reward/mean' order by timestamp"
+        parameters = database.execute("select key, value from params").fetchall()
+        status = database.execute("select status from runs").fetchall()
+        return runs, dict(database.execute(rows).fetchall()), f"{parameters} {status}"
+
+
+def _trackio(folder: Path) -> tuple[set[str], dict[int, float], str]:
+    (store,) = (folder / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        rows = database.execute(
+            "select run_name, step, json_extract(metrics, '$.\"reward/mean\"') from metrics order by timestamp"
+        ).fetchall()
+        configs = database.execute("select config from configs").fetchall()
+        alerts = database.execute("select title from alerts").fetchall()
+    return {name for name, _, _ in rows}, {step: value for _, step, value in rows}, f"{configs} {alerts}"
+
+
+def _wandb(folder: Path) -> tuple[set[str], dict[int, float], str]:
+    records = list(tracker_files.wandb_records(folder))
+    runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
+    rows = {row["policy_version"]: row["reward/mean"] for row in tracker_files.wandb_rows(folder)}
+    return runs, rows, " ".join(str(record) for record in records)
+
+
+def _swanlab(folder: Path) -> tuple[set[str], dict[int, float], str]:
+    records = list(tracker_files.swanlab_records(folder))
+    runs = {record.start.id for record in records if record.HasField("start")}
+    settings = " ".join(file.read_text() for file in folder.glob("swanlab/run-*/files/config.yaml"))
+    return runs, tracker_files.swanlab_numbers(folder, "reward/mean"), f"{settings} {records[-1]}"
+
+
+_READERS: dict[str, Callable[[Path], tuple[set[str], dict[int, float], str]]] = {
+    "mlflow": _mlflow,
+    "swanlab": _swanlab,
+    "trackio": _trackio,
+    "wandb": _wandb,
+}
+
+
+def _driver(folder: Path, tracker: str, *what: str) -> subprocess.Popen[bytes]:
+    hidden = ("WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    environment |= {"TRACKIO_DIR": str(folder / "trackio")}
+    return subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder), tracker, *what], env=environment)
+
+
+@pytest.mark.parametrize("tracker", sorted(_READERS))
+def test_a_killed_and_resumed_run_is_one_run_with_all_its_steps(tracker, tmp_path):
+    read = _READERS[tracker]
+    (tmp_path / "run.yaml").write_text(_RUN_YAML)
+    Recorder(RunDirectory(str(tmp_path))).record(1, to_batch([row(completion_text="forty-two")]))
+    killed = _driver(tmp_path, tracker, "1", "3", "0.25", "killed")
+    try:
+        while True:  # the test's own timeout ends it
+            with contextlib.suppress(Exception):  # files that a living process is writing
+                if len(read(tmp_path)[1]) == 3:
+                    break
+            assert killed.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+
+    assert _driver(tmp_path, tracker, "3", "5", "0.75", "finished").wait() == 0
+
+    runs, rewards, told = read(tmp_path)
+    assert len(runs) == 1
+    assert rewards == {1: 0.25, 2: 0.25, 3: 0.75, 4: 0.75, 5: 0.75}
+    kept = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".arrow"]
+    assert any(b"forty-two" in file.read_bytes() for file in kept), "a trajectory of step 1"
+    assert "model.path" in told and "tiny/model" in told

@@ -1,0 +1,74 @@
+import pytest
+
+from cluster.contracts.config import MetricsConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.schema import to_batch
+from cluster.metrics import MetricLog, resolve_sink
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
+from cluster.sinks.tracked import identity, parameters, tracker, trajectories
+from tests.unit.cluster.contracts.rows import row
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    return RunDirectory(str(tmp_path / "run"))
+
+
+def test_every_driver_of_a_run_says_the_same_identity_and_another_run_another(directory, tmp_path):
+    first = identity(directory)
+    assert identity(RunDirectory(directory.url)) == first
+    assert identity(RunDirectory(str(tmp_path / "other"))) != first
+
+
+def test_settings_and_passport_are_flat_and_long_values_cut(directory):
+    directory.write_file(RUN_YAML, b"seed: 7\nmodel: {path: m, adapters: [a, b]}\nempty: {}\n")
+    directory.write_json(PASSPORT, {"mathematics": {"note": "x" * 501}})
+    assert parameters(directory) == {
+        "seed": 7,
+        "model.path": "m",
+        "model.adapters": '["a", "b"]',
+        "empty": "{}",
+        "passport.mathematics.note": "x" * 497 + "...",
+    }
+
+
+def test_the_trajectories_shown_are_from_the_best_to_the_worst(directory):
+    rewards = [0.5, 0.0, 1.0, 0.25, None]
+    rows = [
+        row(sample_index=i, reward=each, reward_status=None if each is None else "ok") for i, each in enumerate(rewards)
+    ]
+    Recorder(directory).record(3, to_batch(rows))
+    assert [each["reward"] for each in trajectories(directory, 3, 3)] == [1.0, 0.25, None]
+    assert trajectories(directory, 3, 0) == trajectories(directory, 4, 3) == []
+
+
+def test_a_missing_package_says_how_to_install_it():
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'treadwheel\[no_such_tracker\]'"):
+        tracker("no_such_tracker")
+
+
+def test_a_key_in_a_run_file_is_refused_and_not_shown():
+    config = MetricsConfig(sinks=(Plugin(name="wandb", params={"api_key": "hush-hush"}),))
+    with pytest.raises(ConfigError, match="secrets come from the environment") as refused:
+        resolve_sink(config, 0)
+    assert "hush" not in str(refused.value)
+
+
+class Foreign:
+    """A tracker whose own exceptions nobody here knows."""
+
+    def step(self, version, metrics) -> None:
+        raise ZeroDivisionError("its own mistake")
+
+    def event(self, record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_tracker_that_fails_in_its_own_way_is_loud_and_ends_no_run(capsys):
+    with MetricLog([Foreign()]) as log:
+        log.step(1, {})
+        log.step(2, {})
+    assert capsys.readouterr().err.count("Foreign failed and is left out from now on: ZeroDivisionError: its own") == 1
