@@ -6,6 +6,7 @@ Each trains a preset, so that both also show that a few steps make the quickstar
 import json
 import re
 import shlex
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from tests.integration.commands import QUICKSTART, ROOT, run, treadwheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 NUM_STEPS = 8
-SETTINGS = (f"num_steps={NUM_STEPS}", "optimizer.warmup_steps=0", "evaluation.prompts=null", "metrics.sinks=[jsonl]")
+SETTINGS = (
+    f"num_steps={NUM_STEPS}",
+    "optimizer.warmup_steps=0",
+    "evaluation.prompts=null",
+    "metrics.sinks=[jsonl, ray]",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +127,18 @@ def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
     result = treadwheel("train", QUICKSTART, *asked, "--address", head.address, env=head.env)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "8 GPUs asked for, the cluster has" in result.stderr
+
+
+def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
+    """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
+    token = {"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{head.dashboard}/api/prometheus/sd", headers=token)) as answer:
+        targets = [target for group in json.load(answer) for target in group["targets"]]
+    lines = [
+        line
+        for target in targets
+        for line in urllib.request.urlopen(f"http://{target}/metrics").read().decode().splitlines()
+    ]
+    events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo"' in line]
+    counts = {found[1]: float(line.rpartition(" ")[2]) for line in events if (found := re.search('kind="(.*?)"', line))}
+    assert (counts.get("launched"), counts.get("finished")) == (1.0, 1.0), counts
