@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import contextlib
 import math
 import os
 import sys
@@ -199,15 +198,17 @@ class MetricLog:
     async def written(self) -> None:
         """Returns once what was logged is in the object store, if the run lies in one: lines wait there for others, on a disk they do not.
 
-        A store that takes none is no reason to stop: the lines are kept, and written later."""
+        A store that takes none is no reason to stop: the lines are kept, an event says so, and they are written later."""
         directory = self._directory
         if directory is None or directory.is_local:
             return
         for sink in self._sinks:
             await asyncio.to_thread(sink.flush)
         await asyncio.to_thread(directory.writer.flush)
-        with contextlib.suppress(StorageError):
+        try:
             await asyncio.to_thread(directory.flush_lines)
+        except StorageError as error:
+            self.event("storage_failed", reason=str(error), message=f"{error}; lines wait until the store takes them")
 
     def close(self) -> None:
         """Returns when everything is written. May be called twice."""

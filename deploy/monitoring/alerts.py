@@ -194,6 +194,14 @@ ALERTS = (
         " at the next step that is due.",
     ),
     Alert(
+        name="TreadwheelStorageFailing",
+        expression=f"sum by (run) ({grew('storage_failed', within='1h')}) > 0",
+        severity="critical",
+        summary="the run's object store did not take its lines",
+        advice="Event `storage_failed` has the store's answer: credentials, rights, network, or a store that is busy. Lines are kept and "
+        "written later; the run ends if the store does not take the groups of a step within minutes, and the same command goes on.",
+    ),
+    Alert(
         name="TreadwheelBufferFull",
         expression=f"{series('buffer/size_bytes')} / {series('buffer/max_size_bytes')} > 0.9",
         lasts="10m",

@@ -120,6 +120,7 @@ _WARNINGS = frozenset(
         "mismatch_alarm",
         "quarantine",
         "steering_failed",
+        "storage_failed",
         "worker_not_joined",
     }
 )

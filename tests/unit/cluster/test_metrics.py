@@ -153,6 +153,20 @@ async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
             assert read_steps(found)[1].items() >= {"reward/mean": 0.5, "eval/accuracy": 0.25}.items()
 
 
+async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeypatch):
+    def refuse(_):
+        raise StorageError("s3://bucket/run: the store answered 503")
+
+    sink = Listed()
+    with s3("bucket"), MetricLog([sink], directory=RunDirectory("s3://bucket/run")) as log:
+        monkeypatch.setattr(RunDirectory, "flush_lines", refuse)
+        await log.written()
+        monkeypatch.undo()
+    assert [(seen["kind"], seen["reason"]) for seen in sink.seen[:1]] == [
+        ("storage_failed", "s3://bucket/run: the store answered 503")
+    ]
+
+
 def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():
     sink = Listed()
     with MetricLog([sink]) as log:

@@ -138,6 +138,8 @@ CASES = [
     ),
     fires("CheckpointFailed", "the first one", {**ALIVE, "checkpoint_failed": "_x40 1x90"}),
     silent("CheckpointFailed", "two hours ago", {**ALIVE, "checkpoint_failed": "_x40 1x200"}, at="160m"),
+    fires("StorageFailing", "it took no lines", {**ALIVE, "storage_failed": "_x40 1x90"}),
+    silent("StorageFailing", "two hours ago", {**ALIVE, "storage_failed": "_x40 1x200"}, at="160m"),
     fires("BufferFull", "95 %", {**ALIVE, "buffer/size_bytes": "95x90", "buffer/max_size_bytes": "100x90"}),
     silent("BufferFull", "80 %", {**ALIVE, "buffer/size_bytes": "80x90", "buffer/max_size_bytes": "100x90"}),
     fires("EvaluationRegressed", "from 0.8 to 0.5", {**ALIVE, "eval/reward": "0.8x40 0.5x90"}),
