@@ -7,35 +7,57 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import grimp
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cluster", "actors", "learner", "deploy")
 EXTRAS = {"vllm"}
 """Installed for the machine at hand (deploy/install.sh)."""
+DEVELOPMENT = {"grafana_foundation_sdk": "deploy.monitoring"}
+"""Of the extra `dev`: all that imports it, directly or not, lies in this package, which a developer runs by `python -m`."""
 
 
-def imported() -> dict[str, Path]:
-    """Top-level module -> a file that imports it."""
-    found: dict[str, Path] = {}
+def imported() -> dict[str, set[str]]:
+    """Top-level module -> our modules that import it."""
+    found: dict[str, set[str]] = {}
     for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        ours = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {name.name.partition(".")[0]: file for name in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                found[node.module.partition(".")[0]] = file
+                names = [name.name for name in node.names]
+            else:
+                names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and node.level == 0 else []
+            for name in names:
+                found.setdefault(name.partition(".")[0], set()).add(ours)
     return found
 
 
 def test_every_import_of_the_packages_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {_normal(re.split(r"[\[<>=!~; ]", each)[0]) for each in project["dependencies"]}
-    distributions = packages_distributions()
-    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS}
+    declared, distributions = _declared("dependencies"), packages_distributions()
+    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS, *DEVELOPMENT}
     undeclared = {
-        module: str(file.relative_to(ROOT))
-        for module, file in imported().items()
+        module: importers
+        for module, importers in imported().items()
         if module not in known and not declared & {_normal(name) for name in distributions.get(module, ())}
     }
     assert undeclared == {}
+
+
+def test_what_only_a_developer_has_nothing_that_runs_imports():
+    graph = grimp.build_graph("deploy", cache_dir=None)
+    for module, package in DEVELOPMENT.items():
+        assert _normal(module) in _declared("optional-dependencies", "dev")
+        importers = imported()[module]
+        reached = importers.union(*(graph.find_downstream_modules(each) for each in importers))
+        assert {each for each in reached if not each.startswith(f"{package}.")} == set()
+        assert f"{package}.__main__" in reached
+
+
+def _declared(*table: str) -> set[str]:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name in table:
+        found = found[name]
+    return {_normal(re.split(r"[\[<>=!~; ]", each)[0]) for each in found}
 
 
 def _normal(name: str) -> str:
