@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
+
+from cluster.contracts.schema import SCHEMA, to_batch
 
 CONFIG = {
     "num_steps": 10,
@@ -40,3 +43,13 @@ def write_run(
 def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     with file.open("a") as opened:
         opened.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def write_trajectories(folder: Path, step: int, *groups: Sequence[Mapping[str, Any]]) -> Path:
+    """The file of a step, as the recorder writes it: a batch a group, of rows such as `tests.unit.cluster.contracts.rows.row` makes."""
+    file = folder / f"trajectories/step-{step:06d}.arrow"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with pa.ipc.new_file(str(file), SCHEMA) as writer:
+        for group in groups:
+            writer.write_batch(to_batch([dict(each) for each in group]))
+    return file

@@ -1,0 +1,226 @@
+"""One recorded step of a run, read from its file of trajectories: groups, what became of each trajectory, texts, and tokens.
+
+    step = open_step(run, 12)                  # 404 with a sentence where nothing is recorded
+    for group in step.groups():                # in the order in which the learner took them; reads no text and no token id
+        group.ticket_index, [trajectory.reward for trajectory in group.trajectories]
+    step.prompt(7), step.completions(7)        # texts of the group with ticket 7, by sample
+    step.tokens(7, 3)                          # columns of one trajectory, a value a token
+
+A local file is mapped: what is not asked for is not read. An object store gives whole files; the last two are kept.
+"""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from starlette.exceptions import HTTPException
+
+from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.schema import SCHEMA
+from cluster.record.ledger import Ledger
+from cluster.record.recorder import num_pruned_steps, step_of
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.runs import Run
+
+_TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
+         "started_at", "finished_at", "loss_mask", "policy_versions")  # fmt: skip
+_TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """What became of one, without its text and tokens."""
+
+    sample_index: int
+    reward: float | None
+    """None: it was not judged, or its judge failed; `reward_status` and `reward_message` say which."""
+    reward_status: str | None
+    reward_message: str | None
+    components: Mapping[str, float | None]
+    finish_reason: str
+    worker: str
+    num_tokens: int
+    """Of the completion."""
+    num_trained: int
+    """Of these, how many the policy wrote: the loss mask is true."""
+    oldest_version: int
+    """Policy version of the oldest token that is trained on."""
+    newest_version: int
+    staleness: int
+    """Version of the policy that learns from it, minus `oldest_version`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The trajectories of one prompt, in sample order."""
+
+    ticket_index: int
+    """Its place in the run's start order, which names it in URLs."""
+    group_id: str
+    prompt_id: str
+    seconds: float
+    """From the start of its first trajectory to the end of its last."""
+    trajectories: tuple[Trajectory, ...]
+
+
+class RecordedStep:
+    """The file of one step. What it is asked for that is not there is a 404 with a sentence; DataError names a damaged file."""
+
+    def __init__(self, run: Run, step: int, name: str) -> None:
+        """Opens it, and reads its index."""
+        self.step = step
+        """The policy version that the step made; it learned with the policy before that one."""
+        self.path = run.directory.path(name)
+        try:
+            self._reader = pa.ipc.open_file(_content(run.directory, name))
+            missing = set(SCHEMA.names) - set(self._reader.schema.names)
+            if missing:
+                raise DataError(
+                    f"{self.path} was written by another version of treadwheel: it has no {', '.join(sorted(missing))}"
+                )
+            self._batches = {
+                self._read(place, ["ticket_index"])["ticket_index"][0].as_py(): place
+                for place in range(self._reader.num_record_batches)
+            }
+        except (pa.ArrowInvalid, IndexError) as error:
+            raise DataError(f"{self.path} is damaged: {error}") from error
+
+    @property
+    def tickets(self) -> list[int]:
+        """Of the groups, in the order in which the learner took them."""
+        return list(self._batches)
+
+    def groups(self) -> list[Group]:
+        return [self.group(ticket) for ticket in self._batches]
+
+    def group(self, ticket: int) -> Group:
+        batch = self._group(ticket, ["group_id", "prompt_id", *_TOLD])
+        rows = batch.select([name for name in _TOLD if name not in ("loss_mask", "policy_versions")]).to_pylist()
+        self._refuse_ragged(batch)
+        spans = zip(*_spans(batch["policy_versions"], batch["loss_mask"]), strict=True)
+        return Group(
+            ticket_index=ticket,
+            group_id=batch["group_id"][0].as_py(),
+            prompt_id=batch["prompt_id"][0].as_py(),
+            seconds=(max(row["finished_at"] for row in rows) - min(row["started_at"] for row in rows)).total_seconds(),
+            trajectories=tuple(
+                Trajectory(
+                    sample_index=row["sample_index"],
+                    reward=row["reward"],
+                    reward_status=row["reward_status"],
+                    reward_message=row["reward_message"],
+                    components=dict(row["reward_components"]),
+                    finish_reason=row["finish_reason"],
+                    worker=row["worker"],
+                    num_tokens=num_tokens,
+                    num_trained=num_trained,
+                    oldest_version=oldest,
+                    newest_version=newest,
+                    staleness=self.step - 1 - oldest,
+                )
+                for row, (num_tokens, num_trained, oldest, newest) in zip(rows, spans, strict=True)
+            ),
+        )
+
+    def prompt(self, ticket: int) -> tuple[str, Mapping[str, Any]]:
+        """The prompt's text as the policy saw it, and its columns: `messages` where it was a conversation, an answer, or other things."""
+        batch = self._group(ticket, ["prompt_text", "info"])
+        return batch["prompt_text"][0].as_py(), json.loads(batch["info"][0].as_py())
+
+    def completions(self, ticket: int) -> dict[int, str]:
+        """Texts of a group's completions by sample, without special tokens."""
+        batch = self._group(ticket, ["sample_index", "completion_text"])
+        return dict(zip(batch["sample_index"].to_pylist(), batch["completion_text"].to_pylist(), strict=True))
+
+    def tokens(self, ticket: int, sample: int) -> dict[str, list[Any] | None]:
+        """`prompt_token_ids`; and of the completion, a value a token: `completion_token_ids`, `loss_mask`, `policy_versions`,
+        `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None for a column that was not recorded."""
+        batch = self._group(ticket, ["sample_index", "prompt_token_ids", "completion_token_ids", *_TOKENS])
+        row = pc.index(batch["sample_index"], sample).as_py()
+        if row < 0:
+            raise HTTPException(404, f"group {ticket} of step {self.step} has no trajectory {sample}")
+        return {name: batch[name][row].as_py() for name in batch.schema.names if name != "sample_index"}
+
+    def _refuse_ragged(self, batch: pa.RecordBatch) -> None:
+        lengths, others = (pc.list_value_length(batch[name]) for name in ("policy_versions", "loss_mask"))
+        if lengths != others or pc.min(lengths).as_py() < 1:
+            raise DataError(f"{self.path} is damaged: a completion is empty, or its columns have different lengths")
+
+    def _group(self, ticket: int, names: list[str]) -> pa.RecordBatch:
+        if ticket not in self._batches:
+            raise HTTPException(404, f"step {self.step} has no group {ticket}")
+        return self._read(self._batches[ticket], names)
+
+    def _read(self, place: int, names: list[str]) -> pa.RecordBatch:
+        try:
+            batch = self._reader.get_batch(place).select(names)
+            batch.validate(full=True)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{self.path} is damaged: {error}") from error
+        return batch
+
+
+def open_step(run: Run, step: int) -> RecordedStep:
+    """The step that made policy version `step`. Raises HTTPException 404 with a sentence where it has no trajectories (any more)."""
+    names = [name for name in run.directory.names("trajectories") if step_of(name) == step]
+    if not names:
+        raise HTTPException(404, _why_missing(run, step))
+    # Several in an object store: all but one are of drivers which were taken for dead.
+    if len(names) > 1 and (records := Ledger(run.directory).after(step - 1)[:1]):
+        return RecordedStep(run, step, records[0].trajectories)
+    return RecordedStep(run, step, f"trajectories/{names[0]}")
+
+
+def recorded_steps(run: Run) -> list[int]:
+    """Steps whose trajectories are there, in order."""
+    return sorted({step for name in run.directory.names("trajectories") if (step := step_of(name)) is not None})
+
+
+def neighbours(numbers: list[int], number: int) -> tuple[int | None, int | None]:
+    """The ones before and after `number` in `numbers`; None where there is none."""
+    place = numbers.index(number)
+    return (numbers[place - 1] if place else None), (numbers[place + 1] if place + 1 < len(numbers) else None)
+
+
+def _why_missing(run: Run, step: int) -> str:
+    if 0 < step <= (pruned := num_pruned_steps(run.directory)):
+        return f"the trajectories of steps up to {pruned} were removed (record.keep_trajectories)"
+    if not (steps := recorded_steps(run)):
+        return f"step {step} is not recorded: this run has no trajectories yet"
+    return f"step {step} is not recorded: there are trajectories of steps {steps[0]} to {steps[-1]}"
+
+
+def _content(directory: RunDirectory, name: str) -> "pa.NativeFile | pa.Buffer":
+    if not directory.is_local:
+        return _stored(directory, name)
+    try:
+        return pa.memory_map(directory.path(name))
+    except OSError as error:
+        raise StorageError(f"{directory.path(name)} cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=2)
+def _stored(directory: RunDirectory, name: str) -> pa.Buffer:
+    """In a store a file's name has the digest of its content: it never changes."""
+    return directory.read_file(name)
+
+
+def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[int]]:
+    """Columns, a value a trajectory: number of tokens, of trained tokens, oldest and newest version of the trained ones (of all, where
+    none is trained)."""
+    lengths = pc.list_value_length(versions).to_numpy()
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    values = versions.flatten().to_numpy()
+    is_trained = mask.flatten().to_numpy(zero_copy_only=False)
+    num_trained = np.add.reduceat(is_trained.astype(np.int64), starts)
+    counts = is_trained | np.repeat(num_trained == 0, lengths)
+    limits = np.iinfo(np.int32)
+    yield lengths.tolist()
+    yield num_trained.tolist()
+    yield np.minimum.reduceat(np.where(counts, values, limits.max), starts).tolist()
+    yield np.maximum.reduceat(np.where(counts, values, limits.min), starts).tolist()

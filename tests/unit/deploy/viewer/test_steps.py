@@ -1,0 +1,95 @@
+"""One recorded step, read back: what became of each trajectory, its text, its tokens; and sentences for what is not there."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from cluster.contracts.errors import DataError
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import neighbours, open_step, recorded_steps
+from tests.unit.cluster.contracts.rows import row
+from tests.unit.deploy.viewer.run_files import write_run, write_trajectories
+
+END = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """Step 4 of two groups. In the second, a tool wrote the middle token, under an older policy."""
+    folder = write_run(tmp_path / "run")
+    first = [row(), row(sample_index=2, reward=None, reward_status="error", reward_message="KeyError: 'x'")]
+    second = row(
+        ticket_index=9,
+        group_id="00000009",
+        loss_mask=[True, False, True],
+        policy_versions=[2, 0, 3],
+        reward_components=[("style", 0.5), ("length", None)],
+        completion_text="two",
+        info=json.dumps({"answer": "2"}),
+        finished_at=END,
+    )
+    write_trajectories(folder, 4, first, [second])
+    return Run("run", RunDirectory(str(folder)))
+
+
+def test_a_group_says_what_became_of_each_of_its_trajectories(run):
+    step = open_step(run, 4)
+    assert step.tickets == [7, 9]
+    first, second = step.groups()
+    assert [each.sample_index for each in first.trajectories] == [0, 2]
+    assert [each.reward for each in first.trajectories] == [1.0, None]
+    assert first.trajectories[1].reward_message == "KeyError: 'x'"
+    only = second.trajectories[0]
+    assert (second.seconds, only.num_tokens, only.num_trained) == (4.0, 3, 2)
+    assert only.components == {"style": 0.5, "length": None}
+
+
+def test_staleness_counts_from_the_policy_that_learns_and_leaves_out_what_a_tool_wrote(run):
+    """Step 4 learns with policy 3; the oldest token that is trained on is of policy 2, and a tool's is of policy 0."""
+    only = open_step(run, 4).group(9).trajectories[0]
+    assert (only.oldest_version, only.newest_version, only.staleness) == (2, 3, 1)
+
+
+def test_texts_and_tokens_are_those_of_the_file(run):
+    step = open_step(run, 4)
+    assert step.prompt(9) == ("1+1=", {"answer": "2"})
+    assert step.completions(9) == {0: "two"}
+    tokens = step.tokens(9, 0)
+    assert (tokens["completion_token_ids"], tokens["loss_mask"]) == ([3, 4, 5], [True, False, True])
+    assert tokens["rollout_logprobs"] == [-0.5, -1.0, -1.5]
+    assert tokens["reference_logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda run: open_step(run, 5), "step 5 is not recorded: there are trajectories of steps 4 to 4"),
+        (lambda run: open_step(run, 4).group(8), "step 4 has no group 8"),
+        (lambda run: open_step(run, 4).tokens(7, 1), "group 7 of step 4 has no trajectory 1"),
+    ],
+)
+def test_what_is_not_there_is_said(run, ask, said):
+    with pytest.raises(HTTPException) as error:
+        ask(run)
+    assert (error.value.status_code, error.value.detail) == (404, said)
+
+
+def test_steps_that_were_removed_are_told_from_steps_that_never_were(run):
+    run.directory.write_json("trajectories/pruned.json", {"steps": 3})
+    with pytest.raises(HTTPException, match="steps up to 3 were removed"):
+        open_step(run, 2)
+    assert recorded_steps(run) == [4]
+
+
+def test_a_damaged_file_is_named(run):
+    run.directory.write_file("trajectories/step-000004.arrow", b"ARROW1 and then nothing")
+    with pytest.raises(DataError, match=r"step-000004\.arrow is damaged"):
+        open_step(run, 4)
+
+
+def test_neighbours_end_at_the_ends():
+    assert neighbours([3, 5, 9], 5) == (3, 9)
+    assert neighbours([3], 3) == (None, None)
