@@ -77,7 +77,7 @@ class Ledger:
         self._is_whole = num_steps is None
         self._last: Record | None = None
         lines = journal.read_records()[:num_steps]
-        for record in _records(lines):
+        for record in checked(lines):
             self._last = record
         self.num_torn_lines = len(lines) - self.version
         """1 when a crash tore the last line, else 0."""
@@ -130,24 +130,27 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """All of them, read from the disk."""
-        return _records(self._journal.read_records()[: self.version])
+        return checked(self._journal.read_records()[: self.version])
 
     def after(self, version: int) -> list[Record]:
         """Records of the steps after `version`, read from the disk: what a learner restored to it is fed again."""
         return [_parsed(line) for line in self._journal.read_records(version)[: self.version - version]]
 
 
-def _records(lines: Sequence[str]) -> Iterator[Record]:
-    """Each in its turn, checked against the one before; without a torn last line."""
-    before: Record | None = None
-    for number, line in enumerate(lines, start=1):
+def checked(lines: Sequence[str], *, before: Record | None = None) -> Iterator[Record]:
+    """The record of each line, checked against the one before; without a torn last line. `before` is the record before the first line.
+
+    Raises LedgerError at the first record that contradicts the ones before it."""
+    first = before.step + 1 if before else 1
+    for number, line in enumerate(lines, start=first):
         try:
             record = _parsed(line)
         except (json.JSONDecodeError, ValidationError) as error:
-            if number == len(lines):
+            last = first + len(lines) - 1
+            if number == last:
                 return
             raise LedgerError(
-                f"{NAME} line {number} of {len(lines)} is not a record, and is not the last one: {error}"
+                f"{NAME} line {number} of {last} is not a record, and is not the last one: {error}"
             ) from error
         _check_follows(record, before, number)
         yield record

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -82,6 +83,28 @@ def page_modules() -> list[str]:
 def routes() -> list[Route]:
     found = (importlib.import_module(f"{pages.__name__}.{name}") for name in page_modules())
     return [route for module in found for route in module.ROUTES]
+
+
+def asked_number(request: Request, name: str) -> float | None:
+    """What the query says; None where it says nothing. Raises HTTPException for what is no number."""
+    said = request.query_params.get(name, "").strip()
+    if not said:
+        return None
+    try:
+        value = float(said)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise HTTPException(400, f"{name}={said[:40]!r} is no number")
+    return value
+
+
+def asked_whole_number(request: Request, name: str) -> int | None:
+    """The same, where halves make no sense."""
+    value = asked_number(request, name)
+    if value is not None and (value != int(value) or abs(value) > 1e15):
+        raise HTTPException(400, f"{name}={value:g} is no whole number")
+    return None if value is None else int(value)
 
 
 @functools.cache

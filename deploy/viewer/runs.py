@@ -14,6 +14,7 @@ import yaml
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
+from deploy.viewer.chain import Chain, ChainReader
 from deploy.viewer.tail import Tail
 
 PHASES = "phases.jsonl"
@@ -38,6 +39,7 @@ class Run:
         self.poll_s = 1.0 if directory.is_local else 5.0
         """How often it is worth to look for something new."""
         self._metrics, self._events, self._phases = (Tail(directory, name) for name in (METRICS, EVENTS, PHASES))
+        self._chain = ChainReader(directory)
 
     @property
     def place(self) -> str:
@@ -53,6 +55,10 @@ class Run:
     def phases(self) -> list[dict[str, Any]]:
         """Who did what when; empty for a run that recorded no phases."""
         return self._phases.records()
+
+    def chain(self) -> Chain:
+        """What the ledger says was consumed, checked."""
+        return self._chain.read()
 
     def generation(self) -> str:
         """Changes when lines that were there before are no longer what they were: a resumed run writes its last steps again."""

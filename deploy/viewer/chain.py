@@ -1,0 +1,95 @@
+"""The ledger's chain as a page shows it: the records that the ones after them vouch for, and where it breaks. `treadwheel verify` checks
+the same, with the same code."""
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.contracts.errors import LedgerError, StorageError
+from cluster.record.ledger import Record, checked
+from cluster.record.recorder import digest_of, num_pruned_steps, step_of
+from cluster.record.run_directory import RunDirectory
+
+_STORE_S = 5.0
+"""Of an object store: how often it is asked for new records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    records: Sequence[Record] = ()
+    """Of the steps from 1 on, up to where the chain breaks."""
+    problem: str | None = None
+    """What contradicts the last of `records`; None for a whole chain."""
+
+    def step_of(self, ticket: int) -> int | None:
+        """The step that this group trained; None when none of the records names it."""
+        place = bisect_right(self.records, ticket, key=lambda record: record.groups[0]) - 1
+        return self.records[place].step if place >= 0 and ticket in self.records[place].groups else None
+
+    def record(self, step: int) -> Record | None:
+        return self.records[step - 1] if 0 < step <= len(self.records) else None
+
+
+class ChainReader:
+    """Reads on: what was read and checked before is checked again only where it is no longer the same. Of an object store each record
+    is read once. Several threads may use it."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        """Touches nothing."""
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._chain = Chain()
+        self._asked_at = float("-inf")
+
+    def read(self) -> Chain:
+        with self._lock:
+            is_recent = not self._directory.is_local and time.monotonic() - self._asked_at < _STORE_S
+            if not is_recent:
+                self._read_on()
+                self._asked_at = time.monotonic()
+            return self._chain
+
+    def _read_on(self) -> None:
+        is_store = not self._directory.is_local
+        known = self._lines if is_store else []
+        self._check([*known, *self._directory.read_records(len(known))])
+        if is_store and self._chain.problem:  # perhaps the run was begun anew
+            self._check(self._directory.read_records())
+
+    def _check(self, lines: list[str]) -> None:
+        num_kept = 0 if self._chain.problem else len(self._chain.records)
+        if lines[:num_kept] != self._lines[:num_kept]:
+            num_kept = 0
+        records = list(self._chain.records[:num_kept])
+        problem = None
+        try:
+            for record in checked(lines[num_kept:], before=records[-1] if records else None):
+                records.append(record)
+        except LedgerError as error:
+            problem = str(error).partition("\n")[0]
+        self._lines, self._chain = lines, Chain(records=records, problem=problem)
+
+
+def check_files(directory: RunDirectory, records: Sequence[Record], *, most_bytes: int) -> dict[int, str]:
+    """Whether the trajectories of each step are those that its record names, by step: `as recorded`, `altered`, `missing`, `removed` (by
+    `record.keep_trajectories`), or `not checked` once `most_bytes` were read."""
+    told: dict[int, str] = {}
+    for record in records:
+        size = directory.size_bytes(record.trajectories) if most_bytes > 0 else None
+        most_bytes -= size or 0
+        told[record.step] = _checked_file(directory, record) if most_bytes >= 0 else "not checked"
+    return told
+
+
+def _checked_file(directory: RunDirectory, record: Record) -> str:
+    folder, _, name = record.trajectories.rpartition("/")
+    if folder != "trajectories" or step_of(name) != record.step:  # nothing else is opened
+        return "altered"
+    try:
+        content = directory.read_file(record.trajectories)
+    except StorageError:
+        return "removed" if record.step <= num_pruned_steps(directory) else "missing"
+    return "as recorded" if digest_of(content) == record.trajectories_digest else "altered"

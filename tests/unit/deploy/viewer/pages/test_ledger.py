@@ -1,0 +1,91 @@
+"""The ledger as a page: verified or broken, in steps of fifty, and what a group trained."""
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.pages.ledger import PER_PAGE, ledger, ranges
+from tests.unit.deploy.viewer.recorded import asking, group, opened, record
+from tests.unit.deploy.viewer.run_files import event, write_run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    events = [event("drop", 1001.0, group_id="00000003", prompt_id="p", reason="zero_variance")]
+    folder = write_run(tmp_path / "run", events=events)
+    record(folder, [group(0, 1.0), group(1, 0.0)], [group(2, 1.0), group(4, 0.0)])
+    return folder
+
+
+def test_ranges_show_which_groups_were_dropped():
+    assert ranges([0, 1, 2, 4, 7, 8]) == "0–2, 4, 7–8"
+    assert ranges([5]) == "5"
+
+
+def test_a_whole_chain_has_no_problem_and_the_newest_record_is_vouched_for_by_none(folder):
+    told = ledger(opened(folder), asking())
+    assert (told["num_steps"], told["problem"], told["bad_files"], told["num_checked"]) == (2, None, [], 2)
+    assert [(row["step"], row["groups"], row["vouched_by"]) for row in told["rows"]] == [
+        (2, [2, 4], "newest"),
+        (1, [0, 1], "step 2"),
+    ]
+    assert told["rows"][0]["previous"] == told["rows"][1]["digest"]
+
+
+def test_an_altered_file_is_told_by_its_step(folder):
+    (folder / "trajectories/step-000001.arrow").write_bytes(b"other")
+    assert ledger(opened(folder), asking())["bad_files"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("ticket", "step", "words"),
+    [
+        (4, 2, "Group 4 trained step 2."),
+        (3, None, "Group 3 trained no step: it was dropped (zero_variance)."),
+        (5, None, "Group 5 has trained no step yet: no record goes so far."),
+    ],
+)
+def test_a_group_trained_a_step_or_was_dropped_or_is_to_come(folder, ticket, step, words):
+    told = ledger(opened(folder), asking(f"ticket={ticket}"))["ticket"]
+    assert (told["step"], told["words"]) == (step, words)
+
+
+def test_what_is_no_number_is_refused_in_words(folder):
+    for query in ("ticket=<script>", "before=nan", "ticket=1.5", "before=1e99"):
+        with pytest.raises(HTTPException, match="number"):
+            ledger(opened(folder), asking(query))
+
+
+def test_ten_thousand_steps_are_pages_of_fifty(tmp_path):
+    folder = write_run(tmp_path / "run")
+    journal: list[str] = []
+    long = Ledger(Paper(journal))
+    for step in range(1, 10_001):
+        long.append(groups=[step], trajectories=f"trajectories/step-{step:06d}.arrow", trajectories_digest="d")
+    RunDirectory(str(folder)).replace_lines("ledger/ledger.jsonl", journal)
+    run = opened(folder)
+    first = ledger(run, asking())
+    assert [row["step"] for row in first["rows"]] == list(range(10_000, 10_000 - PER_PAGE, -1))
+    assert (first["newer"], first["older"]) == (None, 9_951)
+    second = ledger(run, asking("before=9951"))
+    assert (second["rows"][0]["step"], second["newer"], second["older"]) == (9_950, 10_001, 9_901)
+    assert ledger(run, asking("before=2"))["older"] is None
+    assert ledger(run, asking("before=-5"))["rows"] == []
+
+
+class Paper:
+    """A journal in memory."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def append_record(self, step: int, line: str) -> None:
+        self._lines.append(line)
+
+    def read_records(self, after: int = 0) -> list[str]:
+        return self._lines[after:]
+
+    def cut_records(self, number: int) -> None: ...
+
+    def check_claim(self) -> None: ...
