@@ -21,6 +21,7 @@ from cluster.contracts.errors import (
     WorkerError,
     failure_of_its_actor,
 )
+from cluster.contracts.provenance import Provenance, unknown
 from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.record.run_directory import checkpoint_name
@@ -45,9 +46,10 @@ class LearnerGroup:
         checkpoints: str,
         saving: SavingRules,
         pass_rates: Callable[[int], dict[str, float]] | None = None,
+        provenance: Callable[[int], Provenance] = unknown,
     ) -> None:
         """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
-        index, for its record."""
+        index, for its record; `provenance` is what a checkpoint of a version may say of its run."""
         self._num_steps = config.num_steps
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
         self._specs = ranks
@@ -68,6 +70,7 @@ class LearnerGroup:
         """The step that the ranks were asked for last, and what its groups are."""
         self._saving = saving
         self._pass_rates = pass_rates
+        self._provenance = provenance
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure, as is a port of theirs that another process took
@@ -170,7 +173,8 @@ class LearnerGroup:
     async def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""
         async with self._turn:
-            await self._all("export", directory)
+            provenance = await asyncio.to_thread(self._provenance, self.version)
+            await self._all("export", directory, provenance.as_extra())
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -210,7 +214,8 @@ class LearnerGroup:
         step, summaries = self._asked
         if metric is None and step == self.version:
             metric = self._saving.metric_of(summaries)
-        extra = {"policy_version": self.version, "metric": metric}
+        provenance = await asyncio.to_thread(self._provenance, self.version)
+        extra = {"policy_version": self.version, "metric": metric, **provenance.as_extra()}
         try:
             await self._all("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra)
         except CheckpointError as error:

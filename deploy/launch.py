@@ -34,6 +34,7 @@ from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling
+from deploy.reports.provenance import RunProvenance
 from deploy.reports.summary import Summary, summarize
 
 if TYPE_CHECKING:
@@ -140,11 +141,13 @@ async def _train(
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
+    log.add(provenance := RunProvenance(run_dir))
     waits = _wait_for_nodes_s(config, address)
+    making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)
     async with (
         connected(address),
         noting_the_end(log),
-        cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits) as made,
+        making as made,
     ):
         async with (
             saved_when_stopped(

@@ -29,6 +29,7 @@ from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.launch import as_a_run, noting_the_end, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
+from deploy.reports.provenance import RunProvenance
 from deploy.reports.summary import Summary
 
 if TYPE_CHECKING:
@@ -55,11 +56,12 @@ async def _learn(
     if ignored := _ignored(config):
         message = f"nothing is sampled, and these sections act on nothing: {', '.join(ignored)}; `treadwheel eval` evaluates a checkpoint"
         log.event("ignored", sections=ignored, message=message)
-    checkpoints = run_dir.path(CHECKPOINTS)
+    log.add(provenance := RunProvenance(run_dir))
+    alone = learner_alone(config, run_dir, ledger, log, checkpoints=run_dir.path(CHECKPOINTS), provenance=provenance.at)
     async with (
         connected(address),
         noting_the_end(log),
-        learner_alone(config, run_dir, ledger, log, checkpoints=checkpoints) as (learner, reference),
+        alone as (learner, reference),
         saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
     ):
         for stats, summaries in await learner.restore():

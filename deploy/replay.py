@@ -17,6 +17,7 @@ from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone
 from deploy.cluster_up.stopping import until_interrupted
+from deploy.reports.provenance import RunProvenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,15 @@ async def _replay(
     config = config.model_copy(update={"checkpoint": never})
     # Without a checkpoint to start from, every step is learned again.
     with tempfile.TemporaryDirectory() as empty:
-        alone = learner_alone(config, run_dir, ledger, MetricLog([]), checkpoints=empty, with_reference=False)
+        alone = learner_alone(
+            config,
+            run_dir,
+            ledger,
+            MetricLog([]),
+            checkpoints=empty,
+            provenance=RunProvenance(run_dir).at,
+            with_reference=False,
+        )
         async with connected(address), alone as (learner, _):
             await learner.restore()
             if out is not None:

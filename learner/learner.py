@@ -106,7 +106,7 @@ class Learner:
             self.optimizer,
             objective=self.objective,
             guard=self._guard,
-            model=ModelFolder(self.policy.causal_lm, model=config.model, lora=config.learner.lora),
+            model=ModelFolder(self.policy.causal_lm, config),
             ranks=self._ranks,
             config=config.checkpoint,
         )
@@ -232,10 +232,10 @@ class Learner:
         newest: str | None = json.loads(chosen)
         return self.restore(newest) if newest is not None else None
 
-    def export(self, directory: str) -> None:
-        """The current weights as a Hugging Face folder on a disk."""
+    def export(self, directory: str, extra: Mapping[str, Any]) -> None:
+        """The current weights as a Hugging Face folder on a disk; `extra` as for `save`."""
         self._phases.enter("exporting")
-        self._saver.export(Path(directory))
+        self._saver.export(Path(directory), policy_version=self.version, extra=extra)
         self._phases.enter("waiting")
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
+from cluster.contracts.provenance import Provenance, unknown
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -40,11 +41,13 @@ async def cluster(
     *,
     office: TicketOffice | None = None,
     wait_for_nodes_s: float | None = None,
+    provenance: Callable[[int], Provenance] = unknown,
 ) -> AsyncIterator[Cluster]:
     """All actors up, the learner restored, its weights on the workers and attested. Ends them all at the end.
 
     A failure beside the block, which no restart heals, cancels the block and is raised as itself. `office` hands out the groups to
-    train on; without it the cluster only evaluates. `wait_for_nodes_s` as in the configuration, for a cluster that nodes can join.
+    train on; without it the cluster only evaluates. `wait_for_nodes_s` as in the configuration, for a cluster that nodes can join;
+    `provenance` as for the `LearnerGroup`.
     """
     if wait_for_nodes_s is None:
         placement, reserved = placement_of(config), None
@@ -69,6 +72,7 @@ async def cluster(
             log=log,
             tasks=tasks,
             office=office,
+            provenance=provenance,
         )
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
         await together(_learn_and_publish(config, made, run_dir, log), made.production.start())
@@ -90,6 +94,7 @@ async def learner_alone(
     log: Log,
     *,
     checkpoints: str,
+    provenance: Callable[[int], Provenance],
     with_reference: bool = True,
 ) -> AsyncIterator[tuple[LearnerGroup, SupervisedActor | None]]:
     """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
@@ -102,7 +107,13 @@ async def learner_alone(
     ):
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
         recorder, learner = learning(
-            config, seats=taken, specs=specs, ledger=ledger, supervisor=supervisor, checkpoints=checkpoints
+            config,
+            seats=taken,
+            specs=specs,
+            ledger=ledger,
+            supervisor=supervisor,
+            checkpoints=checkpoints,
+            provenance=provenance,
         )
         spec = specs.reference_scorer()
         reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None

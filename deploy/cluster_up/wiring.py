@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.provenance import Provenance
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
@@ -65,6 +66,7 @@ def wire(
     log: Log,
     tasks: asyncio.TaskGroup,
     office: TicketOffice | None,
+    provenance: Callable[[int], Provenance],
 ) -> Cluster:
     """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
     supervisor = Supervisor(config.supervision, log)
@@ -75,6 +77,7 @@ def wire(
         ledger=ledger,
         supervisor=supervisor,
         checkpoints=run_dir.path(CHECKPOINTS),
+        provenance=provenance,
         pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
     )
     weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
@@ -114,9 +117,10 @@ def learning(
     ledger: Ledger,
     supervisor: Supervisor,
     checkpoints: str,
+    provenance: Callable[[int], Provenance],
     pass_rates: Callable[[int], dict[str, float]] | None = None,
 ) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder, and the learner that it feeds. `checkpoints` and `pass_rates` as for the `LearnerGroup`."""
+    """The recorder, and the learner that it feeds. `checkpoints`, `provenance` and `pass_rates` as for the `LearnerGroup`."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
         config=config,
@@ -128,6 +132,7 @@ def learning(
         checkpoints=checkpoints,
         saving=SavingRules(config),
         pass_rates=pass_rates,
+        provenance=provenance,
     )
     return recorder, learner
 

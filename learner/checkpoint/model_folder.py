@@ -1,17 +1,20 @@
-"""The trained model as Hugging Face folders: weights with configuration and tokenizer, and the LoRA adapter apart."""
+"""The trained model as Hugging Face folders with model cards: weights with configuration and tokenizer, and the LoRA adapter apart."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from cluster.contracts.learner_config import LoraConfig, ModelConfig
+from cluster.contracts.config import RunConfig
+from cluster.contracts.provenance import Provenance
 from cluster.weights.adapter import write_adapter
+from learner.checkpoint.card import NAME, Kind, model_card
 from learner.checkpoint.manifest import FileEntry
 from learner.checkpoint.writing import seal, write_tensors
 from learner.model.lora import adapter_of
@@ -24,8 +27,9 @@ MAX_FILE_BYTES = 4 * 1024**3
 class ModelFolder:
     """Writes one causal model, and what belongs to it."""
 
-    def __init__(self, causal_lm: PreTrainedModel, *, model: ModelConfig, lora: LoraConfig | None) -> None:
-        self._causal_lm, self._model, self._lora = causal_lm, model, lora
+    def __init__(self, causal_lm: PreTrainedModel, config: RunConfig) -> None:
+        self._causal_lm, self._config = causal_lm, config
+        self._model, self._lora = config.model, config.learner.lora
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, also if it writes nothing."""
@@ -35,8 +39,10 @@ class ModelFolder:
         """The adapter's matrices, as `weights`; none without LoRA."""
         return self._on_cpu(exported_adapter(self._causal_lm, dtype=self._dtype))
 
-    def write(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
-        """A folder that `from_pretrained` reads. Entries of all its files by their path below it."""
+    def write(
+        self, folder: Path, weights: Iterable[tuple[str, Tensor]], *, policy_version: int, extra: Mapping[str, Any]
+    ) -> dict[str, FileEntry]:
+        """A folder that `from_pretrained` reads. Entries of all its files by their path below it. `extra` is the checkpoint's."""
         entries = write_weights(folder, weights)
         config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
         config.dtype = self._model.dtype
@@ -45,19 +51,28 @@ class ModelFolder:
         if self._causal_lm.generation_config is not None:
             self._causal_lm.generation_config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
+        self._write_card(folder, "model", policy_version, extra)
         return _sealed(folder, besides=entries)
 
-    def write_adapter(self, folder: Path, adapter: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
+    def write_adapter(
+        self, folder: Path, adapter: Iterable[tuple[str, Tensor]], *, policy_version: int, extra: Mapping[str, Any]
+    ) -> dict[str, FileEntry]:
         """A folder that peft reads, as `write`; nothing without LoRA."""
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
         write_adapter(folder, adapter, adapter=described, base_model=self._model.path)
+        self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 
     def size_bytes(self) -> int:
         """Of the whole weights, as written."""
         return sum(parameter.numel() for parameter in self._causal_lm.parameters()) * self._dtype.itemsize
+
+    def _write_card(self, folder: Path, kind: Kind, policy_version: int, extra: Mapping[str, Any]) -> None:
+        provenance = Provenance.of(extra)
+        card = model_card(self._config, kind=kind, policy_version=policy_version, provenance=provenance)
+        (folder / NAME).write_text(card, encoding="utf-8")
 
     @property
     def _dtype(self) -> torch.dtype:

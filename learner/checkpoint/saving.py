@@ -160,15 +160,16 @@ class Saver:
             part.load_state_dict(manifest.learner[name])
         return manifest
 
-    def export(self, directory: Path) -> None:
-        """The weights as a Hugging Face folder. Raises CheckpointError when the folder exists, or cannot be written."""
+    def export(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
+        """The weights as a Hugging Face folder, `extra` as of a checkpoint. Raises CheckpointError when it exists, or cannot be written."""
         weights = self._model.weights()
         try:
             if self._ranks.rank == 0:
                 if directory.exists():
                     raise CheckpointError(f"{directory} exists; export into another folder")
                 with writing.saving(directory):
-                    self._model.write(writing.begin(directory), weights)
+                    aside = writing.begin(directory)
+                    self._model.write(aside, weights, policy_version=policy_version, extra=extra)
                     writing.aside_of(directory).rename(directory)
         finally:
             _iterate(weights)
@@ -224,8 +225,12 @@ class Saver:
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
             written = {name: writing.write_state(aside / name, state)}
             if self._ranks.rank == 0:
-                model = self._model.write(aside / MODEL, snapshot.weights)
-                adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter)
+                of_run: dict[str, Any] = {
+                    "policy_version": snapshot.manifest.policy_version,
+                    "extra": snapshot.manifest.extra,
+                }
+                model = self._model.write(aside / MODEL, snapshot.weights, **of_run)
+                adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter, **of_run)
                 written |= {f"{MODEL}/{path}": entry for path, entry in model.items()}
                 written |= {f"{ADAPTER}/{path}": entry for path, entry in adapter.items()}
             target.deliver(written)

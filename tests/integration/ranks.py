@@ -157,7 +157,7 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
                 learner.finish_saving()
         except CheckpointError as failed:
             error = str(failed)
-    learner.export(task["export"])
+    learner.export(task["export"], {})
     learner.close()
     return {
         "reports": reports,

@@ -58,7 +58,9 @@ def test_it_prefers_what_was_rewarded_and_leaves_a_checkpoint(undisturbed):
     ]
     assert margins[-1] > margins[0]
     assert all("learner/kl_reference_k1_mean" in line for line in lines), "the run's reference scored them"
-    assert (undisturbed.path / "checkpoints" / "step-000008" / "model" / "model.safetensors").exists()
+    model = undisturbed.path / "checkpoints" / "step-000008" / "model"
+    assert (model / "model.safetensors").exists()
+    assert "Nothing was measured on held-out prompts" in (model / "README.md").read_text()
 
 
 def test_it_verifies_and_replays(undisturbed):

@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import RunConfig
 from learner.checkpoint.model_folder import ModelFolder
 from tests.integration.commands import ROOT
 from tests.integration.kuberay.dashboard import ask
@@ -52,12 +52,11 @@ def test_a_served_checkpoint_says_what_its_model_says(tmp_path: Path):
 def _checkpoint(run: Path) -> Path:
     """The model's folder, as a learner writes it."""
     base = make_tiny_model(run / "base", chat_template=CHAT_TEMPLATE)
-    folder = ModelFolder(
-        AutoModelForCausalLM.from_pretrained(base), model=ModelConfig(path=str(base), dtype="float32"), lora=None
-    )
+    config = RunConfig.model_validate({"model": {"path": str(base), "dtype": "float32"}, "prompts": "none"})
+    folder = ModelFolder(AutoModelForCausalLM.from_pretrained(base), config)
     model = run / "checkpoints/step-000080/model"
     model.mkdir(parents=True)
-    folder.write(model, folder.weights())
+    folder.write(model, folder.weights(), policy_version=80, extra={})
     return model
 
 

@@ -229,7 +229,7 @@ def test_a_step_of_which_the_reference_scored_a_part_measures_that_part(model_pa
 def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp_path: Path):
     learner = Learner(make_config(model_path, dtype="bfloat16"))
     learner.update(*_groups(learner))
-    learner.export(str(tmp_path / "export"))
+    learner.export(str(tmp_path / "export"), {})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     assert loaded.dtype == torch.bfloat16
     for name, tensor in loaded.named_parameters():
@@ -475,7 +475,7 @@ def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_i
     assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000002"]
 
 
-def _refused(*args: Any) -> None:
+def _refused(*args: Any, **_: Any) -> None:
     raise ValueError("generation_config")
 
 

@@ -5,6 +5,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from cluster.contracts.errors import DataError
+from cluster.contracts.provenance import unknown
 from cluster.contracts.types import Group
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
@@ -77,6 +78,7 @@ async def test_what_a_judged_group_shows_of_its_prompt_comes_into_the_record_of_
         log=ListedEvents(),
         tasks=Mock(),
         office=office,
+        provenance=unknown,
     )
     assert made.production.waits_for_nodes(), "as the run file says"
     buffer = make_buffer(config)

@@ -1,0 +1,229 @@
+"""The model card of an exported folder: where the weights come from, how they were trained, what was measured. A pure function of the
+configuration and of what the run knows: two equal checkpoints have equal cards.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import yaml
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.prompts_config import PromptsConfig
+from cluster.contracts.provenance import Provenance
+from cluster.weights.model_files import model_file
+
+NAME = "README.md"
+Kind = Literal["model", "adapter"]
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LICENSES = ("license", "license_name", "license_link")
+
+
+def model_card(config: RunConfig, *, kind: Kind, policy_version: int, provenance: Provenance) -> str:
+    """Markdown with the metadata that the Hugging Face hub reads."""
+    known = _base_metadata(config)
+    front = yaml.safe_dump(_metadata(config, known, kind=kind), sort_keys=False, allow_unicode=True)
+    sections = (
+        _introduction(config, kind=kind, policy_version=policy_version),
+        ("## Training", "", *_bullets(_training(config, known))),
+        ("## Measured", "", *_measured(config, policy_version=policy_version, provenance=provenance)),
+        ("## Use", "", *_use(config, kind=kind)),
+        ("## Provenance", "", *_bullets(_provenance(provenance))),
+    )
+    return f"---\n{front}---\n\n" + "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _metadata(config: RunConfig, known: Mapping[str, Any], *, kind: Kind) -> dict[str, Any]:
+    is_adapter = kind == "adapter"
+    metadata: dict[str, Any] = {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["treadwheel", "reinforcement-learning", *(["lora"] if config.learner.lora else [])],
+    }
+    if (base := _hub_name(config.model.path)) is not None:
+        metadata |= {"base_model": base, "base_model_relation": "adapter" if is_adapter else "finetune"}
+    if datasets := sorted({name for each in _sources(config.prompts) if (name := _data_set(each))}):
+        metadata["datasets"] = datasets
+    return metadata | {name: known[name] for name in _LICENSES if name in known}
+
+
+def _base_metadata(config: RunConfig) -> dict[str, Any]:
+    """What the base model's own card says of its licence. A link into the base's folder leads nowhere from here."""
+    card = model_file(config.model, NAME)
+    if card is None:
+        return {}
+    found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8", errors="replace"), flags=re.DOTALL)
+    try:
+        metadata = yaml.safe_load(found[1]) if found else None
+    except yaml.YAMLError:
+        return {}
+    texts = metadata.items() if isinstance(metadata, dict) else ()
+    known = {name: text for name, text in texts if name in _LICENSES and isinstance(text, str)}
+    if not known.get("license_link", "https://").startswith("https://"):
+        del known["license_link"]
+    return known
+
+
+def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tuple[str, ...]:
+    trained = "LoRA adapter of" if kind == "adapter" else "Weights of"
+    return (
+        f"# {_plain(_name(config.model.path))}, trained with treadwheel, step {policy_version}",
+        "",
+        f"{trained} {_code(_name(config.model.path))} after {policy_version} steps of post-training with treadwheel. This card was written "
+        "from the run's own record. It says what was done and what was measured. What else the model can or cannot do was not examined.",
+    )
+
+
+def _training(config: RunConfig, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    algorithm, optimizer = config.algorithm, config.optimizer
+    revision = f", revision {_code(config.model.revision)}" if config.model.revision else ""
+    yield "Base model", f"{_code(_name(config.model.path))}{revision}, trained as {config.model.dtype}"
+    yield "Licence of the base", _code(known["license"]) if "license" in known else "not known here; look it up"
+    yield "Algorithm", ", ".join(_algorithm(config))
+    yield "One step", _step(config)
+    yield "Optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"
+    if (lora := config.learner.lora) is not None:
+        yield "LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}"
+    yield "Rewards", ", ".join(_rewards(config))
+    yield "Prompts", ", ".join(map(_told, _sources(config.prompts)))
+    yield "Seed", f"{config.seed}{', deterministic' if config.deterministic else ''}"
+    if algorithm.sft is not None:
+        yield "Demonstrations", f"a supervised loss on {_told(algorithm.sft.prompts)} was added"
+
+
+def _step(config: RunConfig) -> str:
+    buffer, sampling = config.buffer, config.sampling
+    made = f"{buffer.groups_per_step} prompts with {buffer.trajectories_per_group} completions each"
+    if config.recorded is not None:
+        return f"{made}, from the record {_code(_name(config.recorded))}: nothing was sampled"
+    bound = buffer.max_off_policy_steps
+    age = f"no token older than {bound} policy versions" if bound else "all sampled by the policy that learns from them"
+    return f"{made}, at most {sampling.max_tokens} tokens long, at temperature {sampling.temperature:g}, {age}"
+
+
+def _algorithm(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    yield f"advantages {_code(algorithm.advantage.name)}"
+    yield f"policy loss {_code(algorithm.policy_loss.name)}"
+    for where, term in (("loss", algorithm.kl.loss), ("reward", algorithm.kl.reward)):
+        if term is not None:
+            yield f"KL to the reference in the {where} ({term.coefficient:g}, {term.estimator})"
+    if (rollout := algorithm.kl.rollout) is not None:
+        yield f"KL to the rollout policy in the loss ({rollout.coefficient:g}, {rollout.estimator})"
+    if algorithm.entropy_coefficient:
+        yield f"entropy bonus {algorithm.entropy_coefficient:g}"
+    for what, plugins in (("correction", algorithm.corrections), ("filter", algorithm.filters)):
+        for plugin in plugins:
+            yield f"{what} {_code(plugin.name)}"
+    if algorithm.value is not None:
+        yield "a critic"
+    if algorithm.distillation is not None:
+        yield "distillation from the reference"
+
+
+def _rewards(config: RunConfig) -> Iterator[str]:
+    if config.reward.only_judge is not None:
+        yield _code(config.reward.judge.name)
+    for name, part in config.reward.parts.items():
+        yield f"{_code(name)} ({_code(part.judge.name)}, weight {part.weight:g})"
+
+
+def _measured(config: RunConfig, *, policy_version: int, provenance: Provenance) -> Iterator[str]:
+    evaluations = sorted((version, each) for version, each in provenance.evaluations.items() if "eval/reward" in each)
+    if not evaluations:
+        yield "Nothing was measured on held-out prompts before these weights were saved. Rewards of training are no such measure."
+        return
+    yield "| step | held-out prompts | mean reward | successes |"
+    yield "|---:|---:|---:|---:|"
+    for version, each in evaluations:
+        reward, accuracy = (_estimate(each, f"eval/{name}") for name in ("reward", "accuracy"))
+        yield f"| {version} | {each.get('eval/num_prompts', 0.0):.0f} | {reward} | {accuracy} |"
+    yield ""
+    held_out = config.evaluation
+    prompts = (
+        ", ".join(map(_told, _sources(held_out.prompts))) if held_out.prompts else "not in the configuration any more"
+    )
+    how = "greedy" if held_out.temperature == 0 else f"temperature {held_out.temperature:g}"
+    yield f"Held-out prompts: {prompts}; {how}, {held_out.num_samples} completion{'s' * (held_out.num_samples > 1)} each. After ± stands"
+    yield f"one standard error over prompts. A success has a reward of {held_out.success_at:g} or more."
+    if (last := evaluations[-1][0]) < policy_version:
+        yield f"The last evaluation is of step {last}: these weights, of step {policy_version}, were not evaluated themselves."
+    yield "The numbers are of these prompts and these rewards alone. Whether the base model has seen the prompts is not known."
+
+
+def _estimate(numbers: Mapping[str, float], name: str) -> str:
+    if (value := numbers.get(name)) is None:
+        return "–"
+    error = numbers.get(f"{name}_stderr")
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def _use(config: RunConfig, *, kind: Kind) -> Iterator[str]:
+    yield "```python"
+    if kind == "adapter":
+        yield "from peft import AutoPeftModelForCausalLM"
+        yield "from transformers import AutoTokenizer"
+        yield ""
+        yield "model = AutoPeftModelForCausalLM.from_pretrained(FOLDER)"
+        yield "tokenizer = AutoTokenizer.from_pretrained(BASE)  # that of the base model"
+    else:
+        yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+        yield ""
+        yield "model = AutoModelForCausalLM.from_pretrained(FOLDER)"
+        yield "tokenizer = AutoTokenizer.from_pretrained(FOLDER)"
+    yield "```"
+    if config.model.trust_remote_code:
+        yield ""
+        yield "The base model's repository has code of its own, which this folder has not: read it before you let it run."
+
+
+def _provenance(provenance: Provenance) -> Iterator[tuple[str, str]]:
+    digest = provenance.passport_digest
+    yield (
+        "Passport",
+        f"SHA-256 of its mathematics: {_code(digest)}" if digest else "none was written before these weights",
+    )
+    if provenance.versions:
+        yield "Versions", ", ".join(f"{name} {version}" for name, version in sorted(provenance.versions.items()))
+
+
+def _sources(prompts: PromptsConfig) -> list[Plugin]:
+    if prompts.sources:
+        return list(prompts.sources.values())
+    return [prompts]
+
+
+def _told(source: Plugin) -> str:
+    """A source by its name, and its data by theirs; a path may say whose machine it was, so only its end is told."""
+    named = source.params.get("path") or source.params.get("task")
+    told = _data_set(source) or (_name(named) if isinstance(named, str) else None)
+    return _code(source.name) + (f" of {_code(told)}" if told else "")
+
+
+def _data_set(source: Plugin) -> str | None:
+    path = source.params.get("path")
+    return _hub_name(path) if source.name == "dataset" and isinstance(path, str) else None
+
+
+def _hub_name(path: str) -> str | None:
+    """The path itself, where it names something on the hub and no folder."""
+    return path if _HUB_NAME.fullmatch(path) and not Path(path).is_dir() else None
+
+
+def _name(path: str) -> str:
+    return _hub_name(path) or PurePath(path).name
+
+
+def _plain(text: str) -> str:
+    """In one line, without what Markdown and HTML read."""
+    return re.sub(r"[^\w .,:/@+=-]", "_", text)
+
+
+def _code(text: Any) -> str:
+    return f"`{_plain(str(text))}`"
+
+
+def _bullets(facts: Iterator[tuple[str, str]]) -> Iterator[str]:
+    return (f"- **{name}:** {value}" for name, value in facts)

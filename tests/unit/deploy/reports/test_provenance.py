@@ -1,0 +1,24 @@
+from cluster.record.run_directory import METRICS, PASSPORT, RunDirectory
+from deploy.reports.provenance import RunProvenance, digest_of
+
+
+def test_a_resumed_run_knows_the_evaluations_of_its_earlier_part(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    directory.append_json(METRICS, {"policy_version": 0, "time": 1.0, "eval/reward": 0.25, "eval/accuracy": None})
+    directory.append_json(METRICS, {"policy_version": 1, "time": 2.0, "reward/mean": 0.5})
+    run = RunProvenance(directory)
+    run.step(2, {"reward/mean": 0.5, "eval/reward": 0.5})
+    run.step(4, {"eval/reward": 0.75})
+    assert run.at(4).evaluations == {0: {"eval/reward": 0.25}, 4: {"eval/reward": 0.75}}
+    assert run.at(3).evaluations == {0: {"eval/reward": 0.25}, 2: {"eval/reward": 0.5}}
+    assert run.at(1).evaluations == {0: {"eval/reward": 0.25}}
+
+
+def test_the_passport_is_told_once_it_is_written(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    run = RunProvenance(directory)
+    assert (run.at(0).passport_digest, run.at(0).versions) == (None, {})
+    passport = {"mathematics": {"seed": 0}, "versions": {"torch": "2"}}
+    directory.write_json(PASSPORT, passport)
+    assert (run.at(0).passport_digest, run.at(0).versions) == (digest_of(passport), {"torch": "2"})
+    assert digest_of({**passport, "versions": {}}) == digest_of(passport) != digest_of({"mathematics": {"seed": 1}})
