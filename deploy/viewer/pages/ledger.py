@@ -47,7 +47,7 @@ def ledger(run: Run, request: Request) -> dict[str, Any]:
 def _row(record: Record, file: str, chain: Chain) -> dict[str, Any]:
     after = chain.record(record.step + 1)
     if after is None:
-        vouched = "contradicted" if chain.problem else "newest"
+        vouched = "the chain breaks here" if chain.problem else "newest"
     else:
         vouched = f"step {after.step}"  # the chain holds it only where it is so
     return {

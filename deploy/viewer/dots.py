@@ -1,0 +1,91 @@
+"""Rewards as dots on one axis, and how many of them fall where. Pure functions."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PLACES = 60
+"""Dots that would lie nearer to each other than this part of the axis stand in one heap."""
+_HEIGHT_PX = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    low: float
+    high: float
+
+    def place(self, value: float) -> float:
+        """0 at the left end, 1 at the right one."""
+        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def ticks(self, count: int = 4) -> list[dict[str, float]]:
+        """About `count` round numbers, each with its `value` and its place in `percent`."""
+        rough = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(rough))
+        width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+        first, last = math.ceil(self.low / width - 1e-9), math.floor(self.high / width + 1e-9)
+        # 3 * 0.1 is not 0.3.
+        values = (float(f"{number * width:.12g}") for number in range(first, last + 1))
+        return [{"value": value, "percent": percent(self.place(value))} for value in values]
+
+
+def axis_of(values: Sequence[float]) -> Axis:
+    """From the smallest to the largest. Equal ones are in the middle; none are as between 0 and 1."""
+    if not values:
+        return Axis(low=0.0, high=1.0)
+    low, high = min(values), max(values)
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):
+        room = abs(low) / 2 or 0.5
+        return Axis(low=low - room, high=high + room)
+    return Axis(low=low, high=high)
+
+
+def percent(part: float) -> float:
+    return round(part * 100, 2)
+
+
+def dots(values: Sequence[float], axis: Axis) -> list[dict[str, float]]:
+    """For each value its heap on the axis in `percent`, its place in the heap `dx` and `dy`, and its radius `r`, in pixels."""
+    heaps: defaultdict[int, list[int]] = defaultdict(list)
+    for index, value in enumerate(values):
+        heaps[round(axis.place(value) * _PLACES)].append(index)
+    placed: list[dict[str, float]] = [{} for _ in values]
+    for heap in heaps.values():
+        pitch = 8.0 if len(heap) <= 24 else 5.0
+        num_rows = min(len(heap), int(_HEIGHT_PX // pitch))
+        num_columns = math.ceil(len(heap) / num_rows)
+        middle = sum(axis.place(values[index]) for index in heap) / len(heap)
+        for number, index in enumerate(heap):
+            column, row = divmod(number, num_rows)
+            in_column = min(num_rows, len(heap) - column * num_rows)
+            placed[index] = {
+                "percent": percent(middle),
+                "dx": (column - (num_columns - 1) / 2) * pitch,
+                "dy": (row - (in_column - 1) / 2) * pitch,
+                "r": round(pitch * 0.43, 2),
+            }
+    return placed
+
+
+def histogram(values: Sequence[float], axis: Axis, *, num_bins: int = 24) -> list[dict[str, float]]:
+    """Bars over the axis, those without a value left out: `percent` of the left edge, `count`, and the height as a `share` of the
+    highest."""
+    counts = [0] * num_bins
+    for value in values:
+        counts[min(int(axis.place(value) * num_bins), num_bins - 1)] += 1
+    most = max(counts, default=0)
+    return [
+        {"percent": percent(bar / num_bins), "count": count, "share": round(count / most, 4)}
+        for bar, count in enumerate(counts)
+        if count
+    ]
+
+
+def mean_and_spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation over the values themselves (not of a larger population); None where there are none."""
+    if not values:
+        return {"mean": None, "std": None}
+    mean = sum(values) / len(values)
+    return {"mean": mean, "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))}

@@ -1,0 +1,268 @@
+"""One step: its groups, each trajectory's reward as a dot, who sampled it, how stale it was, what was dropped for it and why; and the list
+of steps that leads there."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from deploy.viewer import fleet
+from deploy.viewer.chain import Chain
+from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, percent
+from deploy.viewer.page import asked_whole_number, page
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import Group, RecordedStep, Trajectory, neighbours, open_step, recorded_steps
+
+PER_PAGE = 50
+"""Groups of a step, or steps of a run."""
+_MOST_TOLD = 50
+_MOST_CHARACTERS = 2000
+"""Of a prompt that is named in a line."""
+_FACTS = (
+    ("reward/mean", "Reward"),
+    ("eval/accuracy", "Held-out accuracy"),
+    ("learner/advantage_std", "Advantage, spread"),
+    ("learner/kl_reference_k3_mean", "KL to the reference"),
+    ("learner/entropy_mean", "Entropy"),
+    ("mismatch/mean_abs_nats", "Mismatch, mean"),
+    ("learner/clip_fraction", "Clipped"),
+    ("learner/gradient_norm", "Gradient norm"),
+    ("staleness/max", "Staleness"),
+    ("tokens/completion_mean", "Completion, tokens"),
+    ("tokens/truncated_share", "Cut at the limit"),
+    ("time/step_s", "Seconds"),
+)
+_COLUMNS = tuple(
+    entry
+    for entry in _FACTS
+    if entry[0]
+    not in ("learner/advantage_std", "tokens/truncated_share", "learner/clip_fraction", "mismatch/mean_abs_nats")
+)
+_SORTS = {
+    "order": lambda row: row["place"],
+    "reward": lambda row: (row["mean"] is None, row["mean"]),
+    "spread": lambda row: -(row["std"] or 0.0),
+    "length": lambda row: -row["longest"],
+    "staleness": lambda row: -row["staleness"],
+    "time": lambda row: -row["seconds"],
+}
+
+
+def steps(run: Run, request: Request) -> dict[str, Any]:
+    """The newest first; the query's `before` is the step above the newest one shown."""
+    lines = run.metrics()
+    by_step = {line["policy_version"]: line for line in lines}
+    recorded = set(recorded_steps(run))
+    numbers = sorted(by_step.keys() | recorded)
+    newest = numbers[-1] if numbers else 0
+    before = min(asked_whole_number(request, "before") or newest + 1, newest + 1)
+    shown = [number for number in numbers if number < before][-PER_PAGE:][::-1]
+    columns = [(name, label) for name, label in _COLUMNS if any(line.get(name) is not None for line in lines)]
+    return {
+        "num_steps": len(numbers),
+        "newest": newest,
+        "before": before,
+        "columns": [label for _, label in columns],
+        "rows": [
+            {
+                "step": number,
+                "is_recorded": number in recorded,
+                "numbers": [by_step.get(number, {}).get(name) for name, _ in columns],
+            }
+            for number in shown
+        ],
+        "newer": before + PER_PAGE if before <= newest else None,
+        "older": shown[-1] if shown and shown[-1] > numbers[0] else None,
+    }
+
+
+def step(run: Run, request: Request) -> dict[str, Any]:
+    """The query's `sort` is one of the page's orders, `from` the place of the first group shown."""
+    number = int(request.path_params["step"])
+    lines = {line["policy_version"]: line for line in run.metrics()}
+    recorded, why = _opened(run, number)
+    if recorded is None and number not in lines:
+        raise HTTPException(404, why)
+    groups = recorded.groups() if recorded else []
+    line = lines.get(number, {})
+    known = sorted({*lines, *recorded_steps(run), number})
+    previous, following = neighbours(known, number)
+    rewards = [each.reward for group in groups for each in group.trajectories if each.reward is not None]
+    axis = axis_of(rewards)
+    sort = request.query_params.get("sort", "order")
+    rows = sorted((_row(place, group) for place, group in enumerate(groups)), key=_SORTS.get(sort, _SORTS["order"]))
+    first = max(asked_whole_number(request, "from") or 0, 0)
+    shown = [_drawn(row, axis, recorded) for row in rows[first : first + PER_PAGE] if recorded]
+    shared = shared_beginning([row["prompt"] for row in shown])
+    return {
+        "step": number,
+        "previous": previous,
+        "next": following,
+        "why": why,
+        "facts": [{"label": label, "value": line[name]} for name, label in _FACTS if line.get(name) is not None],
+        "numbers": [{"name": name, "value": value} for name, value in sorted(line.items()) if _is_number(name, value)],
+        "num_groups": len(groups),
+        "num_trajectories": sum(len(group.trajectories) for group in groups),
+        "ticks": axis.ticks(),
+        "bars": histogram(rewards, axis),
+        "sort": sort if sort in _SORTS else "order",
+        "sorts": list(_SORTS),
+        "from": first,
+        "earlier": max(first - PER_PAGE, 0) if first else None,
+        "later": first + PER_PAGE if first + PER_PAGE < len(rows) else None,
+        "shared": shared,
+        "rows": [{**row, "prompt": _short(row["prompt"], shared)} for row in shown],
+        "workers": workers(groups),
+        "failed": failed(groups),
+        "dropped": dropped(number, run.chain(), run.events()),
+        "marks": [mark for mark in fleet.marks(_during(run.events(), number)) if mark["kind"] != "started"][
+            -_MOST_TOLD:
+        ],
+    }
+
+
+def _opened(run: Run, number: int) -> tuple[RecordedStep | None, str]:
+    """The step, or why it cannot be shown."""
+    try:
+        return open_step(run, number), ""
+    except HTTPException as error:
+        return None, error.detail
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return name not in ("policy_version", "time") and isinstance(value, int | float)
+
+
+def _row(place: int, group: Group) -> dict[str, Any]:
+    """What is said of one group, without its dots."""
+    told = group.trajectories
+    lengths = [each.num_tokens for each in told]
+    return {
+        "place": place,
+        "ticket": group.ticket_index,
+        "prompt_id": group.prompt_id,
+        "seconds": group.seconds,
+        **mean_and_spread([each.reward for each in told if each.reward is not None]),
+        "shortest": min(lengths),
+        "longest": max(lengths),
+        "staleness": max(each.staleness for each in told),
+        "workers": sorted({each.worker for each in told}),
+        "num_cut": sum(each.finish_reason == "length" for each in told),
+        "num_aborted": sum(each.finish_reason == "aborted" for each in told),
+        "num_failed": sum(each.reward_status in ("error", "timeout") for each in told),
+        "trajectories": told,
+    }
+
+
+def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[str, Any]:
+    told: Sequence[Trajectory] = [each for each in row["trajectories"] if each.reward is not None]
+    placed = dots([each.reward for each in told if each.reward is not None], axis)
+    mean, std = row["mean"], row["std"]
+    span = None
+    if mean is not None:
+        ends = [percent(axis.place(mean + sign * std)) for sign in (-1, 1)]
+        span = {"mean": percent(axis.place(mean)), "start": ends[0], "width": round(ends[1] - ends[0], 2)}
+    return {
+        **{name: value for name, value in row.items() if name != "trajectories"},
+        "prompt": said(*recorded.prompt(row["ticket"])),
+        "span": span,
+        "dots": [
+            {
+                "sample": each.sample_index,
+                "reward": each.reward,
+                "num_tokens": each.num_tokens,
+                "finish": each.finish_reason,
+                **place,
+            }
+            for each, place in zip(told, placed, strict=True)
+        ],
+    }
+
+
+def said(text: str, columns: Mapping[str, Any]) -> str:
+    """The prompt in a line: the last message of the user where it was a conversation, and else the text. Its first characters."""
+    messages = columns.get("messages")
+    if isinstance(messages, list):
+        users = [each.get("content") for each in messages if isinstance(each, dict) and each.get("role") == "user"]
+        text = next((content for content in reversed(users) if isinstance(content, str)), text)
+    return " ".join(text[:_MOST_CHARACTERS].split())
+
+
+def shared_beginning(texts: Sequence[str]) -> str:
+    """Whole words with which all of several texts begin; empty where those are few."""
+    if len(set(texts)) < 2:
+        return ""
+    pairs = zip(min(texts), max(texts), strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    shared = shared[: shared.rfind(" ") + 1]
+    return shared if len(shared) > 12 else ""
+
+
+def _short(text: str, shared: str) -> str:
+    line = f"…{text.removeprefix(shared)}" if shared else text
+    return line if len(line) <= 100 else f"{line[:99]}…"
+
+
+def workers(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Who sampled: trajectories, tokens and mean reward of each worker."""
+    by_name: dict[str, list[Trajectory]] = {}
+    for group in groups:
+        for each in group.trajectories:
+            by_name.setdefault(each.worker, []).append(each)
+    return [
+        {
+            "worker": name,
+            "num_trajectories": len(told),
+            "num_tokens": sum(each.num_tokens for each in told),
+            "staleness": max(each.staleness for each in told),
+            **mean_and_spread([each.reward for each in told if each.reward is not None]),
+        }
+        for name, told in sorted(by_name.items())
+    ]
+
+
+def failed(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Rewards that failed, by their message, the most frequent first, each with the first trajectory that it happened to."""
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], tuple[int, int]] = {}
+    for group in groups:
+        for each in group.trajectories:
+            if each.reward_status in ("error", "timeout"):
+                key = (each.reward_status, " ".join((each.reward_message or "no message").split())[:300])
+                counts[key] += 1
+                examples.setdefault(key, (group.ticket_index, each.sample_index))
+    return [
+        {"status": key[0], "message": key[1], "count": count, "ticket": examples[key][0], "sample": examples[key][1]}
+        for key, count in counts.most_common(_MOST_TOLD)
+    ]
+
+
+def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Groups that began in their turn and that this step, which took those around them, did not take: they were dropped, each for a
+    reason that an event tells."""
+    record, before = chain.record(number), chain.record(number - 1)
+    if record is None or (before is None and number != 1):
+        return {"num": 0, "reasons": [], "tickets": []}
+    missing = set(range(before.next_index if before else 0, record.next_index)) - set(record.groups)
+    reasons: dict[int, str] = {}
+    for event in events if missing else ():
+        group_id = str(event.get("group_id", ""))
+        if event["kind"] in ("drop", "quarantine") and group_id.isdecimal() and int(group_id) in missing:
+            reasons[int(group_id)] = " ".join(str(event["reason"]).split())[:300]
+    tickets = [{"ticket": ticket, "reason": reasons.get(ticket, "no event says why")} for ticket in sorted(missing)]
+    counts = Counter(each["reason"] for each in tickets)
+    return {"num": len(tickets), "reasons": counts.most_common(_MOST_TOLD), "tickets": tickets[:_MOST_TOLD]}
+
+
+def _during(events: Iterable[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
+    """While the step was made the newest version was the one before."""
+    return [event for event in events if event.get("policy_version") == number - 1]
+
+
+ROUTES = [
+    *page("/run/{run}/step", steps, template="steps.html"),
+    *page("/run/{run}/step/{step:int}", step, template="step.html"),
+]

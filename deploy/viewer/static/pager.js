@@ -1,0 +1,7 @@
+// Left and right go where the page's links of the step before and after go.
+addEventListener("keydown", (event) => {
+  const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+  const isTaken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented;
+  if (!rel || isTaken || event.target.closest("input, select, textarea, .scroll")) return;
+  document.querySelector(`a[rel="${rel}"]`)?.click();
+});
