@@ -7,6 +7,7 @@ import asyncio
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -16,7 +17,7 @@ from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.record.run_directory import EVENTS, RunDirectory
-from cluster.record.writer import Writer
+from cluster.record.writer import SideThread
 
 METRICS: dict[str, str] = {
     "policy_version": "Steps that the policy has learned; each line of `metrics.jsonl` is of one.",
@@ -124,6 +125,9 @@ METRICS: dict[str, str] = {
 
 ENDS = ("finished", "stopped", "failed")
 """Kinds of the last event of a driver that was not killed."""
+PATIENCE_S = 30.0
+"""How long a run's end waits for its sinks to take it, and again for them to close: a tracker's server may never answer, and the numbers
+are in the run directory."""
 
 
 class Sink(Protocol):
@@ -151,8 +155,14 @@ class MetricLog:
     """
 
     def __init__(
-        self, sinks: Sequence[Sink], *, directory: RunDirectory | None = None, now: Callable[[], float] = time.time
+        self,
+        sinks: Sequence[Sink],
+        *,
+        directory: RunDirectory | None = None,
+        now: Callable[[], float] = time.time,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        self._patience_s = patience_s
         self._sinks = [_InThread(sink) for sink in sinks]
         self._listeners: list[Sink] = []
         self._directory = directory
@@ -187,13 +197,12 @@ class MetricLog:
             sink.event(record)
 
     def end(self, kind: str, **fields: Any) -> None:
-        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns."""
+        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns, or are left behind."""
         if self._has_ended:
             return
         self._has_ended = True
         self.event(kind, **fields)
-        for sink in self._sinks:
-            sink.flush()
+        self._leave_behind(self._sinks)
 
     async def written(self) -> None:
         """Returns once what was logged is in the object store, if the run lies in one: lines wait there for others, on a disk they do not.
@@ -202,8 +211,8 @@ class MetricLog:
         directory = self._directory
         if directory is None or directory.is_local:
             return
-        for sink in self._sinks:
-            await asyncio.to_thread(sink.flush)
+        # A tracker that is late is for the end to leave behind; it is waited for once until it has caught up.
+        await asyncio.to_thread(self._late, [sink for sink in self._sinks if not sink.is_late])
         await asyncio.to_thread(directory.writer.flush)
         try:
             await asyncio.to_thread(directory.flush_lines)
@@ -211,12 +220,23 @@ class MetricLog:
             self.event("storage_failed", reason=str(error), message=f"{error}; lines wait until the store takes them")
 
     def close(self) -> None:
-        """Returns when everything is written. May be called twice."""
+        """Returns when everything is written, but for what sinks leave undone that are late. May be called twice."""
         sinks, self._sinks, self._listeners = self._sinks, [], []
         for sink in sinks:
             sink.close()
+        self._leave_behind(sinks)
         if self._directory:
             self._directory.writer.flush()
+
+    def _late(self, sinks: "Sequence[_InThread]") -> "list[_InThread]":
+        """Those that have not done all that they were given when the patience for them, side by side, is at its end."""
+        waits = [(sink, sink.mark()) for sink in sinks]
+        until = time.monotonic() + self._patience_s
+        return [sink for sink, mark in waits if not sink.is_done(mark, within_s=max(until - time.monotonic(), 0.0))]
+
+    def _leave_behind(self, sinks: "Sequence[_InThread]") -> None:
+        for sink in self._late(sinks):
+            sink.leave_out(f"it was not done {self._patience_s:g} s after the run's end")
 
 
 class _InThread:
@@ -224,21 +244,39 @@ class _InThread:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._writer = Writer()
+        self._thread = SideThread()
         self._is_left_out = False
+        self.is_late = False
+        """Whether it has not done yet what the last flush waited for."""
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._writer.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
+        self._thread.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
 
     def event(self, record: Mapping[str, Any]) -> None:
-        self._writer.put(lambda: self._guarded(lambda: self._sink.event(record)))
+        self._thread.put(lambda: self._guarded(lambda: self._sink.event(record)))
 
-    def flush(self) -> None:
-        self._writer.flush()
+    def mark(self) -> threading.Event:
+        """Set when it has done all that it was given."""
+        return self._thread.mark()
+
+    def is_done(self, mark: threading.Event, *, within_s: float) -> bool:
+        """Waits for `mark`. A sink that is left out has nothing to do."""
+        self.is_late = not self._is_left_out and not mark.wait(within_s)
+        if self.is_late:
+            self._thread.put(self._note_caught_up)
+        return not self.is_late
 
     def close(self) -> None:
-        self._writer.put(lambda: self._guarded(self._sink.close))
-        self._writer.flush()
+        """Returns at once; the next mark is set when it is closed."""
+        self._thread.put(lambda: self._guarded(self._sink.close))
+
+    def leave_out(self, why: str) -> None:
+        self._is_left_out = True
+        told = f"treadwheel: metrics sink {type(self._sink).__name__} is left out from now on: {' '.join(why.split())}"
+        print(told, file=sys.stderr, flush=True)
+
+    def _note_caught_up(self) -> None:
+        self.is_late = False
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self._is_left_out:
@@ -246,11 +284,8 @@ class _InThread:
         try:
             call()
         except Exception as error:  # noqa: BLE001  a tracker or a user's own: foreign code, which raises what it likes
-            self._is_left_out = True
-            name, is_plain = type(self._sink).__name__, isinstance(error, (OSError, StorageError))
-            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
-            told = f"treadwheel: metrics sink {name} failed and is left out from now on: {reason}"
-            print(told, file=sys.stderr, flush=True)
+            is_plain = isinstance(error, (OSError, StorageError))
+            self.leave_out(str(error) if is_plain else f"{type(error).__name__}: {error}")
 
 
 def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 
 
 class Writer:
@@ -48,3 +49,25 @@ class Writer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class SideThread:
+    """Calls in their order, in a thread that can be left behind: one that never returns holds neither its caller nor the process."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        threading.Thread(target=self._work, name="side", daemon=True).start()
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Returns at once. `call` raises nothing."""
+        self._calls.put(call)
+
+    def mark(self) -> threading.Event:
+        """Set when all calls that were put before are made."""
+        is_reached = threading.Event()
+        self._calls.put(is_reached.set)
+        return is_reached
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()

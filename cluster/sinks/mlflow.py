@@ -11,11 +11,12 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
 
 _mlflow = tracker("mlflow")
 _ID = "treadwheel.id"
-_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "preempted": "SCHEDULED"}
+"""A preempted run goes on later: MLflow's word for that is SCHEDULED."""
 _BATCH = 100
 """Parameters that a server takes at once."""
 
@@ -37,6 +38,7 @@ class MLflow:
         self._client: Any = None
         self._run = ""
         self._told = 0
+        self._ending = Ending()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if self._client is None:
@@ -51,12 +53,13 @@ class MLflow:
         self._told = version
 
     def event(self, record: Mapping[str, Any]) -> None:
+        ending = self._ending.hear(record)
         if self._client is None:
             return
         if "message" in record:
             self._client.set_tag(self._run, f"event.{record['kind']}", str(record["message"])[:500])
-        if record["kind"] in _STATUSES:
-            self._client.set_terminated(self._run, _STATUSES[record["kind"]])
+        if ending:
+            self._client.set_terminated(self._run, _STATUSES[ending])
 
     def close(self) -> None:
         """The last event has ended the run. One without stays RUNNING until its next driver ends it."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
 
 _package = tracker("swanlab")
-_STATES = {"finished": "success", "failed": "crashed", "stopped": "aborted"}
+_STATES = {"finished": "success", "failed": "crashed"}
+"""All else is aborted, with the reason."""
 
 
 class SwanLab:
@@ -22,7 +23,7 @@ class SwanLab:
         self._num_trajectories = num_trajectories
         self._run: Any = None
         self._told = 0
-        self._state, self._reason = "aborted", "the driver ended"
+        self._ending = Ending()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
@@ -38,12 +39,15 @@ class SwanLab:
         self._run.log(row, step=version)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        if record["kind"] in _STATES:
-            self._state, self._reason = _STATES[record["kind"]], str(record.get("reason", record["kind"]))
+        self._ending.hear(record)
 
     def close(self) -> None:
-        if self._run is not None:
-            self._run.finish(state=self._state, error=None if self._state == "success" else self._reason)
+        if self._run is None:
+            return
+        kind, reason = self._ending.kind or "the driver ended", self._ending.reason
+        state = _STATES.get(kind, "aborted")
+        told = f"{kind}: {reason}" if reason else kind
+        self._run.finish(state=state, error=None if state == "success" else told)
 
     def _opened(self) -> Any:
         has_key = "SWANLAB_API_KEY" in os.environ

@@ -10,12 +10,34 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import PASSPORT, RUN_YAML, TRACKED, RunDirectory
 
 _MAX_CHARACTERS = 500
 """Of a parameter: every tracker takes as many."""
 _TRAJECTORY = ("group_id", "sample_index", "reward", "finish_reason", "prompt_text", "completion_text")
+
+
+class Ending:
+    """How a driver ends, by the events that it was told. A killed one tells none."""
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        """One of `ENDS`, or `preempted`: stopped because a node went away. None before the end."""
+        self.reason = ""
+        self._notice = ""
+
+    def hear(self, record: Mapping[str, Any]) -> str | None:
+        """The kind, if this is the end."""
+        if record["kind"] == "preempted":
+            self._notice = str(record.get("message") or "a node went away")
+        if record["kind"] not in ENDS:
+            return None
+        is_preempted = record["kind"] == "stopped" and self._notice
+        self.kind = "preempted" if is_preempted else str(record["kind"])
+        self.reason = self._notice if is_preempted else str(record.get("reason") or "")
+        return self.kind
 
 
 def tracker(package: str) -> Any:

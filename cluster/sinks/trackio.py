@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
 
 _package = tracker("trackio")
-_ENDS = ("finished", "failed", "stopped")
 
 
 class Trackio:
@@ -22,6 +21,7 @@ class Trackio:
         self._num_trajectories = num_trajectories
         self._run: Any = None
         self._told = 0
+        self._ending = Ending()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
@@ -33,14 +33,14 @@ class Trackio:
         self._run.log(row, step=version)
 
     def event(self, record: Mapping[str, Any]) -> None:
+        ending = self._ending.hear(record)
         if self._run is None:
             return
-        kind = record["kind"]
-        if kind in _ENDS:
-            level = _package.AlertLevel.ERROR if kind == "failed" else _package.AlertLevel.INFO
-            self._run.alert(title=f"run {kind}", text=str(record.get("reason", "")), level=level)
+        if ending:
+            level = _package.AlertLevel.ERROR if ending == "failed" else _package.AlertLevel.INFO
+            self._run.alert(title=f"run {ending}", text=self._ending.reason, level=level)
         elif "message" in record:
-            self._run.alert(title=kind, text=str(record["message"]), level=_package.AlertLevel.WARN)
+            self._run.alert(title=record["kind"], text=str(record["message"]), level=_package.AlertLevel.WARN)
 
     def close(self) -> None:
         if self._run is not None:

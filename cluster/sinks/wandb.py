@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
 
 _package = tracker("wandb")
 _STEP = "policy_version"
-_EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143}
+_EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143, "preempted": 143}
 
 
 class Wandb:
@@ -23,7 +23,7 @@ class Wandb:
         self._num_trajectories = num_trajectories
         self._run: Any = None
         self._told = 0
-        self._ending: str | None = None
+        self._ending = Ending()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
@@ -36,15 +36,16 @@ class Wandb:
         self._run.log(row)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        if record["kind"] in _EXIT_CODES:
-            self._ending = record["kind"]
+        if self._ending.hear(record) == "preempted" and self._run is not None:
+            self._run.mark_preempting()
 
     def close(self) -> None:
         if self._run is None:
             return
-        if self._ending:
-            self._run.summary["status"] = self._ending
-        self._run.finish(exit_code=_EXIT_CODES[self._ending or "stopped"])
+        ending = self._ending.kind
+        if ending:
+            self._run.summary["status"] = ending
+        self._run.finish(exit_code=_EXIT_CODES[ending or "stopped"])
 
     def _opened(self) -> Any:
         has_key = "WANDB_API_KEY" in os.environ

@@ -88,6 +88,9 @@ class Run:
         return {row["policy_version"]: row["reward/mean"] for row in logs if "reward/mean" in row}
 
     def of_wandb(self) -> dict[int, float]:
+        import wandb
+
+        wandb.teardown()  # its own process writes the file, some milliseconds after the run is finished
         return {row["policy_version"]: row["reward/mean"] for row in tracker_files.wandb_rows(self._folder)}
 
     def of_swanlab(self) -> dict[int, float]:

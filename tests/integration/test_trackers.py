@@ -34,8 +34,11 @@ with open_log(config, directory=RunDirectory(folder), num_steps=5) as log:
         log.step(version, {"reward/mean": float(reward)})
     if ending == "killed":
         signal.pause()
-    log.end(ending)
+    log.event("preempted", message="its node goes away")
+    log.end("stopped")
 """
+_KEY = "0123456789abcdef0123456789abcdef01234567"
+_SECRETS = ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
 _RUN_YAML = "seed: 7\nmodel:\n  path: tiny/model\n  note: '***'\n"
 
 
@@ -84,12 +87,15 @@ _READERS: dict[str, Callable[[Path], tuple[set[str], dict[int, float], str]]] = 
 def _driver(folder: Path, tracker: str, *what: str) -> subprocess.Popen[bytes]:
     hidden = ("WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    environment |= {"TRACKIO_DIR": str(folder / "trackio")}
-    return subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder), tracker, *what], env=environment)
+    environment |= {"TRACKIO_DIR": str(folder / "trackio"), "WANDB_MODE": "offline", "SWANLAB_MODE": "offline"}
+    environment |= dict.fromkeys(_SECRETS, _KEY)
+    with (folder / "output.txt").open("ab") as output:
+        command = [sys.executable, "-c", _DRIVER, str(folder), tracker, *what]
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.parametrize("tracker", sorted(_READERS))
-def test_a_killed_and_resumed_run_is_one_run_with_all_its_steps(tracker, tmp_path):
+def test_a_run_that_is_killed_and_then_preempted_is_one_run_with_all_its_steps_and_no_secret(tracker, tmp_path):
     read = _READERS[tracker]
     (tmp_path / "run.yaml").write_text(_RUN_YAML)
     Recorder(RunDirectory(str(tmp_path))).record(1, to_batch([row(completion_text="forty-two")]))
@@ -105,7 +111,7 @@ def test_a_killed_and_resumed_run_is_one_run_with_all_its_steps(tracker, tmp_pat
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
 
-    assert _driver(tmp_path, tracker, "3", "5", "0.75", "finished").wait() == 0
+    assert _driver(tmp_path, tracker, "3", "5", "0.75", "preempted").wait() == 0
 
     runs, rewards, told = read(tmp_path)
     assert len(runs) == 1
@@ -113,3 +119,8 @@ def test_a_killed_and_resumed_run_is_one_run_with_all_its_steps(tracker, tmp_pat
     kept = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".arrow"]
     assert any(b"forty-two" in file.read_bytes() for file in kept), "a trajectory of step 1"
     assert "model.path" in told and "tiny/model" in told
+    assert {"mlflow": "SCHEDULED", "swanlab": "preempted: its node", "trackio": "run preempted", "wandb": "preempting"}[
+        tracker
+    ] in told
+    leaks = [file for file in tmp_path.rglob("*") if file.is_file() and _KEY.encode() in file.read_bytes()]
+    assert leaks == [], "the key of the environment"

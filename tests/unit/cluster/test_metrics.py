@@ -63,7 +63,7 @@ def test_a_sink_that_cannot_write_is_loud_and_left_out(capsys):
     with MetricLog([Broken(), healthy]) as log:
         log.step(1, {})
         log.step(2, {})
-    assert capsys.readouterr().err.count("metrics sink Broken failed") == 1
+    assert capsys.readouterr().err.count("metrics sink Broken is left out from now on: disk full") == 1
     assert healthy.seen == [(1, {}), (2, {}), "closed"]
 
 
@@ -174,3 +174,39 @@ def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():
         assert [record["kind"] for record in sink.seen] == ["stopped"]
         log.end("finished")
     assert [seen if seen == "closed" else seen["kind"] for seen in sink.seen] == ["stopped", "closed"]
+
+
+def test_a_sink_that_never_returns_holds_neither_the_end_nor_the_close(capsys):
+    never, healthy = threading.Event(), Listed()
+
+    class Hanging(Listed):
+        def step(self, version, metrics):
+            never.wait()
+
+    with MetricLog([Hanging(), healthy], patience_s=1.0) as log:
+        log.step(1, {})
+        log.end("finished")
+        assert healthy.seen[-1]["kind"] == "finished"
+    assert healthy.seen[-1] == "closed"
+    told = capsys.readouterr().err
+    assert told == "treadwheel: metrics sink Hanging is left out from now on: it was not done 1 s after the run's end\n"
+    never.set()
+
+
+async def test_a_late_sink_holds_what_is_written_once_and_catches_up():
+    is_free, seen = threading.Event(), Listed()
+
+    class Slow(Listed):
+        def step(self, version, metrics):
+            assert is_free.wait(timeout=60)
+            super().step(version, metrics)
+
+    slow = Slow()
+    with s3("bucket"):
+        log = MetricLog([slow, seen], directory=RunDirectory("s3://bucket/run"), patience_s=0.01)
+        log.step(1, {})
+        await log.written()
+        await log.written()
+        is_free.set()
+        log.close()
+    assert slow.seen == seen.seen == [(1, {}), "closed"]

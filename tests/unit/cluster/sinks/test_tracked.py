@@ -7,7 +7,7 @@ from cluster.contracts.schema import to_batch
 from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
-from cluster.sinks.tracked import identity, parameters, tracker, trajectories
+from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -71,4 +71,22 @@ def test_a_tracker_that_fails_in_its_own_way_is_loud_and_ends_no_run(capsys):
     with MetricLog([Foreign()]) as log:
         log.step(1, {})
         log.step(2, {})
-    assert capsys.readouterr().err.count("Foreign failed and is left out from now on: ZeroDivisionError: its own") == 1
+    assert capsys.readouterr().err.count("Foreign is left out from now on: ZeroDivisionError: its own") == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind", "reason"),
+    [
+        (("launched", "finished"), "finished", ""),
+        (("failed",), "failed", "the disk is full"),
+        (("stopped",), "stopped", ""),
+        (("preempted", "stopped"), "preempted", "node 7 goes away"),
+        (("preempted", "failed"), "failed", "the disk is full"),
+        (("preempted",), None, ""),
+    ],
+)
+def test_a_run_that_stops_because_its_node_goes_away_is_preempted(kinds, kind, reason):
+    said = {"preempted": {"message": "node 7 goes away"}, "failed": {"reason": "the disk is full"}}
+    ending = Ending()
+    told = [ending.hear({"kind": each, **said.get(each, {})}) for each in kinds]
+    assert (told[-1], ending.kind, ending.reason) == (kind, kind, reason)
