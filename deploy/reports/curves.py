@@ -1,76 +1,161 @@
-"""curves.png: a run on one page, from its metrics.jsonl."""
+"""curves.png: a run on one page, from its metrics.jsonl and events.jsonl."""
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cluster.record.run_directory import RunDirectory
-from cluster.sinks.jsonl import read_steps
+import yaml
+
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, round_numbers, spread, tick_words, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAME = "curves.png"
-_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("reward", (("reward/mean", "sampled"), ("eval/accuracy", "held-out accuracy"))),
-    (
-        "KL, nats",
-        (("learner/kl_reference_k3_mean", "to the reference"), ("learner/kl_rollout_k3_mean", "to the rollout policy")),
-    ),
-    ("entropy, nats", (("learner/entropy_mean", "policy"),)),
-    ("tokens per second", (("speed/sampling_tokens_per_s", "sampling"), ("speed/learning_tokens_per_s", "learning"))),
-    ("seconds", (("time/step_s", "step"), ("time/learning_s", "learning"), ("time/broadcast_s", "broadcast"))),
-    ("off-policy steps", (("staleness/mean", "mean"), ("staleness/max", "maximum"))),
-)
-"""Title, then metric and label of each line. A panel without numbers is left out."""
+_COLORS = ("#0b6e7a", "#c05600", "#0060a8", "#a8437f", "#7a6a00", "#4b4fa8")
+"""Okabe and Ito's, darkened: told apart by every eye, and on white paper."""
+_INK, _SOFT, _LINE, _WARN, _BAD = "#16202a", "#566472", "#dde2e7", "#8a5a00", "#c4271b"
+_LABEL_GAP = 0.085
+"""Of an axis' height, between two labels."""
 
 
 def draw(directory: RunDirectory) -> bool:
     """Writes curves.png; False when there is nothing to draw yet."""
-    steps = read_steps(directory)
-    panels = [(title, found) for title, wanted in _PANELS if (found := curves(steps, wanted))]
-    if not panels:
+    by_version = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
+    steps = [by_version[version] for version in sorted(by_version)]
+    config = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
+    shown = panels(steps, config or {})
+    if not shown:
         return False
-    directory.write_file(NAME, _page(panels, range(min(steps), max(steps) + 1), title=directory.url))
+    interruptions = marks(directory.read_json_lines(EVENTS))
+    name = directory.url.rstrip("/").rpartition("/")[2]
+    directory.write_file(NAME, page(shown, interruptions, title=f"{name}, {max(by_version)} steps"))
     return True
 
 
-def curves(steps: Mapping[int, Mapping[str, float]], wanted: Sequence[tuple[str, str]]) -> dict[str, list[float]]:
-    """By label, a value for every policy version, of the metrics that the run has.
-
-    NaN, where a line breaks, for a version without one: between two evaluations nothing is known.
-    """
-    versions = range(min(steps, default=0), max(steps, default=-1) + 1)
-    return {
-        label: [steps.get(version, {}).get(metric, math.nan) for version in versions]
-        for metric, label in wanted
-        if any(metric in numbers for numbers in steps.values())
-    }
-
-
-def _marker(values: Sequence[float]) -> str | None:
-    """A value alone between two breaks has no line to be seen by."""
-    known = [False, *(not math.isnan(value) for value in values), False]
-    return "o" if any(known[i - 1 : i + 2] == [False, True, False] for i in range(1, len(known) - 1)) else None
-
-
-def _page(panels: Sequence[tuple[str, Mapping[str, list[float]]]], versions: Sequence[int], *, title: str) -> bytes:
+def page(shown: Sequence[Panel], interruptions: Sequence[Mark], *, title: str) -> bytes:
+    """The panels as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    num_columns = min(len(panels), 3)
-    num_rows = -(-len(panels) // num_columns)
-    figure = Figure(figsize=(4.5 * num_columns, 3.2 * num_rows), layout="constrained")
+    num_columns = min(len(shown), 3)
+    num_rows = math.ceil(len(shown) / num_columns)
+    figure = Figure(
+        figsize=(5.0 * num_columns, 2.9 * num_rows + 0.7),
+        layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
+        facecolor="white",
+    )
     FigureCanvasAgg(figure)
-    for place, (name, lines) in enumerate(panels, start=1):
-        axes = figure.add_subplot(num_rows, num_columns, place)
-        for label, values in lines.items():
-            axes.plot(versions, values, marker=_marker(values), markersize=4, linewidth=1.4, label=label)
-        axes.set_title(name, fontsize=10, loc="left")
-        axes.set_xlabel("step", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=9)
+    versions = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
+    for place, panel in enumerate(shown, start=1):
+        _draw_panel(
+            figure.add_subplot(num_rows, num_columns, place), panel, interruptions, (min(versions), max(versions))
+        )
+    figure.suptitle(_plain(title), fontsize=12, fontweight="bold", color=_INK, x=0.01, ha="left")
+    if key := _key(shown, interruptions):
+        figure.supxlabel(key, fontsize=8.5, color=_SOFT, x=0.01, ha="left")
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110)
+    figure.savefig(image, format="png", dpi=120)
     return image.getvalue()
+
+
+def _draw_panel(axes: "Axes", panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, int]) -> None:
+    low, high = limits(panel)
+    first, last = versions
+    if panel.is_log:
+        axes.set_yscale("log")
+    room = max(last - first, 1) * 0.015
+    axes.set(xlim=(first - room, max(last, first + 1) + room), ylim=(low, high))
+    axes.set_title(panel.title, fontsize=10.5, fontweight="bold", color=_INK, loc="left")
+    axes.set_title(panel.unit, fontsize=8.5, color=_SOFT, loc="right")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_LINE)
+    heights = ticks(panel)
+    axes.set_yticks(heights, [tick_words(height, is_log=panel.is_log) for height in heights])
+    axes.set_yticks([], minor=True)
+    axes.set_xticks(round_numbers(first, max(last, first + 1), is_whole=True))
+    axes.tick_params(labelsize=8.5, colors=_SOFT, length=0)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for mark in interruptions:
+        _draw_mark(axes, mark)
+    for curve in panel.curves:
+        _draw_curve(axes, curve)
+    _write_labels(axes, panel, low, high)
+
+
+def _draw_mark(axes: "Axes", mark: Mark) -> None:
+    if mark.is_failure:
+        axes.plot(
+            [mark.step],
+            [0.0],
+            marker="^",
+            color=_BAD,
+            markersize=5,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+    else:
+        axes.axvline(mark.step, color=_SOFT, linewidth=0.9, linestyle=(0, (2, 2)))
+
+
+def _draw_curve(axes: "Axes", curve: Curve) -> None:
+    color = _COLORS[curve.color - 1]
+    steps, values = zip(*curve.points, strict=True)
+    if not curve.is_line:
+        errors = [error or 0.0 for error in curve.errors] or None
+        axes.errorbar(
+            steps, values, yerr=errors, fmt="o", color=color, markersize=5.5, markeredgecolor="white", elinewidth=1.4,
+            capsize=2.5, clip_on=False, zorder=4,
+        )  # fmt: skip
+        return
+    marker = "o" if len(steps) == 1 else None
+    axes.plot(
+        steps,
+        values,
+        color=color,
+        linewidth=1.0 if curve.is_long else 1.6,
+        alpha=0.3 if curve.is_long else 1.0,
+        marker=marker,
+    )
+    if curve.mean:
+        axes.plot(*zip(*curve.mean, strict=True), color=color, linewidth=2.0)
+
+
+def _write_labels(axes: "Axes", panel: Panel, low: float, high: float) -> None:
+    """Each beside the end of its line, so that no legend has to be looked up."""
+    written = [(curve.label, curve.end, _COLORS[curve.color - 1]) for curve in panel.curves]
+    if panel.bound is not None and low <= panel.bound[0] <= high:
+        axes.axhline(panel.bound[0], color=_WARN, linewidth=1.3, linestyle=(0, (5, 3)))
+        written.append((panel.bound[1], panel.bound[0], _WARN))
+    heights = spread([_height(value, panel, low, high) for _, value, _ in written], gap=_LABEL_GAP, low=0.02, high=0.98)
+    for (label, _, color), height in zip(written, heights, strict=True):
+        axes.text(1.02, height, _plain(label)[:24], color=color, fontsize=8.5, va="center", transform=axes.transAxes)
+
+
+def _height(value: float, panel: Panel, low: float, high: float) -> float:
+    """As a share of the axis."""
+    if panel.is_log:
+        return math.log(max(value, low) / low) / math.log(high / low)
+    return (value - low) / (high - low)
+
+
+def _key(shown: Sequence[Panel], interruptions: Sequence[Mark]) -> str:
+    curves = [curve for panel in shown for curve in panel.curves]
+    kinds = {mark.is_failure for mark in interruptions}
+    said = (
+        ("a point is a measurement of its own, a bar one standard error", any(not curve.is_line for curve in curves)),
+        ("dotted upright: the run went on after a stop", False in kinds),
+        ("▲ an actor failed and was replaced", True in kinds),
+        ("a strong line is the mean of the pale one", any(curve.mean for curve in curves)),
+    )
+    return "     ".join(text for text, is_there in said if is_there)
+
+
+def _plain(text: str) -> str:
+    """matplotlib reads formulas between dollar signs."""
+    return text.replace("$", r"\$")

@@ -1,9 +1,6 @@
-import math
-
-import pytest
-
-from cluster.record.run_directory import METRICS, RunDirectory
-from deploy.reports.curves import NAME, curves, draw
+from cluster.record.run_directory import RunDirectory
+from deploy.reports.curves import NAME, draw
+from tests.unit.deploy.viewer.run_files import event, step, write_run
 
 
 def test_a_run_without_numbers_has_no_curves(tmp_path):
@@ -11,14 +8,13 @@ def test_a_run_without_numbers_has_no_curves(tmp_path):
 
 
 def test_curves_are_an_image(tmp_path):
-    directory = RunDirectory(str(tmp_path))
-    for version in range(3):
-        directory.append_json(METRICS, {"policy_version": version, "time": 0.0, "reward/mean": 0.1 * version})
+    failed = event("failure", 1.0, actor="a", failure="death", reason="signal 9", decision="restart")
+    numbers = {"reward__mean": 0.5, "mismatch__mean_abs_nats": 1e-3, "staleness__max": 1.0}
+    steps = [step(0, eval__reward=0.25), *(step(version, **numbers, **{"reward__$x_": 1.0}) for version in range(1, 4))]
+    directory = RunDirectory(str(write_run(tmp_path / "$run_", steps=steps, events=[failed])))
     assert draw(directory)
     assert directory.read_file(NAME).to_pybytes().startswith(b"\x89PNG")
 
 
-def test_no_line_is_drawn_between_evaluations_that_are_steps_apart():
-    steps = {0: {"eval/accuracy": 0.1, "other": 1.0}, 2: {"eval/accuracy": 0.8}, 3: {"eval/accuracy": 0.9}}
-    lines = curves(steps, (("eval/accuracy", "held-out accuracy"), ("reward/mean", "sampled")))
-    assert lines == {"held-out accuracy": pytest.approx([0.1, math.nan, 0.8, 0.9], nan_ok=True)}
+def test_one_step_is_enough_to_draw(tmp_path):
+    assert draw(RunDirectory(str(write_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)]))))

@@ -1,0 +1,235 @@
+"""What the curves of a run show: lines, evaluations as single points with their errors, bounds, and where the run was interrupted. Pure.
+
+No line is drawn between measurements that are steps apart: nothing was measured there.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.viewer.fleet import words
+from deploy.viewer.series import means, thinned
+
+Step = Mapping[str, Any]
+"""A line of metrics.jsonl."""
+Point = tuple[int, float]
+NUM_COLORS = 6
+_MOST_POINTS = 400
+_MOST_MARKS = 60
+_MOST_LINES = NUM_COLORS
+_PART = re.compile(r"reward/(?!(?:mean|num_errors|num_timeouts)$)([^/]+)")
+_SOURCE = re.compile(r"reward/mean/(.+)")
+_PASSES = re.compile(r"eval/(pass_at_\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    label: str
+    color: int
+    """1 to `NUM_COLORS`."""
+    points: tuple[Point, ...]
+    """Step and value."""
+    mean: tuple[Point, ...] = ()
+    """Of each stretch of a long curve; empty for a short one, and for largest values, of which a mean says nothing."""
+    is_long: bool = False
+    """Its points are drawn pale, under the mean."""
+    is_line: bool = True
+    """False: measured at some steps only."""
+    errors: tuple[float | None, ...] = ()
+    """Standard error of each point; empty where none is known."""
+
+    @property
+    def end(self) -> float:
+        """Where its label belongs."""
+        return (self.mean or self.points)[-1][1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    title: str
+    unit: str = ""
+    curves: tuple[Curve, ...]
+    bound: tuple[float, str] | None = None
+    """Value and words of what the curves stay below."""
+    is_log: bool = False
+    has_zero: bool = False
+    """Its axis begins at 0: half as high is half as much."""
+    is_whole: bool = False
+    """Nothing lies between two of its units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An interruption."""
+
+    step: int
+    is_failure: bool
+    """An actor failed; else the driver began again."""
+    words: str
+
+
+def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
+    """Those that have a number. `config` is what run.yaml says."""
+    alarm = (config.get("mismatch") or {}).get("alarm_nats")
+    bound = _last(steps, "staleness/bound", (config.get("buffer") or {}).get("max_off_policy_steps"))
+    kl = {"learner/kl_reference_k3_mean": "to reference", "learner/kl_rollout_k3_mean": "to rollout"}
+    speed = {"speed/sampling_tokens_per_s": "sampling", "speed/learning_tokens_per_s": "learning"}
+    seconds = {"time/step_s": "step", "time/learning_s": "learning", "buffer/learner_wait_s": "waiting",
+               "time/broadcast_s": "weights"}  # fmt: skip
+    found = (
+        Panel(title="Reward", curves=_curves(steps, {"reward/mean": "sampled"}, {"eval/reward": "held out"})),
+        Panel(title="Parts of the reward", unit="before weights", curves=_curves(steps, _named(steps, _PART))),
+        Panel(title="Reward by source", curves=_curves(steps, _named(steps, _SOURCE))),
+        Panel(
+            title="Held out",
+            unit="share of successes",
+            curves=_curves(steps, {}, {"eval/accuracy": "accuracy"} | _named(steps, _PASSES)),
+        ),
+        Panel(title="Entropy", unit="nats a token", curves=_curves(steps, {"learner/entropy_mean": "policy"})),
+        Panel(
+            title="Mismatch, rollout to learner",
+            unit="nats",
+            curves=_curves(steps, {"mismatch/mean_abs_nats": "mean", "mismatch/max_abs_nats": "largest"}),
+            bound=None if alarm is None else (float(alarm), f"alarm {alarm:g}"),
+            is_log=True,
+        ),
+        Panel(title="KL", unit="nats", curves=_curves(steps, kl)),
+        Panel(
+            title="Staleness",
+            unit="versions",
+            curves=_curves(steps, {"staleness/mean": "mean", "staleness/max": "oldest"}),
+            bound=None if bound is None else (float(bound), f"bound {bound:g}"),
+            has_zero=True,
+            is_whole=True,
+        ),
+        Panel(title="Throughput", unit="tokens/s", curves=_curves(steps, speed), has_zero=True),
+        Panel(title="A step's time", unit="s", curves=_curves(steps, seconds), has_zero=True),
+    )
+    return [panel for panel in found if panel.curves]
+
+
+def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
+    """The last ones of a run that has many. A new driver's events know no version until it has learned: they stand where it began."""
+    found: dict[tuple[int, bool], Mark] = {}
+    begun = 0
+    for event in events:
+        if event["kind"] == "resumed":
+            begun = event["recorded_steps"]
+        if event["kind"] in ("resumed", "failure", "hang"):
+            step, is_failure = max(event.get("policy_version", 0), begun), event["kind"] != "resumed"
+            found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event))
+    return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]
+
+
+def limits(panel: Panel) -> tuple[float, float]:
+    """Lowest and highest value of its axis."""
+    values = list(_extent(panel))
+    low, high = min(values), max(values)
+    if panel.is_log:
+        return 10 ** math.floor(math.log10(low)), 10 ** (math.floor(math.log10(high)) + 1)
+    if panel.has_zero:
+        low = min(low, 0.0)
+    high = max(high, low + 1.0) if panel.is_whole else high
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return (low if panel.has_zero and low == 0.0 else low - room), high + room
+
+
+def ticks(panel: Panel) -> list[float]:
+    """Round numbers on its axis."""
+    low, high = limits(panel)
+    if panel.is_log:
+        exponents = range(round(math.log10(low)), round(math.log10(high)) + 1)
+        return [10.0**exponent for exponent in exponents[:: len(exponents) // 5 or 1]]
+    return round_numbers(low, high, is_whole=panel.is_whole)
+
+
+def tick_words(value: float, *, is_log: bool) -> str:
+    """`0.25`, `30 k`, `1e-6`."""
+    if is_log:
+        return f"1e{round(math.log10(value))}" if not 0.01 <= value <= 1000 else f"{value:g}"
+    return f"{value / 1000:g} k" if abs(value) >= 10_000 else f"{value:g}"
+
+
+def round_numbers(low: float, high: float, *, is_whole: bool) -> list[float]:
+    """Three to six between the two."""
+    rough = (high - low) / 4
+    unit = 10 ** math.floor(math.log10(rough))
+    width = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
+    width = max(1.0, math.ceil(width)) if is_whole else width
+    first = math.ceil(low / width - 1e-9)
+    return [round(number * width, 12) for number in range(first, math.floor(high / width + 1e-9) + 1)]
+
+
+def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
+    """The places nearest to the wanted ones that are `gap` apart, between `low` and `high` as far as there is room."""
+    order = sorted(range(len(wanted)), key=lambda each: wanted[each])
+    places: dict[int, float] = {}
+    last = low - gap
+    for each in order:
+        last = places[each] = max(wanted[each], last + gap)
+    ceiling = high + gap
+    for each in reversed(order):
+        ceiling = places[each] = min(places[each], ceiling - gap)
+    return [places[each] for each in range(len(wanted))]
+
+
+def _curves(
+    steps: Sequence[Step], lines: Mapping[str, str], points: Mapping[str, str] | None = None
+) -> tuple[Curve, ...]:
+    """By metric the label: of `lines`, drawn through where every step has a number, and of single `points`."""
+    found: list[Curve] = []
+    for metric, label in {**lines, **(points or {})}.items():
+        if (known := _values(steps, metric)) and len(found) < _MOST_LINES:
+            is_line = metric in lines and _is_dense(known)
+            found.append(_curve(steps, metric, known, label=label, color=len(found) + 1, is_line=is_line))
+    return tuple(found)
+
+
+def _curve(steps: Sequence[Step], metric: str, known: list[Point], *, label: str, color: int, is_line: bool) -> Curve:
+    if not is_line:
+        errors = dict(_values(steps, f"{metric}_stderr"))
+        kept = known[-_MOST_POINTS:]
+        of_points = tuple(errors.get(step) for step, _ in kept) if errors else ()
+        return Curve(label=label, color=color, points=tuple(kept), is_line=False, errors=of_points)
+    is_long = len(known) > _MOST_POINTS // 2
+    mean = tuple(means(known, _MOST_POINTS // 8)) if is_long and "max" not in metric else ()
+    points = tuple(thinned(known, _MOST_POINTS))
+    return Curve(label=label, color=color, points=points, mean=mean, is_long=is_long)
+
+
+def _is_dense(known: Sequence[Point]) -> bool:
+    """One that is measured every tenth step is not."""
+    return len(known) * 2 > known[-1][0] - known[0][0]
+
+
+def _values(steps: Sequence[Step], metric: str) -> list[Point]:
+    return [(step["policy_version"], value) for step in steps if (value := step.get(metric)) is not None]
+
+
+def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
+    """Metrics that the whole pattern matches, in order, with what it holds."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: found[1] for name in names if (found := pattern.fullmatch(name))}
+
+
+def _last(steps: Sequence[Step], metric: str, otherwise: Any) -> Any:
+    return next((step[metric] for step in reversed(steps) if step.get(metric) is not None), otherwise)
+
+
+def _extent(panel: Panel) -> Iterator[float]:
+    """Every value that the axis has room for. An alarm far above a logarithmic curve is none of them."""
+    highest = -math.inf
+    for curve in panel.curves:
+        errors = curve.errors or (None,) * len(curve.points)
+        for (_, value), error in zip(curve.points, errors, strict=True):
+            if not panel.is_log:
+                yield from (value - (error or 0.0), value + (error or 0.0))
+            elif value > 0:
+                yield value
+                highest = max(highest, value)
+    if panel.bound is not None and (not panel.is_log or panel.bound[0] < highest * 100):
+        yield panel.bound[0]
+    if panel.is_log and highest < 0:
+        yield 1.0
