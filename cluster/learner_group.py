@@ -17,6 +17,7 @@ from cluster.contracts.errors import (
     DeadlineError,
     FailureKind,
     LostError,
+    StorageError,
     TreadwheelError,
     WorkerError,
     failure_of_its_actor,
@@ -51,12 +52,15 @@ class LearnerGroup:
         """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
         index, for its record; `provenance` is what a checkpoint of a version may say of its run."""
         self._num_steps = config.num_steps
+        self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
         self._specs = ranks
         self._spawn = spawn
         self._supervisor = supervisor
         self._recorder = recorder
         self._ledger = ledger
+        self._records = ledger.is_whole
+        """Whether what the ranks learn goes on record: a ledger that is only read is another driver's, or a finished run's."""
         self._checkpoints = checkpoints
         self._ranks: list[RemoteActor] = []
         self._are_built = False
@@ -112,7 +116,7 @@ class LearnerGroup:
             )
             self._asked = step, [group.summary for _, group in groups]
             try:
-                stats = await self._learn(pieces)
+                stats = await self._learn(pieces, trajectories=name)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
             assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
@@ -121,6 +125,11 @@ class LearnerGroup:
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
         """Indices of the groups that went with a node."""
         return {index for index, group in groups if not await self._holds(group)}
+
+    async def learned(self) -> list[Any]:
+        """Object refs of the ranks' parts of the record of learning of their last step."""
+        calls = (rank.call_for_object_refs("learned", deadline_s=self._update_s) for rank in self._ranks)
+        return [part for parts in await together(*calls) for part in parts]
 
     async def publish(self) -> list[Any]:
         """Object refs of the buckets of the current weights and, last, of their manifest."""
@@ -183,7 +192,7 @@ class LearnerGroup:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.kill() for rank in ranks))
 
-    async def _learn(self, pieces: Sequence[Any]) -> StepStats:
+    async def _learn(self, pieces: Sequence[Any], *, trajectories: str) -> StepStats:
         try:
             stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
@@ -194,7 +203,19 @@ class LearnerGroup:
                 f"{saved if self.saved_version else 'the same model.path'}"
             ) from error
         self.version = stats.policy_version
+        if self._records and self._num_learned_groups != 0:
+            await self._record_learned(trajectories)
         return stats
+
+    async def _record_learned(self, trajectories: str) -> None:
+        """Nothing depends on it: one that cannot be written is an event."""
+        try:
+            parts, version = await self.learned(), self.version - 1
+            await self._recorder.call("record_learned", trajectories, version, *parts, deadline_s=self._update_s)
+        except StorageError as error:
+            self._supervisor.events.event(
+                "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
+            )
 
     async def _save_last_step(self) -> StepStats | None:
         """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
@@ -242,7 +263,9 @@ class LearnerGroup:
         )
         summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=self._update_s)
         self._asked = record.step, summaries
-        return await self._learn(object_refs), summaries
+        if self._records:
+            await self._recorder.call("forget_learned", record.trajectories, deadline_s=self._update_s)
+        return await self._learn(object_refs, trajectories=record.trajectories), summaries
 
     async def _holds(self, group: Group) -> bool:
         try:

@@ -15,6 +15,7 @@ from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
 from learner.distributed import Ranks, reduce_once
+from learner.learned import LearnedRows
 from learner.model.critic import Networks
 from learner.model.packing import MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
 from learner.progress import Phases
@@ -64,12 +65,13 @@ class Passes:
         ]
 
     def accumulate(
-        self, prepared: Prepared, micro_batches: list[MicroBatch], *, trains_policy: bool = True
+        self, prepared: Prepared, mini_batch: MiniBatch, *, learned: LearnedRows, trains_policy: bool = True
     ) -> tuple[Tensor, Statistics]:
         """Adds up the gradients of all micro-batches, of the critic's parameters alone without `trains_policy`.
 
-        The losses of this rank's micro-batches, and the statistics of all ranks'.
+        The losses of this rank's micro-batches, and the statistics of all ranks'. `learned` is shown each micro-batch.
         """
+        micro_batches = mini_batch.micro_batches
         losses: list[Tensor] = []
         statistics: list[Statistics] = []
         for index in reduce_once(self._networks, len(micro_batches)):
@@ -93,6 +95,8 @@ class Passes:
             )
             # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum.
             (result.loss * self._ranks.size).backward()
+            if result.seen is not None:
+                learned.take(mini_batch.in_batch(micro_batch), result.seen)
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
             self._phases.move()

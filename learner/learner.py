@@ -35,6 +35,7 @@ from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.first_look import FirstLook
 from learner.forward_backward import Passes
 from learner.guard import NonFiniteGuard
+from learner.learned import LearnedRows
 from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.critic import rescale_head
@@ -71,6 +72,7 @@ class Learner:
         self.version = 0
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
+        self._learned: LearnedRows | None = None
         _prepare_torch(config)
         device = choose_device(config.learner)
         self._ranks = Ranks.join(
@@ -137,7 +139,8 @@ class Learner:
         laps.lap("time/assemble_s")
         prepared = self.objective.prepare(self._first_look.at(batch.tensors.to(self._ranks.device), first_epoch))
         # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
-        self._last_step = None
+        self._last_step = self._learned = None
+        learned = LearnedRows(batch, num_groups=self._config.record.learned_groups)
         self._move_moments(prepared)
         laps.lap("time/first_look_s")
         self._phases.enter("learning")
@@ -145,14 +148,16 @@ class Learner:
         mini_batches = chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later)))
         for mini_batch, rows in zip(mini_batches, demonstrated, strict=True):
             update = self._updater.make(
-                batch, prepared, mini_batch, version=self.version, before=updates, demonstrated=rows, laps=laps
-            )
+                batch, prepared, mini_batch, version=self.version, before=updates, demonstrated=rows, learned=learned,
+                laps=laps,
+            )  # fmt: skip
             updates.append(update)
             if update.stops_step:
                 break
         report = statistics_of(self.objective, prepared, updates)
         self._updater.observe(report, updates, version=self.version)
         self.version += 1
+        self._learned = learned
         self._phases.enter("waiting")
         of_what_stays = {
             f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()
@@ -183,6 +188,12 @@ class Learner:
         None as well after a step that failed between its updates: the weights are then of no version.
         """
         return self._last_step
+
+    def learned(self) -> Iterator[pa.RecordBatch]:
+        """The record of learning of this rank's trajectories in the last step, one batch or none: see `record.learned_groups`."""
+        found = self._learned.batch() if self._learned else None
+        if found is not None:
+            yield found
 
     # Weights
 
@@ -220,7 +231,7 @@ class Learner:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._phases.enter("restoring")
         manifest = self._saver.restore(directory)
-        self.version, self._last_step = manifest.policy_version, None
+        self.version, self._last_step, self._learned = manifest.policy_version, None, None
         self._phases.enter("waiting")
         return manifest.extra
 

@@ -14,6 +14,7 @@ from learner.algorithms.objective.statistics import Statistics
 from learner.assemble import Batch
 from learner.forward_backward import MiniBatch, Passes
 from learner.guard import NonFiniteGuard, are_finite
+from learner.learned import LearnedRows
 from learner.model.packing import TokenRow
 from learner.model.policy import token_row
 from learner.optimizer import Optimizer
@@ -90,6 +91,7 @@ class Updater:
         version: int,
         before: Sequence[Update],
         demonstrated: Sequence[TokenRow],
+        learned: LearnedRows,
         laps: Laps,
     ) -> Update:
         """Gradients of the mini-batch and of the demonstrations, then the optimizer's update, or none: see `Update`.
@@ -102,7 +104,7 @@ class Updater:
         trains_policy = self._trains_policy(version)
         part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self._optimizer.zero()
-        losses, statistics = self._passes.accumulate(part, mini_batch.micro_batches, trains_policy=trains_policy)
+        losses, statistics = self._passes.accumulate(part, mini_batch, learned=learned, trains_policy=trains_policy)
         if demonstrated:
             statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
         gradient_norms = self._optimizer.gradient_norms()

@@ -120,6 +120,9 @@ class RecordConfig(Section, mark=Mark.RESOURCES):
     keep_trajectories: PositiveInt | None = None
     """Steps whose trajectories stay in the run directory; None keeps all. Those of all steps since the oldest of the last
     `checkpoint.keep_last` checkpoints stay in any case: a restart may learn them again. A replay needs all of them."""
+    learned_groups: NonNegativeInt | None = 8
+    """Groups of each step, its first ones, whose tokens are recorded as the objective saw them (docs/record.md): 20 bytes a token. None
+    records all, 0 none; what is learned is the same."""
 
 
 class MetricsConfig(Section, mark=Mark.RESOURCES):

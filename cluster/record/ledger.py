@@ -74,7 +74,8 @@ class Ledger:
         Raises LedgerError for a record that contradicts the ones before it.
         """
         self._journal = journal
-        self._is_whole = num_steps is None
+        self.is_whole = num_steps is None
+        """False for a ledger that is only read."""
         self._last: Record | None = None
         lines = journal.read_records()[:num_steps]
         for record in checked(lines):
@@ -103,7 +104,7 @@ class Ledger:
 
         Raises LedgerError for a group that was consumed before, and when another driver recorded this step before.
         """
-        assert self._is_whole, "a part of a ledger is only read"
+        assert self.is_whole, "a part of a ledger is only read"
         if not groups or min(groups) < self.next_index or list(groups) != sorted(set(groups)):
             raise LedgerError(
                 f"step {self.version + 1} would consume groups {list(groups)[:8]} from {self.next_index} on: never twice, in order"

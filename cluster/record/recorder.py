@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
+from cluster.contracts.learned import written_learned
 from cluster.contracts.schema import SCHEMA, joined, summarize, validate
 from cluster.contracts.types import GroupSummary
+from cluster.record.learned_files import LEARNED, learned_name
 from cluster.record.run_directory import checkpoints_of
 from cluster.record.storage import Storage
 
@@ -74,6 +76,14 @@ class Recorder:
         with pa.ipc.open_file(content) as reader:
             return [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
 
+    def record_learned(self, trajectories: str, policy_version: int, *parts: pa.RecordBatch) -> None:
+        """What the ranks learned of the trajectories in a file, by the policy before; on the disk when this returns."""
+        self._files.write_file(learned_name(trajectories), written_learned(parts, policy_version=policy_version))
+
+    def forget_learned(self, trajectories: str) -> None:
+        """The step with these trajectories is learned again: what it learned before is no record of it any more."""
+        self._files.remove(learned_name(trajectories))
+
     def holds(self, *pieces: pa.RecordBatch | list[int]) -> bool:
         """True if a group's pieces could be brought here: the call itself fails when a node with one is gone."""
         return bool(pieces)
@@ -88,9 +98,10 @@ class Recorder:
         if last <= num_pruned_steps(self._files):
             return
         self._files.write_json(PRUNED, {"steps": last})
-        for name in self._files.names("trajectories"):
-            if (step := step_of(name)) is not None and step <= last:
-                self._files.remove(f"trajectories/{name}")
+        for folder in ("trajectories", LEARNED):
+            for name in self._files.names(folder):
+                if (step := step_of(name)) is not None and step <= last:
+                    self._files.remove(f"{folder}/{name}")
 
     def summaries(self, *groups: pa.RecordBatch) -> list[GroupSummary]:
         """What the controller knew of the groups that `read` returned."""

@@ -16,6 +16,7 @@ import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import store_claim
+from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.local_files import naming, reason
 from cluster.record.lock import Claim, in_use, owner_of
@@ -225,7 +226,7 @@ class RunDirectory(Storage):
                 f"run_dir={self.url!r} holds the beginning of another run, and {former}, which drove it, never gave the directory back: "
                 f"should it wake, it writes into this run; name another run_dir, or remove {self.path(_LOCK)} if it is surely gone"
             )
-        trajectories = (f"trajectories/{file}" for file in self.names("trajectories"))
+        of_steps = [f"{folder}/{file}" for folder in ("trajectories", LEARNED) for file in self.names(folder)]
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, *trajectories):
+        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, *of_steps):
             self.remove(name)

@@ -116,6 +116,7 @@ _WARNINGS = frozenset(
         "failure",
         "groups_lost",
         "hang",
+        "learned_not_recorded",
         "ledger_torn",
         "mismatch_alarm",
         "quarantine",

@@ -18,6 +18,7 @@ from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.proximal import approximate_proximal
 from learner.algorithms.objective.recording import record
+from learner.algorithms.objective.seen import TokensSeen
 from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
@@ -27,6 +28,8 @@ class LossResult:
     """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
     statistics: Statistics
     """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
+    seen: TokensSeen | None = None
+    """None of demonstrations."""
 
 
 def loss(
@@ -66,7 +69,15 @@ def loss(
         recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
         policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
     )  # fmt: skip
-    return LossResult(loss=losses["loss"], statistics=recorder.statistics())
+    seen = TokensSeen(
+        rows=rows,
+        policy_BT=policy_BT.detach(),
+        proximal_BT=proximal_BT if _has_its_own_proximal(rows, proximal=parts.config.proximal) else None,
+        corrections_BT=corrections_BT,
+        losses=policy_losses,
+        entropies_BT=None if entropies_BT is None else entropies_BT.detach(),
+    )
+    return LossResult(loss=losses["loss"], statistics=recorder.statistics(), seen=seen)
 
 
 def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_tokens: int) -> LossResult:
@@ -121,6 +132,13 @@ def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:
     if proximal == "approximate":
         return approximate_proximal(batch.rollout_logprobs_NT, policy_logprobs_BT=policy_BT, lags_BT=batch.lags_NT)
     return policy_BT.detach() if batch.proximal_logprobs_NT is None else batch.proximal_logprobs_NT
+
+
+def _has_its_own_proximal(rows: Prepared, *, proximal: str) -> bool:
+    """Whether π_old is neither the policy that sampled, where one is known, nor the present one."""
+    if proximal == "rollout":
+        return not rows.batch.is_sampler_known
+    return proximal == "approximate" or rows.batch.proximal_logprobs_NT is not None
 
 
 def _corrections(rows: Prepared, parts: Parts, offered: dict[str, Any]) -> Tensor:

@@ -10,6 +10,7 @@ from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.losses.surrogates import TokenLosses, unclipped_surrogate
 from learner.algorithms.masks import masked
 from learner.algorithms.objective.batch import Prepared
+from learner.algorithms.objective.seen import counted_as_clipped
 from learner.algorithms.objective.statistics import Recorder, Statistics
 
 
@@ -36,8 +37,8 @@ def record(
         clipped_BT = getattr(policy_losses, f"clipped_{suffix}_BT")
         if clipped_BT is not None:
             recorder.record(f"clip_fraction_{suffix}", clipped_BT & has_loss_BT, mask_BT)
-    if policy_losses.clipped_low_BT is not None or policy_losses.clipped_high_BT is not None:
-        recorder.record("clip_fraction", policy_losses.clipped_BT & has_loss_BT, mask_BT)
+    if (clipped_BT := counted_as_clipped(policy_losses, advantages_BT=rows.advantages_NT)) is not None:
+        recorder.record("clip_fraction", clipped_BT, mask_BT)
     recorder.record("correction_weight", corrections_BT, rows.gradient_mask_NT)
     recorder.record("correction_dropped", corrections_BT == 0, rows.gradient_mask_NT)
     recorder.record("bounded_surrogate", -policy_losses.losses_BT, mask_BT)

@@ -15,6 +15,7 @@ from cluster.contracts.errors import (
     FailureKind,
     LostError,
     NumericsError,
+    StorageError,
     WorkerError,
 )
 from cluster.contracts.types import ActorKind, Group, GroupSummary, StepStats
@@ -87,7 +88,7 @@ class ScriptedRank(RemoteActor):
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, self._version)
-        return [f"weights {self._version}"]
+        return [f"{'weights' if method == 'publish' else method} {self._version}"]
 
     async def kill(self) -> None:
         self._scene.num_killed += 1
@@ -105,6 +106,12 @@ class ScriptedRecorder(ScriptedRank):
                 if args[0] == "lost":
                     raise LostError("gone")
                 return True
+            case "record_learned":
+                self._scene.fail(method, args[1])
+                self._scene.kept[args[0]] = args[1:]
+            case "forget_learned":
+                self._scene.kept.pop(args[0], None)
+                self._scene.forgotten.append(args[0])
             case _:
                 return [rewarded(0)]
 
@@ -119,7 +126,13 @@ def rewarded(step: int) -> GroupSummary:
 
 class Scene:
     def __init__(
-        self, *failures: tuple[str, int, Exception], num_ranks: int = 1, max_restarts: int = 8, **config: Any
+        self,
+        *failures: tuple[str, int, Exception],
+        num_ranks: int = 1,
+        max_restarts: int = 8,
+        read_only: int | None = None,
+        journal: Lines | None = None,
+        **config: Any,
     ) -> None:
         self.failures = list(failures)
         self.now_s = 0.0
@@ -127,9 +140,12 @@ class Scene:
         self.saves: list[int] = []
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
+        self.kept: dict[str, tuple[Any, ...]] = {}
+        """The record of learning, by the name of the trajectories."""
+        self.forgotten: list[str] = []
         self.num_killed = 0
         self.events = ListedEvents()
-        self.journal = Lines()
+        self.journal = journal or Lines()
         supervision = {"backoff_s": 0, "max_restarts": max_restarts}
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision, **config}
@@ -149,7 +165,7 @@ class Scene:
             spawn=spawn,
             supervisor=supervisor,
             recorder=SupervisedActor(actor_spec("recorder", ActorKind.RECORDER), start=recorder, supervisor=supervisor),
-            ledger=Ledger(self.journal),
+            ledger=Ledger(self.journal, num_steps=read_only),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
         )
@@ -178,6 +194,61 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
     assert (recovery["kind"], recovery["rolled_back_to"], recovery["steps_learned_again"]) == ("recovery", 1, 2)
+
+
+# The record of learning
+
+
+async def test_what_every_rank_learned_is_recorded_beside_the_steps_trajectories():
+    scene = Scene(num_ranks=2)
+    await scene.group.start()
+    await scene.learn(2)
+    assert scene.kept == {"step 1": (0, "learned 1", "learned 1"), "step 2": (1, "learned 2", "learned 2")}
+
+
+async def test_nothing_is_asked_for_where_no_group_is_recorded():
+    scene = Scene(("learned", 1, AssertionError("asked")), record={"learned_groups": 0})
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.kept == {} and scene.group.version == 1
+
+
+async def test_a_record_of_learning_that_cannot_be_written_is_an_event_and_the_run_goes_on():
+    scene = Scene(("record_learned", 0, StorageError("learned/step-000001.arrow: No space left on device")))
+    await scene.group.start()
+    await scene.learn(2)
+    assert list(scene.kept) == ["step 2"]
+    told = [event for event in scene.events.events if event["kind"] == "learned_not_recorded"]
+    assert [(event["policy_version"], event["reason"]) for event in told] == [
+        (1, "learned/step-000001.arrow: No space left on device")
+    ]
+
+
+@pytest.mark.parametrize("learned_groups", [8, 0])
+async def test_a_step_that_is_learned_again_loses_its_record_until_it_has_a_new_one(learned_groups: int):
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(
+        ("record_learned", 1, StorageError("full")), journal=before.journal, record={"learned_groups": learned_groups}
+    )
+    scene.recorded, scene.kept = before.recorded, {"step 1": (0, "old"), "step 2": (1, "old")}
+    await scene.group.start()
+    await scene.group.restore()
+    assert scene.forgotten == ["step 1", "step 2"]
+    assert scene.kept == ({"step 1": (0, "learned 1")} if learned_groups else {})
+
+
+async def test_a_replay_reads_the_record_of_its_last_step_from_the_ranks_and_touches_the_runs_in_nothing():
+    before = Scene()
+    await before.group.start()
+    await before.learn(3)
+    scene = Scene(journal=before.journal, read_only=2)
+    scene.recorded, scene.kept = before.recorded, dict(before.kept)
+    await scene.group.start()
+    await scene.group.restore()
+    assert await scene.group.learned() == ["learned 2"]
+    assert scene.kept == before.kept and scene.forgotten == []
 
 
 async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():

@@ -7,6 +7,7 @@ import pytest
 
 from cluster.contracts.errors import LedgerError
 from cluster.contracts.schema import columns_of, to_batch, with_columns
+from cluster.record.learned_files import learned_of
 from cluster.record.recorder import Recorder, name_of, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
 from tests.unit.cluster.contracts.rows import row
@@ -46,6 +47,27 @@ def test_a_group_in_pieces_is_recorded_byte_for_byte_as_the_group_in_one(directo
     recorder = Recorder(directory)
     whole = recorder.record(1, with_columns(chosen, **reference), sampled)
     assert recorder.record(1, *pickle.loads(pickle.dumps(pieces)), sampled) == whole
+
+
+def test_the_record_of_learning_lies_beside_its_trajectories_and_is_removed_with_them(directory):
+    recorder = Recorder(directory, keep_steps=2)
+    for step in range(1, 5):
+        name, _ = recorder.record(step, to_batch([row()]))
+        recorder.record_learned(name, step - 1)
+        save_checkpoint(directory, step)
+    recorder.record(5, to_batch([row()]))
+    assert recorded(directory) == [4, 5] and directory.names("learned") == ["step-000004.arrow"]
+    learned = learned_of(directory, name_of(4))
+    assert learned is not None and learned.policy_version == 3
+
+
+def test_a_step_that_is_learned_again_has_no_record_of_learning_until_it_is_learned(directory):
+    recorder = Recorder(directory)
+    name, _ = recorder.record(1, to_batch([row()]))
+    recorder.forget_learned(name)
+    recorder.record_learned(name, 0)
+    recorder.forget_learned(name)
+    assert directory.names("learned") == [] and recorded(directory) == [1]
 
 
 def test_all_trajectories_are_kept_unless_told_otherwise(directory):

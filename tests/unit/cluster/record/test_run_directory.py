@@ -87,13 +87,14 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.claim(CONFIG)
     directory.append_line("ledger/ledger.jsonl", "the groups of step 1, which ran out of memory")
     directory.write_file("trajectories/step-000001.arrow", b"")
+    directory.write_file("learned/step-000001.arrow", b"")
     directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
     directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
     directory.release()
     directory.check(OTHER)
     directory.claim(OTHER)
     assert directory.read_lines("ledger/ledger.jsonl") == []
-    assert directory.names("trajectories") == [] and not directory.exists(VERDICTS)
+    assert directory.names("trajectories") == directory.names("learned") == [] and not directory.exists(VERDICTS)
     assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
 
 

@@ -1,0 +1,85 @@
+"""What a step's passes saw of the tokens of some of its trajectories, as rows of the record of learning.
+
+It reads what passes compute anyway and gives nothing back: a step learns the same with it and without. Each trajectory is taken in the
+first pass of a step that comes to it, on the rank that makes the pass.
+
+Shapes: B rows of a micro-batch, T tokens, C completion positions with loss.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from cluster.contracts.learned import LEARNED_SCHEMA
+from learner.algorithms.objective.seen import TokensSeen
+from learner.assemble import Batch
+
+_OF_WHAT_STAYS = ("advantages", "weights", "clipped")
+"""Columns that a trajectory which a filter took out does not have."""
+
+
+class LearnedRows:
+    """Of one step, on one rank."""
+
+    def __init__(self, batch: Batch, *, num_groups: int | None) -> None:
+        """Of the batch's first `num_groups` groups; None: of all."""
+        self._batch = batch
+        groups = batch.tensors.group_index_N.tolist()
+        self._waiting = {row for row, group in enumerate(groups) if num_groups is None or group < num_groups}
+        self._rows: list[int] = []
+        self._kept: list[Tensor] = []
+        self._columns: list[dict[str, Tensor]] = []
+
+    def take(self, rows: Sequence[int], seen: TokensSeen) -> None:
+        """`rows` are places in the batch. What is taken stays on the device, one number a token and column."""
+        chosen = [place for place, row in enumerate(rows) if row in self._waiting]
+        if not chosen:
+            return
+        width, device = seen.policy_BT.shape[1], seen.policy_BT.device
+        masks = [self._batch.rows[rows[place]].loss_mask for place in chosen]
+        index_C = np.concatenate(
+            [place * width + np.flatnonzero(mask) for place, mask in zip(chosen, masks, strict=True)]
+        )
+        taken_C = torch.from_numpy(index_C).to(device)
+        self._columns.append({name: x_BT.flatten()[taken_C].float() for name, x_BT in seen.columns().items()})
+        self._kept.append(seen.rows.is_kept_N[torch.tensor(chosen, device=device)])
+        self._rows += [rows[place] for place in chosen]
+        self._waiting.difference_update(rows)
+
+    def batch(self) -> pa.RecordBatch | None:
+        """The rows that this rank took; None where it took none."""
+        if not self._rows:
+            return None
+        keys = self._batch.trajectories.select(["ticket_index", "sample_index"]).take(pa.array(self._rows))
+        masks = [self._batch.rows[row].loss_mask for row in self._rows]
+        lists = _Lists(np.concatenate(masks), np.cumsum([0, *map(len, masks)]), torch.cat(self._kept).cpu().numpy())
+        columns: dict[str, pa.Array] = {name: keys[name] for name in keys.schema.names}
+        for field in LEARNED_SCHEMA:
+            if field.name in self._columns[0]:
+                found_C = torch.cat([part[field.name] for part in self._columns]).cpu().numpy()
+                columns[field.name] = lists.of(found_C, field=field)
+        arrays = [
+            pc.cast(columns[field.name], field.type) if field.name in columns else pa.nulls(len(masks), field.type)
+            for field in LEARNED_SCHEMA
+        ]
+        return pa.record_batch(arrays, schema=LEARNED_SCHEMA)
+
+
+class _Lists:
+    """List columns of some trajectories, from the numbers of their tokens with loss."""
+
+    def __init__(self, loss_mask: np.ndarray, offsets: np.ndarray, is_kept: np.ndarray) -> None:
+        """The first two of all trajectories, one after another; `is_kept` by trajectory."""
+        self._mask, self._offsets, self._is_dropped = loss_mask, offsets, ~is_kept
+
+    def of(self, found_C: np.ndarray, *, field: pa.Field) -> pa.Array:
+        values = np.zeros(len(self._mask), dtype=np.float32)
+        values[self._mask] = found_C
+        values = values.astype(bool) if pa.types.is_boolean(field.type.value_type) else values
+        items = pa.array(values, mask=~self._mask)
+        absent = pa.array(self._is_dropped) if field.name in _OF_WHAT_STAYS else None
+        return pa.ListArray.from_arrays(pa.array(self._offsets, pa.int32()), items, mask=absent)
