@@ -304,7 +304,9 @@ class LearnerGroup:
         return ranks
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
-        extra = await self._all("restore_latest", self._checkpoints)
+        # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
+        newest = None if self._records else self._ledger.version - 1
+        extra = await self._all("restore_latest", self._checkpoints, newest)
         self.version = self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self.version):

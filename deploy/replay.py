@@ -1,18 +1,29 @@
-"""`treadwheel replay`: learns again from what a run recorded, without sampling, and compares the weights it arrives at."""
+"""`treadwheel replay`: learns again from what a run recorded, without sampling, and compares the weights it arrives at.
+
+With `--learned` it makes the record of learning of one step, of all its groups, whatever the run recorded of it.
+"""
 
 import asyncio
+import contextlib
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from cluster.contracts.config import CheckpointConfig, RunConfig, WeightsConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.learned import written_learned
 from cluster.contracts.protocols import PublishingLearner
+from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog
+from cluster.record.learned_files import learned_name
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps
-from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
+from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone
@@ -52,53 +63,117 @@ def replay(
     Raises ConfigError for a step that was not recorded and for an `out` that exists, LedgerError when the record is not what was
     consumed, CheckpointError when the run started from a checkpoint that is not what was saved.
     """
-    from learner.checkpoint.reading import verify_model
-
-    ledger = Ledger(run_dir)
-    num_steps = ledger.version if to_step is None else to_step
-    if not 1 <= num_steps <= ledger.version:
-        raise ConfigError(
-            f"--to-step={num_steps}: {run_dir.url!r} recorded steps 1 to {ledger.version}; choose one of them"
-        )
-    if pruned := num_pruned_steps(run_dir):
-        raise ConfigError(
-            f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs all of them"
-        )
-    if out is not None and os.path.lexists(out):
-        raise ConfigError(f"--out={out!r} exists; name another folder")
-    verify_model(Path(config.model.path))
-    ledger = Ledger(run_dir, num_steps=num_steps)
+    ledger = _first_steps(run_dir, to_step, option="--to-step")
+    _refuse_pruned(run_dir, first=1)
+    _refuse_existing(out)
+    _verify_start(config)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
-    return Replay(num_steps=num_steps, digest=digest, recorded_digest=_published(run_dir, num_steps))
+    return Replay(num_steps=ledger.version, digest=digest, recorded_digest=_published(run_dir, ledger.version))
+
+
+def replay_learned(
+    run_dir: RunDirectory, config: RunConfig, *, step: int, out: str | None = None, address: str | None = None
+) -> tuple[Replay, str | None]:
+    """Learns up to `step` from the newest checkpoint before it, and writes the record of learning of that step, of all its groups.
+
+    Into the file `out`, else beside the run's trajectories. Returns where: None, and the run is left alone, when the replay does not arrive
+    at the run's weights. Raises as `replay`.
+    """
+    ledger = _first_steps(run_dir, step, option="--learned")
+    _refuse_pruned(run_dir, first=1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0))
+    _refuse_existing(out)
+    _verify_start(config)
+    content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
+    done = Replay(num_steps=step, digest=digest, recorded_digest=_published(run_dir, step))
+    if out is not None:
+        folder, _, name = os.path.abspath(out).rpartition("/")
+        Storage(folder).write_file(name, content)
+    elif not done.differs:
+        *_, record = ledger.records()
+        name = learned_name(record.trajectories)
+        run_dir.write_file(name, content)
+        out = run_dir.path(name)
+    return done, out
 
 
 async def _replay(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
 ) -> str:
-    never = CheckpointConfig(every_steps=None, every_s=None)
-    config = config.model_copy(update={"checkpoint": never})
     # Without a checkpoint to start from, every step is learned again.
     with tempfile.TemporaryDirectory() as empty:
-        alone = learner_alone(
-            config,
-            run_dir,
-            ledger,
-            MetricLog([]),
-            checkpoints=empty,
-            provenance=RunProvenance(run_dir).at,
-            with_reference=False,
-        )
-        async with connected(address), alone as (learner, _):
-            await learner.restore()
+        async with _learned_again(config, run_dir, ledger, checkpoints=empty, address=address) as learner:
             if out is not None:
                 await learner.export(os.path.abspath(out))
             return await weights_digest(config.weights, learner)
+
+
+async def _learned(
+    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, address: str | None
+) -> tuple[pa.Buffer, str]:
+    """(the file of what the ledger's last step learned, digest of the weights after it)."""
+    config = config.model_copy(update={"record": config.record.model_copy(update={"learned_groups": None})})
+    checkpoints = run_dir.path(CHECKPOINTS)
+    async with _learned_again(config, run_dir, ledger, checkpoints=checkpoints, address=address) as learner:
+        parts = [await part for part in await learner.learned()]
+        content = written_learned(parts, policy_version=ledger.version - 1)
+        return content, await weights_digest(config.weights, learner)
+
+
+@contextlib.asynccontextmanager
+async def _learned_again(
+    config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, checkpoints: str, address: str | None
+) -> AsyncIterator[LearnerGroup]:
+    """A learner that has learned the ledger's last steps again, from the newest of the checkpoints on. It saves none."""
+    never = CheckpointConfig(every_steps=None, every_s=None)
+    config = config.model_copy(update={"checkpoint": never})
+    alone = learner_alone(
+        config,
+        run_dir,
+        ledger,
+        MetricLog([]),
+        checkpoints=checkpoints,
+        provenance=RunProvenance(run_dir).at,
+        with_reference=False,
+    )
+    async with connected(address), alone as (learner, _):
+        await learner.restore()
+        yield learner
 
 
 async def weights_digest(config: WeightsConfig, learner: PublishingLearner) -> str:
     """Of the learner's weights as the run's own transport publishes them."""
     weights = Weights.from_config(config, learner=learner, num_workers=0, events=MetricLog([]))
     return (await weights.publish()).digest
+
+
+def _first_steps(run_dir: RunDirectory, last: int | None, *, option: str) -> Ledger:
+    """Up to the step that an option names. Raises ConfigError for one that was not recorded."""
+    num_recorded = Ledger(run_dir).version
+    last = num_recorded if last is None else last
+    if not 1 <= last <= num_recorded:
+        raise ConfigError(f"{option}={last}: {run_dir.url!r} recorded steps 1 to {num_recorded}; choose one of them")
+    return Ledger(run_dir, num_steps=last)
+
+
+def _refuse_pruned(run_dir: RunDirectory, *, first: int) -> None:
+    """Raises ConfigError when a step from `first` on has no trajectories."""
+    if (pruned := num_pruned_steps(run_dir)) >= first:
+        needed = "all of them" if first == 1 else f"those from step {first} on"
+        raise ConfigError(
+            f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs {needed}"
+        )
+
+
+def _refuse_existing(out: str | None) -> None:
+    if out is not None and os.path.lexists(out):
+        raise ConfigError(f"--out={out!r} exists; name another one")
+
+
+def _verify_start(config: RunConfig) -> None:
+    """Raises CheckpointError for a model that is part of a checkpoint and was altered."""
+    from learner.checkpoint.reading import verify_model
+
+    verify_model(Path(config.model.path))
 
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:

@@ -235,13 +235,13 @@ class Learner:
         self._phases.enter("waiting")
         return manifest.extra
 
-    def restore_latest(self, root: str) -> Mapping[str, Any] | None:
-        """The newest checkpoint below `root`, or None and nothing done when there is none."""
-        found = checkpoints(Storage(root)) if self._ranks.rank == 0 else []
+    def restore_latest(self, root: str, newest: int | None = None) -> Mapping[str, Any] | None:
+        """The newest checkpoint below `root`, of the version `newest` at most; None and nothing done when there is none."""
+        found = checkpoints(Storage(root), newest=newest) if self._ranks.rank == 0 else []
         # One may be committed, or removed, between two ranks' looks: rank 0's counts.
         chosen, *_ = self._ranks.texts(json.dumps(str(found[-1]) if found else None))
-        newest: str | None = json.loads(chosen)
-        return self.restore(newest) if newest is not None else None
+        directory: str | None = json.loads(chosen)
+        return self.restore(directory) if directory is not None else None
 
     def export(self, directory: str, extra: Mapping[str, Any]) -> None:
         """The current weights as a Hugging Face folder on a disk; `extra` as for `save`."""

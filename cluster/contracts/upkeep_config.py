@@ -122,7 +122,7 @@ class RecordConfig(Section, mark=Mark.RESOURCES):
     `checkpoint.keep_last` checkpoints stay in any case: a restart may learn them again. A replay needs all of them."""
     learned_groups: NonNegativeInt | None = 8
     """Groups of each step, its first ones, whose tokens are recorded as the objective saw them (docs/record.md): 20 bytes a token. None
-    records all, 0 none; what is learned is the same."""
+    records all, 0 none; what is learned is the same. `treadwheel replay --learned` makes the record of any step."""
 
 
 class MetricsConfig(Section, mark=Mark.RESOURCES):

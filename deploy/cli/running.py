@@ -115,7 +115,15 @@ def evaluate(
 def replay(
     run_dir: RunDir,
     to_step: Annotated[int | None, typer.Option(help="Last step to learn again; all, unless given.")] = None,
-    out: Annotated[str | None, typer.Option(help="Hugging Face folder for the weights that it arrives at.")] = None,
+    learned: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Make this step's record of learning again, of all its groups.")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Hugging Face folder for the weights that it arrives at; with --learned the record's file, which else goes into the run."
+        ),
+    ] = None,
     address: Address = None,
     debug: Debug = False,
 ) -> None:
@@ -125,10 +133,17 @@ def replay(
         from deploy import replay as replaying
         from deploy.reports import run_info
 
+        if learned is not None and to_step is not None:
+            raise ConfigError(f"--learned={learned} learns up to that step; leave --to-step out")
         directory = RunDirectory(run_dir)
         config = run_info.config_of(directory)
-        done = replaying.replay(directory, config, to_step=to_step, out=out, address=address)
-        typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {done.verdict}")
+        if learned is None:
+            done = replaying.replay(directory, config, to_step=to_step, out=out, address=address)
+            typer.echo(f"{done.num_steps} steps replayed, weights {done.digest}: {done.verdict}")
+        else:
+            done, place = replaying.replay_learned(directory, config, step=learned, out=out, address=address)
+            written = "nothing is written; --out names a file for it" if place is None else f"its record is {place}"
+            typer.echo(f"step {learned} learned again, weights {done.digest}: {done.verdict}; {written}")
         if done.differs:
             raise typer.Exit(1)
 

@@ -13,9 +13,10 @@ from learner.checkpoint.manifest import FORMAT, MANIFEST, MODEL, OURS, FileEntry
 from learner.checkpoint.places import Place
 
 
-def checkpoints(root: Storage) -> list[Place]:
-    """All below `root`, oldest first."""
-    return [Place(root, name) for name in checkpoints_of(root, folder="").values()]
+def checkpoints(root: Storage, *, newest: int | None = None) -> list[Place]:
+    """All below `root`, or those up to the version `newest`, oldest first."""
+    found = checkpoints_of(root, folder="").items()
+    return [Place(root, name) for version, name in found if newest is None or version <= newest]
 
 
 def read_manifest(place: Place, *, expected_parameters: str | None = None) -> Manifest:

@@ -23,6 +23,7 @@ import yaml
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
+from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, RunDirectory, checkpoint_name
 from deploy.reports import run_info, verify
@@ -159,6 +160,15 @@ class Run:
                 tables[record.step] = reader.read_all().drop_columns([*RUN_DEPENDENT_COLUMNS])
         return tables
 
+    def learned(self) -> dict[int, pa.Table]:
+        """The record of learning by step."""
+        tables: dict[int, pa.Table] = {}
+        for record in Ledger(self.directory).records():
+            if learned := learned_of(self.directory, record.trajectories):
+                assert learned.policy_version == record.step - 1
+                tables[record.step] = pa.Table.from_batches([learned.rows])
+        return tables
+
     def weights(self) -> dict[int, str]:
         """Digest of the weights that each step published."""
         return {event["policy_version"]: event["digest"] for event in self.events("published", "broadcast")}
@@ -197,11 +207,16 @@ def assert_equal_bit_for_bit(
     published: Sequence[int] | None = None,
     checkpoint: int | None = None,
 ) -> None:
-    """Trajectories, mathematics and published weights of `steps`, and the tensors of one checkpoint. `published` are the steps
-    whose weights both runs' events tell of; None for all."""
+    """Trajectories, record of learning, mathematics and published weights of `steps`, and the tensors of one checkpoint.
+
+    `published` are the steps whose weights both runs' events tell of; None for all.
+    """
     ours, theirs = run.trajectories(), other.trajectories()
     for step in steps:
         assert ours[step].equals(theirs[step]), f"trajectories of step {step} differ"
+    assert {step: table for step, table in run.learned().items() if step in steps} == {
+        step: table for step, table in other.learned().items() if step in steps
+    }
     for step in steps:
         left, right = run.mathematics()[step], other.mathematics()[step]
         assert left == right, {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}

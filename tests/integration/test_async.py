@@ -1,8 +1,10 @@
 """Asynchronous runs: the bound as the tokens themselves show it, completions that cross updates, long tails, and their replay."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from cluster.contracts.learned import read_learned
 from cluster.contracts.types import sample_seed
 from tests.integration.faults import Run, assert_equal_bit_for_bit, undisturbed_run, write_run
 from tests.models import make_tiny_model
@@ -107,6 +109,53 @@ def test_dropped_stragglers_are_never_trained_on_and_replay_arrives_at_the_weigh
     assert consumed == sorted(set(consumed) - dropped)
     assert bound_2.events("failure") == []
     assert bound_2.replay("--to-step", 7) == f"7 steps replayed, weights {bound_2.weights()[7]}: equal\n"
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_the_steps_metrics_are_means_over_the_tokens_of_the_record_of_learning(bound, request):
+    run, keys = request.getfixturevalue(f"bound_{bound}"), ["ticket_index", "sample_index"]
+    assert list(run.learned()) == list(range(1, STEPS + 1))
+    for step, learned in run.learned().items():
+        trajectories, metrics = (
+            run.trajectories()[step].sort_by([(name, "ascending") for name in keys]),
+            run.metrics()[step],
+        )
+        assert learned.select(keys).to_pylist() == trajectories.select(keys).to_pylist()
+        policy, rollout, ages = (
+            np.array([x for row in table[name].to_pylist() for x in row])
+            for table, name in (
+                (learned, "policy_logprobs"),
+                (trajectories, "rollout_logprobs"),
+                (trajectories, "policy_versions"),
+            )
+        )
+        newest = ages == ages.max()
+        assert np.abs(policy - rollout)[newest].mean() == pytest.approx(metrics["mismatch/mean_abs_nats"], rel=1e-4)
+        for column, metric in (
+            ("clipped", "clip_fraction"),
+            ("entropies", "entropy_mean"),
+            ("advantages", "advantage_mean"),
+        ):
+            numbers = [x for row in learned[column].to_pylist() for x in row or ()]
+            assert bool(numbers) == (f"learner/{metric}" in metrics)
+            if numbers:
+                assert np.mean(numbers) == pytest.approx(metrics[f"learner/{metric}"], rel=1e-4, abs=1e-6), (
+                    step,
+                    column,
+                )
+
+
+def test_a_replay_makes_the_record_of_learning_of_a_step_again_value_for_value(bound_2, tmp_path):
+    """From the checkpoint of step 9: it learns steps 10 and 11, and leaves the run as it is."""
+    before = {path: path.stat().st_mtime_ns for path in bound_2.path.rglob("*") if path.is_file()}
+    said = bound_2.replay("--learned", 11, "--out", tmp_path / "again.arrow")
+    assert (
+        said == f"step 11 learned again, weights {bound_2.weights()[11]}: equal; its record is {tmp_path}/again.arrow\n"
+    )
+    again = read_learned((tmp_path / "again.arrow").read_bytes())
+    assert again.policy_version == 10
+    assert pa.Table.from_batches([again.rows]).equals(bound_2.learned()[11])
+    assert {path: path.stat().st_mtime_ns for path in bound_2.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_mismatch_beyond_the_alarm_is_an_event_of_its_step(bound_1):
