@@ -12,9 +12,6 @@ from cluster.record.ledger import Record, checked
 from cluster.record.recorder import digest_of, num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
 
-_STORE_S = 5.0
-"""Of an object store: how often it is asked for new records."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
@@ -36,9 +33,10 @@ class ChainReader:
     """Reads on: what was read and checked before is checked again only where it is no longer the same. Of an object store each record
     is read once. Several threads may use it."""
 
-    def __init__(self, directory: RunDirectory) -> None:
-        """Touches nothing."""
+    def __init__(self, directory: RunDirectory, *, every_s: float) -> None:
+        """Touches nothing. Looks for something new every `every_s` seconds at most."""
         self._directory = directory
+        self._every_s = every_s
         self._lock = threading.Lock()
         self._lines: list[str] = []
         self._chain = Chain()
@@ -46,8 +44,7 @@ class ChainReader:
 
     def read(self) -> Chain:
         with self._lock:
-            is_recent = not self._directory.is_local and time.monotonic() - self._asked_at < _STORE_S
-            if not is_recent:
+            if time.monotonic() - self._asked_at >= self._every_s:
                 self._read_on()
                 self._asked_at = time.monotonic()
             return self._chain
@@ -73,6 +70,12 @@ class ChainReader:
         self._lines, self._chain = lines, Chain(records=records, problem=problem)
 
 
+def names_its_file(record: Record) -> bool:
+    """Whether what the record names is a file of its step's trajectories: no other is opened, whatever a ledger says."""
+    folder, _, name = record.trajectories.rpartition("/")
+    return folder == "trajectories" and step_of(name) == record.step
+
+
 def check_files(directory: RunDirectory, records: Sequence[Record], *, most_bytes: int) -> dict[int, str]:
     """Whether the trajectories of each step are those that its record names, by step: `as recorded`, `altered`, `missing`, `removed` (by
     `record.keep_trajectories`), or `not checked` once `most_bytes` were read."""
@@ -85,8 +88,7 @@ def check_files(directory: RunDirectory, records: Sequence[Record], *, most_byte
 
 
 def _checked_file(directory: RunDirectory, record: Record) -> str:
-    folder, _, name = record.trajectories.rpartition("/")
-    if folder != "trajectories" or step_of(name) != record.step:  # nothing else is opened
+    if not names_its_file(record):
         return "altered"
     try:
         content = directory.read_file(record.trajectories)

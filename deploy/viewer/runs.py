@@ -39,7 +39,7 @@ class Run:
         self.poll_s = 1.0 if directory.is_local else 5.0
         """How often it is worth to look for something new."""
         self._metrics, self._events, self._phases = (Tail(directory, name) for name in (METRICS, EVENTS, PHASES))
-        self._chain = ChainReader(directory)
+        self._chain = ChainReader(directory, every_s=self.poll_s)
 
     @property
     def place(self) -> str:

@@ -22,9 +22,9 @@ from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.schema import SCHEMA
-from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
+from deploy.viewer.chain import names_its_file
 from deploy.viewer.runs import Run
 
 _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
@@ -137,6 +137,10 @@ class RecordedStep:
         batch = self._group(ticket, ["sample_index", "completion_text"])
         return dict(zip(batch["sample_index"].to_pylist(), batch["completion_text"].to_pylist(), strict=True))
 
+    def columns(self, ticket: int, *names: str) -> pa.RecordBatch:
+        """These columns of a group, a row a trajectory: for a look at many groups."""
+        return self._group(ticket, list(names))
+
     def tokens(self, ticket: int, sample: int) -> dict[str, list[Any] | None]:
         """`prompt_token_ids`; and of the completion, a value a token: `completion_token_ids`, `loss_mask`, `policy_versions`,
         `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None for a column that was not recorded."""
@@ -167,12 +171,13 @@ class RecordedStep:
 
 def open_step(run: Run, step: int) -> RecordedStep:
     """The step that made policy version `step`. Raises HTTPException 404 with a sentence where it has no trajectories (any more)."""
+    # In an object store there may be several: all but one are of drivers which were taken for dead.
+    record = run.chain().record(step)
+    if record and names_its_file(record) and run.directory.exists(record.trajectories):
+        return RecordedStep(run, step, record.trajectories)
     names = [name for name in run.directory.names("trajectories") if step_of(name) == step]
     if not names:
         raise HTTPException(404, _why_missing(run, step))
-    # Several in an object store: all but one are of drivers which were taken for dead.
-    if len(names) > 1 and (records := Ledger(run.directory).after(step - 1)[:1]):
-        return RecordedStep(run, step, records[0].trajectories)
     return RecordedStep(run, step, f"trajectories/{names[0]}")
 
 

@@ -7,7 +7,6 @@ import pytest
 from cluster.record.ledger import NAME, Ledger
 from cluster.record.recorder import PRUNED
 from cluster.record.run_directory import RunDirectory
-from deploy.viewer import chain as chains
 from deploy.viewer.chain import ChainReader, check_files
 from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import group, record
@@ -21,12 +20,12 @@ def directory(tmp_path) -> RunDirectory:
 
 
 def test_a_group_is_found_by_the_step_that_it_trained(directory):
-    chain = ChainReader(directory).read()
+    chain = ChainReader(directory, every_s=0).read()
     assert [chain.step_of(ticket) for ticket in range(8)] == [1, 1, 2, None, 2, 3, 3, None]
 
 
 def test_a_record_that_comes_is_read_and_one_that_is_altered_is_noticed(directory, tmp_path):
-    reader = ChainReader(directory)
+    reader = ChainReader(directory, every_s=0)
     assert len(reader.read().records) == 3
     record(tmp_path, [group(7, 1.0)])
     assert len(reader.read().records) == 4
@@ -41,7 +40,7 @@ def test_a_record_that_comes_is_read_and_one_that_is_altered_is_noticed(director
 
 def test_a_torn_last_line_waits_for_its_end(directory):
     whole = directory.read_file(NAME).to_pybytes()
-    reader = ChainReader(directory)
+    reader = ChainReader(directory, every_s=0)
     directory.write_file(NAME, whole[:-20])
     assert (len(reader.read().records), reader.read().problem) == (2, None)
     directory.write_file(NAME, whole)
@@ -49,7 +48,7 @@ def test_a_torn_last_line_waits_for_its_end(directory):
 
 
 def test_a_file_is_as_recorded_or_altered_or_missing_or_removed_or_too_much_to_read(directory):
-    records = ChainReader(directory).read().records
+    records = ChainReader(directory, every_s=0).read().records
     assert check_files(directory, records, most_bytes=10**9) == dict.fromkeys((1, 2, 3), "as recorded")
     directory.remove(records[0].trajectories)
     directory.write_file(records[1].trajectories, b"other")
@@ -61,18 +60,17 @@ def test_a_file_is_as_recorded_or_altered_or_missing_or_removed_or_too_much_to_r
 def test_no_file_outside_the_trajectories_is_opened(directory, monkeypatch):
     (outside,) = [
         each.model_copy(update={"trajectories": "../trajectories/step-000001.arrow"})
-        for each in ChainReader(directory).read().records[:1]
+        for each in ChainReader(directory, every_s=0).read().records[:1]
     ]
     monkeypatch.setattr(RunDirectory, "read_file", None)
     assert check_files(directory, [outside], most_bytes=10**9) == {1: "altered"}
 
 
 def test_each_record_of_an_object_store_is_read_once_and_all_again_when_a_run_begins_anew(monkeypatch):
-    monkeypatch.setattr(chains, "_STORE_S", 0.0)
     with s3("chains"):
         record("s3://chains/run", [group(0, 1.0)], [group(1, 1.0)])
         directory = RunDirectory("s3://chains/run")
-        reader = ChainReader(directory)
+        reader = ChainReader(directory, every_s=0)
         assert len(reader.read().records) == 2
         asked = []
         read = RunDirectory.read_records
@@ -93,5 +91,5 @@ def test_each_record_of_an_object_store_is_read_once_and_all_again_when_a_run_be
 def test_a_record_that_is_no_record_is_named_in_one_line(directory):
     lines = directory.read_lines(NAME)
     directory.write_file(NAME, "\n".join([lines[0], json.dumps({"step": 2}), lines[2], ""]).encode())
-    problem = ChainReader(directory).read().problem
+    problem = ChainReader(directory, every_s=0).read().problem
     assert problem and problem.startswith(f"{NAME} line 2 of 3 is not a record") and "\n" not in problem

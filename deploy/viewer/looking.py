@@ -1,0 +1,170 @@
+"""Looks for trajectories in what a run recorded, the newest step first, and no further than one answer may."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from starlette.exceptions import HTTPException
+
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import RecordedStep, Trajectory, open_step
+
+_MOST_FOUND = 30
+_MOST_TRAJECTORIES, _MOST_CHARACTERS = 20_000, 50_000_000
+"""That one answer looks at."""
+_MOST_STEPS, _MOST_STORED_STEPS = 200, 4
+"""An object store gives whole files."""
+_AROUND = 160
+"""Characters shown on each side of what was looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a trajectory must be, all of it; None and "" ask for nothing."""
+
+    text: str = ""
+    """In its completion or its prompt, in capitals or not."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    worker: str = ""
+    staleness: int | None = None
+    """At least."""
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where to go on: a step, and how many of its groups were looked at."""
+
+    step: int
+    num_groups: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    found: list[dict[str, Any]]
+    num_trajectories: int = 0
+    """Looked at."""
+    first_step: int | None = None
+    """The oldest step that was looked at, in part or whole."""
+    further: Place | None = None
+    """None: all that was asked for was looked at."""
+
+
+def look(run: Run, wanted: Wanted, steps: Sequence[int], *, start: Place | None = None) -> Answer:
+    """In `steps`, which are in order, from the newest or from `start` on backwards."""
+    newest = start.step if start else wanted.last_step
+    asked = [
+        step
+        for step in reversed(steps)
+        if (newest is None or step <= newest) and (wanted.first_step is None or step >= wanted.first_step)
+    ]
+    answer = Answer(found=[])
+    num_characters = 0
+    most = _MOST_STEPS if run.directory.is_local else _MOST_STORED_STEPS
+    for step in asked[:most]:
+        first = start.num_groups if start and step == start.step else 0
+        for place, (ticket, rows, recorded) in enumerate(_groups(run, step, first), start=first):
+            if (
+                len(answer.found) >= _MOST_FOUND
+                or answer.num_trajectories >= _MOST_TRAJECTORIES
+                or num_characters >= _MOST_CHARACTERS
+            ):
+                answer.further = Place(step=step, num_groups=place)
+                return answer
+            answer.first_step = step
+            answer.num_trajectories += rows.num_rows
+            num_characters += rows["completion_text"].nbytes if wanted.text else 0
+            answer.found += _matches(recorded, ticket, rows, wanted)
+    if len(asked) > most:
+        answer.further = Place(step=asked[most])
+    return answer
+
+
+def _groups(run: Run, step: int, first: int) -> Iterator[tuple[int, pa.RecordBatch, RecordedStep]]:
+    try:
+        recorded = open_step(run, step)
+    except HTTPException:  # removed since the steps were listed
+        return
+    for ticket in recorded.tickets[first:]:
+        yield (
+            ticket,
+            recorded.columns(ticket, "sample_index", "reward", "worker", "prompt_text", "completion_text"),
+            recorded,
+        )
+
+
+def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: Wanted) -> list[dict[str, Any]]:
+    kept = rows.filter(_is_wanted(rows, wanted)) if _is_narrow(wanted) else rows
+    if kept.num_rows == 0:
+        return []
+    told = {each.sample_index: each for each in recorded.group(ticket).trajectories}
+    pairs = ((row, told[row["sample_index"]]) for row in kept.to_pylist())
+    return [
+        {
+            "step": recorded.step,
+            "ticket": ticket,
+            "sample": each.sample_index,
+            "reward": each.reward,
+            "reward_status": each.reward_status,
+            "worker": each.worker,
+            "staleness": each.staleness,
+            "num_tokens": each.num_tokens,
+            "finish": each.finish_reason,
+            **context(row["completion_text"], row["prompt_text"], wanted.text),
+        }
+        for row, each in pairs
+        if _is_stale(each, wanted)
+    ]
+
+
+def _is_narrow(wanted: Wanted) -> bool:
+    return bool(wanted.text or wanted.worker) or wanted.min_reward is not None or wanted.max_reward is not None
+
+
+def _is_wanted(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
+    tests = [pa.array([True] * rows.num_rows)]
+    if wanted.min_reward is not None:
+        tests.append(pc.greater_equal(rows["reward"], wanted.min_reward))
+    if wanted.max_reward is not None:
+        tests.append(pc.less_equal(rows["reward"], wanted.max_reward))
+    if wanted.worker:
+        tests.append(pc.equal(rows["worker"], wanted.worker))
+    if wanted.text:
+        texts = (rows["completion_text"], rows["prompt_text"])
+        tests.append(pc.or_(*(pc.match_substring(text, wanted.text, ignore_case=True) for text in texts)))
+    kept = tests[0]
+    for test in tests[1:]:
+        kept = pc.and_(kept, pc.fill_null(test, False))
+    return kept
+
+
+def _is_stale(trajectory: Trajectory, wanted: Wanted) -> bool:
+    return wanted.staleness is None or trajectory.staleness >= wanted.staleness
+
+
+def context(completion: str, prompt: str, text: str) -> dict[str, Any]:
+    """What was looked for (`match`) with what is `before` and `after` it, `where` it was found first: the completion, else the prompt.
+    The beginning of the completion where nothing was; beside a prompt it is `completion`."""
+    beginning = _ended(completion[: 2 * _AROUND], is_cut=len(completion) > 2 * _AROUND, at_end=True)
+    for where, found_in in (("completion", completion), ("prompt", prompt)):
+        if text and (found := re.search(re.escape(text), found_in, re.IGNORECASE)):
+            start, end = found.span()
+            return {
+                "where": where,
+                "before": _ended(found_in[max(start - _AROUND, 0) : start], is_cut=start > _AROUND, at_end=False),
+                "match": found_in[start:end],
+                "after": _ended(found_in[end : end + _AROUND], is_cut=end + _AROUND < len(found_in), at_end=True),
+                "completion": beginning if where == "prompt" else None,
+            }
+    return {"where": "completion", "before": beginning, "match": "", "after": "", "completion": None}
+
+
+def _ended(text: str, *, is_cut: bool, at_end: bool) -> str:
+    if not is_cut:
+        return text
+    return f"{text}…" if at_end else f"…{text}"

@@ -1,0 +1,144 @@
+"""Rewards: how each component was spread over the steps, what failed and with which message, by judge, and where to look."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from deploy.viewer import series
+from deploy.viewer.chain import Chain
+from deploy.viewer.dots import axis_of, percent
+from deploy.viewer.page import page
+from deploy.viewer.runs import Run
+from deploy.viewer.scores import NUM_ROWS, REWARD, Scores, chosen, picture, scores_of
+from deploy.viewer.steps import open_step, recorded_steps
+
+_MOST_COMPONENTS, _MOST_FAILURES, _MOST_EXAMPLES = 12, 40, 5
+_MOST_CHARACTERS = 160
+
+
+def rewards(run: Run, request: Request) -> dict[str, Any]:
+    steps = recorded_steps(run)
+    by_step = _scores(run, steps)
+    lines = run.metrics()
+    newest = max(by_step, default=None)
+    names = sorted({name for scores in by_step.values() for name in scores}, key=lambda name: (name != REWARD, name))
+    return {
+        "run": run.name,
+        "num_recorded": len(steps),
+        "steps": sorted(by_step),
+        "cell_height": percent(1 / NUM_ROWS),
+        "components": [
+            _component(name, {step: scores[name] for step, scores in by_step.items() if name in scores})
+            for name in names[:_MOST_COMPONENTS]
+        ],
+        "num_left_out": max(len(names) - _MOST_COMPONENTS, 0),
+        "examples": [] if newest is None else _examples(run, newest, by_step[newest], names[:_MOST_COMPONENTS]),
+        "failures": failures(run.events(), run.chain(), set(steps)),
+        "panels": _panels(lines),
+    }
+
+
+def _scores(run: Run, steps: Sequence[int]) -> dict[int, Mapping[str, Scores]]:
+    if not steps:
+        return {}
+    newest = scores_of(run, steps[-1])
+    size = max((scores.num + scores.num_without for scores in newest.values()), default=0)
+    read = chosen(steps, num_trajectories=size, is_local=run.directory.is_local)
+    return {step: scores for step in read if (scores := scores_of(run, step))}
+
+
+def _component(name: str, by_step: Mapping[int, Scores]) -> dict[str, Any]:
+    axis = axis_of([end for scores in by_step.values() for end in (scores.values[0], scores.values[-1])])
+    last = by_step[max(by_step)]
+    told = {"num": last.num, "num_without": last.num_without, "mean": last.mean, "std": last.std}
+    return {"name": name, "ticks": axis.ticks(), "columns": picture(by_step, axis), "last": told}
+
+
+def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Of the newest step that was read: the trajectories with the smallest and the largest value of each component."""
+    recorded = open_step(run, step)
+    told: list[dict[str, Any]] = []
+    for name in (name for name in names if name in scores):
+        of = scores[name]
+        for end, (ticket, sample), value in (
+            ("lowest", of.smallest, of.values[0]),
+            ("highest", of.largest, of.values[-1]),
+        ):
+            text = " ".join(recorded.completions(ticket)[sample][: 4 * _MOST_CHARACTERS].split())[:_MOST_CHARACTERS]
+            told.append(
+                {
+                    "name": name,
+                    "end": end,
+                    "value": value,
+                    "step": step,
+                    "ticket": ticket,
+                    "sample": sample,
+                    "text": text,
+                }
+            )
+    return told
+
+
+def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[int]) -> list[dict[str, Any]]:
+    """What judges raised or overran, by its kind, the most frequent first. An example leads to a group whose step is recorded; one that was
+    dropped is nowhere to be seen."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["kind"] != "reward_failure":
+            continue
+        for failure in event.get("failures", ()):
+            told = found.setdefault(
+                failure["kind"],
+                {
+                    "kind": failure["kind"],
+                    "count": 0,
+                    "num_groups": 0,
+                    "first": event["policy_version"] + 1,
+                    "messages": [],
+                    "examples": [],
+                },
+            )
+            told["count"] += failure["count"]
+            told["num_groups"] += 1
+            told["last"] = event["policy_version"] + 1
+            if failure["message"] not in told["messages"] and len(told["messages"]) < _MOST_EXAMPLES:
+                told["messages"].append(failure["message"])
+            if (example := _example(event, chain, recorded)) and len(told["examples"]) < _MOST_EXAMPLES:
+                told["examples"].append(example)
+    return sorted(found.values(), key=lambda told: -told["count"])[:_MOST_FAILURES]
+
+
+def _example(event: Mapping[str, Any], chain: Chain, recorded: set[int]) -> dict[str, Any] | None:
+    group_id = str(event.get("group_id", ""))
+    step = chain.step_of(int(group_id)) if group_id.isdecimal() else None
+    return {"step": step, "ticket": int(group_id)} if step in recorded else None
+
+
+def _panels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = dict.fromkeys(name for line in lines for name in line)
+    of_rewards = [name for name in names if name.startswith("reward/")]
+    failed = [name for name in of_rewards if name.endswith(("/num_failed", "/num_errors", "/num_timeouts"))]
+    sources = [name for name in of_rewards if name.startswith("reward/mean/")]
+    parts = [name for name in of_rewards if name not in (*failed, *sources)]
+    took = [name for name in names if name.startswith("time/") and name.endswith("judging_s")]
+    failing = [name for name in failed if any(line.get(name) for line in lines)]
+    wanted = (
+        ("Means", "", parts, "reward/"),
+        ("By source", "", sources, "reward/mean/"),
+        ("Failures", "trajectories", failing, "reward/"),
+        ("Judging", "s a group", took, "time/"),
+    )
+    made = (
+        series.panel(lines, title, unit, False, [(name, _label(name, prefix)) for name in found[:6]])
+        for title, unit, found, prefix in wanted
+    )
+    return [panel for panel in made if panel]
+
+
+def _label(name: str, prefix: str) -> str:
+    words = name.removeprefix(prefix).removesuffix("judging_s").strip("/")
+    return {"mean": "reward", "": "all"}.get(words, words.replace("_", " "))
+
+
+ROUTES = page("/run/{run}/rewards", rewards, template="rewards.html")

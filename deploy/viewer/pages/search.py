@@ -1,0 +1,72 @@
+"""Search over what was recorded: by text, reward, worker, staleness, steps. The newest first; each answer says how far it looked."""
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from deploy.viewer import fleet
+from deploy.viewer.looking import Place, Wanted, look
+from deploy.viewer.page import asked_number, asked_whole_number, page
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import recorded_steps
+
+_FIELDS = ("text", "min_reward", "max_reward", "worker", "staleness", "steps")
+_MOST_CHARACTERS = 200
+
+
+def search(run: Run, request: Request) -> dict[str, Any]:
+    """The query has the form's fields; `steps` is `12` or `10-20`; `from` is the place where the answer before stopped."""
+    asked = {name: request.query_params.get(name, "")[:_MOST_CHARACTERS] for name in _FIELDS}
+    wanted = _wanted(request, asked)
+    steps = recorded_steps(run)
+    answer = look(run, wanted, steps, start=_start(request))
+    further = None
+    if answer.further:
+        place = f"{answer.further.step}.{answer.further.num_groups}"
+        further = urlencode({**{name: value for name, value in asked.items() if value}, "from": place})
+    workers = {
+        actor["name"]
+        for actor in fleet.actors(run.events(), run.status(), state="")
+        if actor["name"].startswith("rollout")
+    }
+    return {
+        "asked": asked,
+        "found": answer.found,
+        "num_trajectories": answer.num_trajectories,
+        "first_step": answer.first_step,
+        "num_recorded": len(steps),
+        "further": further,
+        "workers": sorted(workers),
+    }
+
+
+def _wanted(request: Request, asked: dict[str, str]) -> Wanted:
+    first, last = _steps(asked["steps"].strip())
+    return Wanted(
+        text=asked["text"],
+        min_reward=asked_number(request, "min_reward"),
+        max_reward=asked_number(request, "max_reward"),
+        worker=asked["worker"].strip(),
+        staleness=asked_whole_number(request, "staleness"),
+        first_step=first,
+        last_step=last,
+    )
+
+
+def _steps(said: str) -> tuple[int | None, int | None]:
+    if not said:
+        return None, None
+    if found := re.fullmatch(r"(\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?", said):
+        return int(found[1]), int(found[2] or found[1])
+    raise HTTPException(400, f"steps={said[:40]!r} is neither a step nor two of them, such as 10-20")
+
+
+def _start(request: Request) -> Place | None:
+    found = re.fullmatch(r"(\d{1,12})\.(\d{1,12})", request.query_params.get("from", ""))
+    return Place(step=int(found[1]), num_groups=int(found[2])) if found else None
+
+
+ROUTES = page("/run/{run}/search", search, template="search.html")

@@ -1,0 +1,124 @@
+"""How rewards and their components were spread over the trajectories of a step, and how that changed from step to step."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from deploy.viewer.dots import Axis, mean_and_spread, percent
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import open_step
+
+REWARD = "reward"
+_MOST_TRAJECTORIES = 40_000
+"""On one page, over all its steps."""
+_MOST_STEPS, _MOST_STORED_STEPS = 40, 8
+"""An object store gives whole files."""
+_MOST_VALUES = 400
+"""Of a step and a component that are kept: evenly spaced in their order."""
+NUM_ROWS = 16
+"""Of a picture of a component over the steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The values of one component in one step."""
+
+    num: int
+    """Trajectories that have it."""
+    num_without: int
+    values: tuple[float, ...]
+    """In order, thinned."""
+    mean: float
+    std: float
+    smallest: tuple[int, int]
+    """Ticket and sample of the trajectory with the smallest value."""
+    largest: tuple[int, int]
+
+
+def scores_of(run: Run, step: int) -> Mapping[str, Scores]:
+    """By component; the reward itself is `reward`. Empty where the step has no trajectories (any more). What a step recorded does not
+    change: it is read once."""
+    record = run.chain().record(step)
+    return _read(run, step) if record is None else _read_once(run, step, record.trajectories_digest)
+
+
+@functools.lru_cache(maxsize=512)
+def _read_once(run: Run, step: int, digest: str) -> Mapping[str, Scores]:
+    return _read(run, step)
+
+
+def _read(run: Run, step: int) -> Mapping[str, Scores]:
+    try:
+        recorded = open_step(run, step)
+    except HTTPException:
+        return {}
+    found: dict[str, list[tuple[float, int, int]]] = {}
+    num = 0
+    for ticket in recorded.tickets:
+        for row in recorded.columns(ticket, "sample_index", "reward", "reward_components").to_pylist():
+            num += 1
+            for name, value in ((REWARD, row["reward"]), *row["reward_components"]):
+                if value is not None:
+                    found.setdefault(name, []).append((value, ticket, row["sample_index"]))
+    return {name: _scores(values, num) for name, values in found.items()}
+
+
+def _scores(found: Sequence[tuple[float, int, int]], num_trajectories: int) -> Scores:
+    ordered = sorted(found)
+    values = [value for value, _, _ in ordered]
+    kept = values
+    if len(values) > _MOST_VALUES:
+        kept = [values[round(place * (len(values) - 1) / (_MOST_VALUES - 1))] for place in range(_MOST_VALUES)]
+    return Scores(
+        num=len(values),
+        num_without=num_trajectories - len(values),
+        values=tuple(kept),
+        smallest=ordered[0][1:],
+        largest=ordered[-1][1:],
+        **mean_and_spread(values),
+    )
+
+
+def chosen(steps: Sequence[int], *, num_trajectories: int, is_local: bool) -> list[int]:
+    """Evenly spaced steps, the first and the last among them: as many as a page may read, where each has so many trajectories."""
+    most = _MOST_STEPS if is_local else _MOST_STORED_STEPS
+    most = max(min(most, _MOST_TRAJECTORIES // max(num_trajectories, 1)), 2)
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+
+
+def picture(by_step: Mapping[int, Scores], axis: Axis) -> list[dict[str, Any]]:
+    """A column a step with its `mean`, and `cells`: each the share of the step's values that lie there, and a `level`, 1 to 8, of its
+    colour. Places are in percent from the left and from above."""
+    width = 100 / max(len(by_step), 1)
+    return [
+        {
+            "step": step,
+            "mean": scores.mean,
+            "num": scores.num,
+            "left": round(number * width, 3),
+            "width": round(width, 3),
+            "mean_at": percent(1 - axis.place(scores.mean)),
+            "cells": _cells(scores.values, axis),
+        }
+        for number, (step, scores) in enumerate(by_step.items())
+    ]
+
+
+def _cells(values: Sequence[float], axis: Axis) -> list[dict[str, Any]]:
+    counts = [0] * NUM_ROWS
+    for value in values:
+        counts[min(int(axis.place(value) * NUM_ROWS), NUM_ROWS - 1)] += 1
+    return [
+        {
+            "top": percent(1 - (row + 1) / NUM_ROWS),
+            "share": round(count / len(values), 4),
+            "level": max(1, round(8 * (count / len(values)) ** 0.5)),
+        }
+        for row, count in enumerate(counts)
+        if count
+    ]

@@ -1,0 +1,85 @@
+"""What judges gave and where they failed."""
+
+import pytest
+
+from deploy.viewer.pages.rewards import rewards
+from tests.unit.deploy.viewer.recorded import asking, group, opened, record
+from tests.unit.deploy.viewer.run_files import event, step, write_run
+
+
+def _failure(ticket: int, version: int, kind: str, message: str, count: int) -> dict:
+    failures = [{"kind": kind, "message": message, "count": count}]
+    told = event("reward_failure", 1001.0, group_id=f"{ticket:08d}", prompt_id="p", num_errors=count, failures=failures)
+    return {**told, "policy_version": version}
+
+
+@pytest.fixture
+def told(tmp_path):
+    """Group 1 failed and was dropped; groups 2 and 3 trained step 2."""
+    events = [
+        _failure(1, 0, "KeyError", "KeyError: 'a'", 8),
+        _failure(2, 1, "KeyError", "KeyError: 'b'", 1),
+        _failure(3, 1, "timeout", "overran 5 s", 2),
+    ]
+    lines = [
+        step(1, reward__mean=0.5, reward__style=0.25, reward__num_errors=0.0),
+        step(2, reward__mean=0.75, time__judging_s=0.5),
+    ]
+    folder = write_run(tmp_path / "run", steps=lines, events=events)
+    style = [("style", 0.25)]
+    record(
+        folder,
+        [group(0, 0.0, 1.0)],
+        [group(2, 0.5, None, completion_text="two"), group(3, 1.0, reward_components=style, completion_text="three")],
+    )
+    return rewards(opened(folder), asking())
+
+
+def test_failures_are_told_by_kind_with_their_messages_and_the_groups_that_trained(told):
+    assert told["failures"] == [
+        {
+            "kind": "KeyError",
+            "count": 9,
+            "num_groups": 2,
+            "first": 1,
+            "last": 2,
+            "messages": ["KeyError: 'a'", "KeyError: 'b'"],
+            "examples": [{"step": 2, "ticket": 2}],
+        },
+        {
+            "kind": "timeout",
+            "count": 2,
+            "num_groups": 1,
+            "first": 2,
+            "last": 2,
+            "messages": ["overran 5 s"],
+            "examples": [{"step": 2, "ticket": 3}],
+        },
+    ]
+
+
+def test_the_reward_comes_first_and_every_component_has_its_steps(told):
+    assert [each["name"] for each in told["components"]] == ["reward", "style"]
+    assert [[column["step"] for column in each["columns"]] for each in told["components"]] == [[1, 2], [2]]
+    assert told["components"][0]["last"] == {"num": 2, "num_without": 1, "mean": 0.75, "std": 0.25}
+
+
+def test_examples_are_the_ends_of_the_newest_step(told):
+    assert [(each["name"], each["end"], each["value"], each["ticket"], each["text"]) for each in told["examples"]] == [
+        ("reward", "lowest", 0.5, 2, "two"),
+        ("reward", "highest", 1.0, 3, "three"),
+        ("style", "lowest", 0.25, 3, "three"),
+        ("style", "highest", 0.25, 3, "three"),
+    ]
+
+
+def test_curves_are_of_means_and_of_what_failed_if_anything_did(told):
+    assert [(panel["title"], [line["label"] for line in panel["lines"]]) for panel in told["panels"]] == [
+        ("Means", ["reward", "style"]),
+        ("Judging", ["all"]),
+    ]
+
+
+def test_a_run_that_judged_nothing_has_an_empty_page(tmp_path):
+    told = rewards(opened(write_run(tmp_path / "run")), asking())
+    assert (told["components"], told["failures"], told["panels"], told["examples"]) == ([], [], [], [])

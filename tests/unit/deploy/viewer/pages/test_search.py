@@ -1,0 +1,97 @@
+"""Search finds by each criterion, looks no further than it may, and goes on where it stopped."""
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
+
+from deploy.viewer import looking
+from deploy.viewer.app import create_app
+from deploy.viewer.pages.search import search
+from tests.unit.deploy.viewer.recorded import asking, group, opened, record
+from tests.unit.deploy.viewer.run_files import write_run
+
+HOSTILE = "\"'><script>alert(1)</script>(?i)[\\"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = write_run(tmp_path / "run")
+    record(
+        folder,
+        [group(0, 0.0, 1.0, completion_text="a Needle in hay"), group(1, 0.5, prompt_text="Where is the needle?")],
+        [group(2, 0.25, None, worker="rollout-1", policy_versions=[0, 1, 1]), group(3, 1.0, completion_text=HOSTILE)],
+    )
+    return folder
+
+
+def _found(folder, query: str) -> list[tuple[int, int, int]]:
+    told = search(opened(folder), asking(query))
+    return [(each["step"], each["ticket"], each["sample"]) for each in told["found"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", [(2, 2, 0), (2, 2, 1), (2, 3, 0), (1, 0, 0), (1, 0, 1), (1, 1, 0)]),
+        ("text=needle", [(1, 0, 0), (1, 0, 1), (1, 1, 0)]),
+        ("text=NEEDLE&min_reward=0.75", [(1, 0, 1)]),
+        ("min_reward=0.25&max_reward=0.5", [(2, 2, 0), (1, 1, 0)]),
+        ("worker=rollout-1", [(2, 2, 0), (2, 2, 1)]),
+        ("staleness=1", [(2, 2, 0), (2, 2, 1)]),
+        ("steps=1&max_reward=0", [(1, 0, 0)]),
+        ("steps=2-9&min_reward=1", [(2, 3, 0)]),
+        ("text=nowhere", []),
+    ],
+)
+def test_all_that_is_asked_for_must_be_so(folder, query, found):
+    assert _found(folder, query) == found
+
+
+def test_a_match_is_shown_where_it_is(folder):
+    first, _, third = search(opened(folder), asking("text=needle"))["found"]
+    assert (first["where"], first["before"], first["match"], first["after"]) == (
+        "completion",
+        "a ",
+        "Needle",
+        " in hay",
+    )
+    assert (third["where"], third["match"], third["completion"]) == ("prompt", "needle", "2")
+
+
+def test_an_answer_says_how_far_it_looked_and_where_the_next_one_begins(folder, monkeypatch):
+    monkeypatch.setattr(looking, "_MOST_TRAJECTORIES", 3)
+    first = search(opened(folder), asking("text=needle"))
+    assert (first["found"], first["num_trajectories"], first["first_step"]) == ([], 3, 2)
+    second = search(opened(folder), asking(first["further"]))
+    assert [each["ticket"] for each in second["found"]] == [0, 0, 1]
+    assert second["further"] is None
+
+
+def test_an_answer_ends_within_a_step_when_it_has_found_enough(folder, monkeypatch):
+    monkeypatch.setattr(looking, "_MOST_FOUND", 1)
+    query, seen = "min_reward=0", []
+    while query:
+        told = search(opened(folder), asking(query))
+        seen.append([each["ticket"] for each in told["found"]])
+        query = told["further"]
+    assert seen == [[2], [3], [0, 0], [1]]
+
+
+def test_few_steps_are_opened_for_one_answer(folder, monkeypatch):
+    monkeypatch.setattr(looking, "_MOST_STEPS", 1)
+    first = search(opened(folder), asking("text=needle"))
+    assert (first["found"], first["further"]) == ([], "text=needle&from=1.0")
+    assert len(_found(folder, first["further"])) == 3
+
+
+@pytest.mark.parametrize("query", ["min_reward=much", "staleness=0.5", "steps=1-2-3", "max_reward=inf"])
+def test_what_cannot_be_meant_is_refused(folder, query):
+    with pytest.raises(HTTPException, match="400"):
+        search(opened(folder), asking(query))
+
+
+def test_a_hostile_query_and_a_hostile_text_are_text(folder):
+    browser = TestClient(create_app([str(folder)]), base_url="http://localhost")
+    page = browser.get("/run/run/search", params={"text": HOSTILE})
+    assert page.status_code == 200 and "Step 2, group 3" in page.text
+    assert "<script>alert" not in page.text and page.text.count("&lt;script&gt;alert(1)") == 2
