@@ -78,6 +78,14 @@ class LocalFiles:
             except FileNotFoundError:
                 return []
 
+    def versions(self, folder: str) -> dict[str, str]:
+        with naming(self.path(folder)):
+            try:
+                found = {each.name: each.stat() for each in os.scandir(self.path(folder)) if each.is_file()}
+            except FileNotFoundError:
+                return {}
+        return {name: f"{about.st_mtime_ns} {about.st_size}" for name, about in found.items()}
+
     def upload(self, name: str, local_path: str) -> None:
         with naming(self.path(name)), self._aside(name) as aside:
             _copy_synced(local_path, aside)

@@ -142,6 +142,11 @@ class ObjectStore:
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(posixpath.basename(path) for path in paths)
 
+    def versions(self, folder: str) -> dict[str, str]:
+        with self._naming(folder):
+            found = _again(lambda: obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))["objects"]
+        return {posixpath.basename(each["path"]): f"{each['e_tag']} {each['last_modified']}" for each in found}
+
     def upload(self, name: str, local_path: str) -> None:
         part_bytes = max(_PART_BYTES, os.path.getsize(local_path) // _MOST_PARTS + 1)
         with self._naming(name):

@@ -9,7 +9,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from cluster.contracts.errors import AlreadyExistsError, StorageError
@@ -24,6 +24,11 @@ Span = tuple[int, int]
 
 def is_lines(name: str) -> bool:
     return name.endswith(".jsonl")
+
+
+def segments_of(name: str, files: Iterable[str]) -> list[str]:
+    """Objects that hold the lines of `name`, in order, if its folder has these files: those whose place a merged one took are left out."""
+    return [_object(name, span) for span in _live(_spans_of(files))]
 
 
 class Objects(Protocol):
@@ -175,8 +180,12 @@ class Segments:
 
     def _written_spans(self, name: str) -> list[Span]:
         """Those that were written here, without a file of lines that came with a copy."""
-        found = (re.fullmatch(r"(\d{6,})(?:-(\d{6,}))?\.jsonl", each) for each in self._objects.names(_folder(name)))
-        return sorted((int(each[1]), int(each[2] or each[1])) for each in found if each)
+        return _spans_of(self._objects.names(_folder(name)))
+
+
+def _spans_of(files: Iterable[str]) -> list[Span]:
+    found = (re.fullmatch(r"(\d{6,})(?:-(\d{6,}))?\.jsonl", each) for each in files)
+    return sorted((int(each[1]), int(each[2] or each[1])) for each in found if each)
 
 
 def _live(spans: Sequence[Span]) -> list[Span]:

@@ -1,14 +1,18 @@
 """JSON lines of a file that grows: each is read and parsed once."""
 
 import json
+import posixpath
 import threading
 import time
 from typing import Any
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
+from cluster.record.segments import segments_of
 
 _OVERLAP = 512
 """Bytes before the place where reading goes on that must be as they were: else the file was written anew."""
+_NEVER = ("", [])
 _STORE_S = 5.0
 """Of an object store: how often it is asked."""
 
@@ -23,7 +27,8 @@ class Tail:
         self._lock = threading.Lock()
         self._records: list[dict[str, Any]] = []
         self._offset, self._before = 0, b""
-        self._segments: list[str] | None = None
+        self._segments: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+        """Of a store, in order: what was read, and the version of the object when it was."""
         self._asked_at = float("-inf")
         self.generation = 0
         """Grows when lines that were read are no longer what they were."""
@@ -57,19 +62,41 @@ class Tail:
             self._start_over()
             content = self._directory.read_range(self._name, 0, size).to_pybytes()
         whole = content[len(self._before) : content.rfind(b"\n") + 1]
-        self._records += [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self._records += self._parsed(whole)
         self._offset += len(whole)
         self._before = (self._before + whole)[-_OVERLAP:]
 
     def _read_segments(self) -> None:
-        """A store's lines are objects: they are read again when other objects are there."""
-        segments = self._directory.names(self._name.removesuffix(".jsonl"))
-        if segments == self._segments:
+        """A store's lines are objects: those that are new are read, and those that were written anew."""
+        folder = self._name.removesuffix(".jsonl")
+        versions = {f"{folder}/{file}": version for file, version in self._directory.versions(folder).items()}
+        copied = self._directory.size_bytes(self._name)  # by whoever copied a local run
+        order = [self._name] if copied is not None else []
+        order += segments_of(self._name, [posixpath.basename(each) for each in versions])
+        versions[self._name] = str(copied)
+        new = [each for each in order if self._segments.get(each, _NEVER)[0] != versions[each]]
+        if not new and order == list(self._segments):
             return
-        records = self._directory.read_json_lines(self._name)
-        if records[: len(self._records)] != self._records:
-            self.generation += 1
-        self._records, self._segments = records, segments
+        try:
+            read = {each: self._parsed(self._directory.read_file(each).to_pybytes()) for each in new}
+        except StorageError:
+            if all(map(self._directory.exists, new)):
+                raise
+            return  # merged since they were listed: the next look finds the one that took their place
+        self._segments = {
+            each: (versions[each], read[each]) if each in read else self._segments[each] for each in order
+        }
+        records = [record for _, lines in self._segments.values() for record in lines]
+        self.generation += records[: len(self._records)] != self._records
+        self._records = records
+
+    def _parsed(self, content: bytes) -> list[dict[str, Any]]:
+        """Of whole lines: a last one without an end is left out."""
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            return [json.loads(line) for line in whole.splitlines() if line.strip()]
+        except ValueError as error:
+            raise StorageError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
 
     def _start_over(self) -> None:
         self._records, self._offset, self._before = [], 0, b""

@@ -72,6 +72,17 @@ def test_names_are_of_one_level(files):
     assert files.names("a") == []
 
 
+def test_a_file_that_is_written_anew_has_another_version_and_all_others_keep_theirs(files):
+    for name in ("b/1", "b/2", "b/c/3"):
+        files.write(name, b"one")
+    before = files.versions("b")
+    assert set(before) == {"1", "2"} and files.versions("b") == before
+    files.write("b/1", b"other")
+    after = files.versions("b")
+    assert after["1"] != before["1"] and after["2"] == before["2"]
+    assert files.versions("a") == {}
+
+
 def test_a_folder_goes_with_all_that_is_in_it(files):
     for name in ("a/1", "a/b/2", "ab/3"):
         files.write(name, b"")

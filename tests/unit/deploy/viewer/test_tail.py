@@ -1,5 +1,8 @@
 """Lines of a file that grows are read once, and anew when they are no longer what they were."""
 
+import pytest
+
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.tail import Tail
 from tests.object_store import s3
@@ -37,15 +40,49 @@ def test_of_two_lines_with_one_key_the_later_counts(tmp_path):
     assert _tail(tmp_path).records(key="v") == [{"v": 1, "a": 1}, {"v": 2, "a": 5}]
 
 
-def test_lines_of_an_object_store_are_read_again_when_objects_come(monkeypatch):
+def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
     monkeypatch.setattr("deploy.viewer.tail._STORE_S", 0.0)
+    asked: list[str] = []
+    read = RunDirectory.read_file
+    monkeypatch.setattr(RunDirectory, "read_file", lambda self, name: asked.append(name) or read(self, name))
     with s3("tails"):
         writer = RunDirectory("s3://tails/run")
+        writer.write_file("metrics.jsonl", b'{"a": 0}\n')  # copied from a local run
         tail = Tail(RunDirectory("s3://tails/run"), "metrics.jsonl")
         for number in (1, 2):
             writer.append_json("metrics.jsonl", {"a": number})
             writer.flush_lines()
-            assert len(tail.records()) == number
+            assert len(tail.records()) == number + 1
+        assert asked == ["metrics.jsonl", "metrics/000001.jsonl", "metrics/000002.jsonl"]
         writer.compact_lines()
-        assert tail.records() == [{"a": 1}, {"a": 2}]
+        assert tail.records() == [{"a": 0}, {"a": 1}, {"a": 2}]
         assert tail.generation == 0, "a segment that took others' places says what they said"
+        asked.clear()
+        assert len(tail.records()) == 3 and asked == []
+        writer.remove("metrics.jsonl")
+        writer.append_json("metrics.jsonl", {"a": 7})
+        writer.flush_lines()
+        assert tail.records() == [{"a": 7}], "a run that began anew has objects of the same names"
+        assert tail.generation == 1
+
+
+def test_a_segment_that_was_merged_while_it_was_read_waits_for_the_next_look(monkeypatch):
+    monkeypatch.setattr("deploy.viewer.tail._STORE_S", 0.0)
+    with s3("merged"):
+        writer = RunDirectory("s3://merged/run")
+        writer.append_json("metrics.jsonl", {"a": 1})
+        writer.flush_lines()
+        tail = Tail(RunDirectory("s3://merged/run"), "metrics.jsonl")
+        assert tail.records() == [{"a": 1}]
+        listed = RunDirectory.versions
+        gone = {"000001.jsonl": "1", "000002.jsonl": "2"}
+        monkeypatch.setattr(RunDirectory, "versions", lambda self, folder="": gone)
+        assert tail.records() == [{"a": 1}]
+        monkeypatch.setattr(RunDirectory, "versions", listed)
+        assert tail.records() == [{"a": 1}]
+
+
+def test_a_line_that_is_no_json_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}\nnothing\n")
+    with pytest.raises(StorageError, match="has a line that is not JSON"):
+        _tail(tmp_path).records()
