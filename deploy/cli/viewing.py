@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.contracts.errors import ConfigError
 from deploy.cli.application import Debug, app, reporting
 
 
@@ -31,11 +32,23 @@ def view(
             metavar="/PREFIX", help="Prefix that a proxy serves it under, if the proxy does not say so itself."
         ),
     ] = "",
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.html", help="Write one step into one file that opens offline, and serve nothing."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Of --export: which step; the last one without it.")] = None,
     debug: Debug = False,
 ) -> None:
     """Show runs in a browser, live or done, down to the token."""
     with reporting(debug=debug):
         from deploy.viewer import app as viewer
+        from deploy.viewer import export as exporting
+
+        if export is not None:
+            typer.echo(exporting.export(_only(run_dirs), step=step, file=export))
+            return
+        if step is not None:
+            raise ConfigError("--step says which step --export writes; name a file with --export step.html")
 
         viewer.serve(
             run_dirs,
@@ -46,3 +59,9 @@ def view(
             root_path=root_path,
             says=typer.echo,
         )
+
+
+def _only(run_dirs: list[str]) -> str:
+    if len(run_dirs) != 1:
+        raise ConfigError(f"--export writes a step of one run, and {len(run_dirs)} were named; name one run directory")
+    return run_dirs[0]

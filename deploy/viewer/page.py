@@ -32,9 +32,10 @@ NAVIGATION = (
 """Module of a page, its path below the run's, and its name. A page that is not there yet is left out."""
 
 
-def page(path: str, data: Data, *, template: str) -> list[Route]:
-    """The page at `path` ("/run/{run}/..."), and its JSON at the same path with `.json`."""
-    here = data.__module__.rpartition(".")[2]
+def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
+    """The page at `path` ("/run/{run}/..."), and its JSON at the same path with `.json`. `here` is its entry of the navigation, if that is
+    another than its module's."""
+    here = here or data.__module__.rpartition(".")[2]
 
     def show(request: Request) -> Response:
         run = named_run(request)

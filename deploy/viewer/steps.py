@@ -5,6 +5,7 @@
         group.ticket_index, [trajectory.reward for trajectory in group.trajectories]
     step.prompt(7), step.completions(7)        # texts of the group with ticket 7, by sample
     step.tokens(7, 3)                          # columns of one trajectory, a value a token
+    step.learned()                             # what the learner saw of these tokens, where that was recorded
 
 A local file is mapped: what is not asked for is not read. An object store gives whole files; the last two are kept.
 """
@@ -21,7 +22,9 @@ import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.learned import Learned
 from cluster.contracts.schema import SCHEMA
+from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.chain import names_its_file
@@ -75,6 +78,7 @@ class RecordedStep:
         """Opens it, and reads its index."""
         self.step = step
         """The policy version that the step made; it learned with the policy before that one."""
+        self._directory, self._name = run.directory, name
         self.path = run.directory.path(name)
         try:
             self._reader = pa.ipc.open_file(_content(run.directory, name))
@@ -149,6 +153,13 @@ class RecordedStep:
         if row < 0:
             raise HTTPException(404, f"group {ticket} of step {self.step} has no trajectory {sample}")
         return {name: batch[name][row].as_py() for name in batch.schema.names if name != "sample_index"}
+
+    def learned(self) -> Learned | None:
+        """None where it was not recorded, or not yet."""
+        try:
+            return learned_of(self._directory, self._name)
+        except DataError as error:
+            raise DataError(f"{self._directory.path(learned_name(self._name))}: {error}") from error
 
     def _refuse_ragged(self, batch: pa.RecordBatch) -> None:
         lengths, others = (pc.list_value_length(batch[name]) for name in ("policy_versions", "loss_mask"))

@@ -15,6 +15,11 @@ from tests.integration.commands import ROOT, Background
 SCREENSHOTS = ROOT / "build" / "screenshots"
 """Of every page that a test looked at: CI keeps them."""
 
+NAMELESS = """() => [...document.querySelectorAll('a, button, input, select, [role=img], [tabindex="0"]')]
+    .filter((each) => !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length))
+    .map((each) => each.outerHTML)"""
+"""What a screen reader could only call "button"."""
+
 
 def debian(program: str) -> str:
     """Its path. Skips where it is not installed; CI must have it."""

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from cluster.record.run_directory import RunDirectory
-from tests.integration.browser import chromium, debian, looking, screenshot, viewing
+from tests.integration.browser import NAMELESS, chromium, debian, looking, screenshot, viewing
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 from tests.unit.deploy.viewer import run_files
@@ -153,7 +153,7 @@ def test_keys_reach_everything_and_everything_has_a_name(browser, live):
         expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
         for path in _pages():
             page.goto(f"{url}{path}")
-            assert page.evaluate(_NAMELESS) == [], path
+            assert page.evaluate(NAMELESS) == [], path
 
 
 def test_every_page_fits_a_telephone_and_a_desk(browser, tmp_path):
@@ -199,12 +199,6 @@ def test_ten_thousand_steps_are_drawn_as_quickly_as_few(browser, tmp_path):
                     axis = page.locator("figure").first.locator("svg text").all_text_contents()
                     assert "100" in axis, "there is room for the spike"
         assert took["long"] < took["short"] + 2.0, "the second look: the first one reads the file"
-
-
-_NAMELESS = """() => [...document.querySelectorAll('a, button, input, select, [role=img], [tabindex="0"]')]
-    .filter((each) => !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length))
-    .map((each) => each.outerHTML)"""
-"""What a screen reader could only call "button"."""
 
 
 def _pages() -> list[str]:

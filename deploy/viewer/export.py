@@ -1,0 +1,114 @@
+"""A step of a run as one file that opens anywhere, offline: its groups and trajectories down to the token, as the viewer shows them.
+
+The file asks nobody for anything: style, scripts and data are inside, and its policy allows these by their digests and nothing else.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.page import HERE
+from deploy.viewer.pages.group import group_data
+from deploy.viewer.pages.trajectory import TokensOfStep
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import open_step, recorded_steps
+
+_MOST_TOKENS = 400_000
+"""In one file: some 60 bytes each."""
+_MODULES = ("words", "measures", "tokens", "prompts", "views", "exported")
+"""Each imports from those before it."""
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def export(run_dir: str, *, step: int | None, file: str) -> str:
+    """Writes `file` and says in words what is in it. Without `step`, the last one that is recorded.
+
+    Raises ConfigError where the step has no trajectories, or the file cannot be written.
+    """
+    directory = RunDirectory(run_dir)
+    directory.reach()
+    run = Run(directory.path().rstrip("/").rpartition("/")[2], directory)
+    steps = recorded_steps(run)
+    chosen = step if step is not None else steps[-1] if steps else 0
+    try:
+        data = _data(run, chosen)
+    except HTTPException as error:
+        raise ConfigError(f"{run_dir}: {error.detail}") from error
+    try:
+        Path(file).write_text(_page(data, title=f"Step {chosen} of {run.name}"), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--export {file} cannot be written: {error.strerror}; name another file") from error
+    num_trajectories = sum(len(group["trajectories"]) for group in data["groups"])
+    left_out = f"; {data['num_left_out']} groups left out" if data["num_left_out"] else ""
+    return f"step {chosen} of {run.name}: {len(data['groups'])} groups, {num_trajectories} trajectories in {file}{left_out}"
+
+
+def _data(run: Run, number: int) -> dict[str, Any]:
+    step = open_step(run, number)
+    tokens = TokensOfStep(run, step)
+    tickets = list(_that_fit(step.groups()))
+    groups = [group_data(step, ticket) for ticket in tickets]
+    for before, group, after in zip([None, *tickets], groups, [*tickets[1:], None], strict=False):
+        samples = [each["sample_index"] for each in group["trajectories"]]
+        group |= {
+            "before": before,
+            "after": after,
+            "tokens": {each: tokens.of(group["ticket"], each) for each in samples},
+        }
+    return {"run": run.name, "step": number, "groups": groups, "num_left_out": len(step.tickets) - len(tickets)}
+
+
+def _that_fit(groups: list[Any]) -> Iterator[int]:
+    """Tickets of the first groups, as many as a file takes; at least one."""
+    num_tokens = 0
+    for group in groups:
+        if num_tokens > _MOST_TOKENS:
+            return
+        num_tokens += sum(each.num_tokens for each in group.trajectories)
+        yield group.ticket_index
+
+
+def _page(data: dict[str, Any], *, title: str) -> str:
+    style = "\n".join((HERE / f"static/{name}.css").read_text(encoding="utf-8") for name in ("style", "tokens"))
+    script = "\n".join(_module(name) for name in _MODULES)
+    policy = f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
+    content = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)} · treadwheel</title>
+<style>{style}</style>
+<script type="application/json" id="data">{content}</script>
+</head>
+<body>
+<header class="top"><span class="brand">treadwheel</span><a class="run-name" href="#">{html.escape(title)}</a></header>
+<main id="main"><div class="stack" id="view"></div></main>
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def _module(name: str) -> str:
+    """A module of static/ as a function of its own: files that lie on a disk may not import each other."""
+    text = (HERE / f"static/{name}.js").read_text(encoding="utf-8")
+    names = ", ".join(_EXPORT.findall(text))
+    body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = \2;", text))
+    return f"const {name} = (() => {{\n{body}\nreturn {{ {names} }};\n}})();"
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

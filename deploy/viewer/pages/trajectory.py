@@ -1,0 +1,123 @@
+"""One trajectory, down to the token: what sampled it, what the learner made of it, and what was not recorded."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.learned import Learned, LearnedTrajectory
+from deploy.viewer.page import page
+from deploy.viewer.pages.group import told_of
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import RecordedStep, open_step
+from deploy.viewer.token_texts import TokenTexts, token_texts
+
+_NAMES = {
+    "rollout_logprobs": "rollout",
+    "reference_logprobs": "reference",
+    "token_rewards": "rewards",
+    "loss_mask": "mask",
+    "policy_versions": "versions",
+}
+"""Of the columns, in the page's data."""
+
+
+def trajectory(run: Run, request: Request) -> dict[str, Any]:
+    place = request.path_params
+    step = open_step(run, place["step"])
+    tokens = TokensOfStep(run, step).of(place["ticket"], place["sample"])
+    found = step.group(place["ticket"])
+    return {"run": run.name, **told_of(step, found), "sample": place["sample"], "tokens": tokens}
+
+
+class TokensOfStep:
+    """The tokens of a step's trajectories, with what the learner saw of them."""
+
+    def __init__(self, run: Run, step: RecordedStep) -> None:
+        """Reads the record of learning and the tokenizer; a run without them has tokens too."""
+        self._run = run
+        self._step = step
+        self._texts = token_texts(run)
+        self._learned, self._why_not_learned = _learned_of(run, step)
+
+    def of(self, ticket: int, sample: int) -> dict[str, Any]:
+        """Columns by name, a value a token, None where there is none; numbers that are not finite are words. `missing` has a sentence for
+        each column that was not recorded."""
+        columns = self._step.tokens(ticket, sample)
+        token_ids = columns["completion_token_ids"] or []
+        learned = self._learned and self._learned.trajectory(ticket_index=ticket, sample_index=sample)
+        if learned and len(learned.policy_logprobs) != len(token_ids):
+            raise DataError(f"the record of learning of step {self._step.step} is of other trajectories than its file")
+        missing = {
+            "reference": None if columns["reference_logprobs"] else "not recorded: this run has no reference model",
+            "rewards": None if columns["token_rewards"] else "not recorded: the reward is for the whole completion",
+            "rollout": None if columns["rollout_logprobs"] else "not recorded: these completions were not sampled here",
+            "learned": None if learned else self._why_not(ticket),
+        }
+        return {
+            "ids": token_ids,
+            **_shown(self._texts, token_ids),
+            **{short: _words(columns[name]) for name, short in _NAMES.items()},
+            "learned": learned and {name: _words(getattr(learned, name)) for name in LearnedTrajectory.__slots__},
+            "missing": {name: said for name, said in missing.items() if said},
+            "proximal": (self._run.config().get("algorithm") or {}).get("proximal", "rollout"),
+            "tokenizer": _why_numbers(self._run) if self._texts is None else None,
+        }
+
+    def _why_not(self, ticket: int) -> str:
+        if self._learned and any(each == ticket for each, _ in self._learned.places):
+            return "not recorded: the learner did not come to this trajectory, for its reward failed or the step ended before"
+        return self._why_not_learned
+
+
+def _learned_of(run: Run, step: RecordedStep) -> tuple[Learned | None, str]:
+    """And a sentence for a trajectory of a group that is not among them."""
+    try:
+        learned = step.learned()
+    except DataError as error:
+        return None, str(error)
+    asked = (run.config().get("record") or {}).get("learned_groups", 0)
+    remedy = f"`treadwheel replay {run.place} --learned {step.step}` makes it"
+    if learned:
+        return learned, f"not recorded for this group: record.learned_groups={asked}; {remedy} for all"
+    if all(line["policy_version"] < step.step for line in run.metrics()[-1:]) and run.state() == "running":
+        return None, "not recorded yet: the learner is at this step"
+    return None, f"not recorded{': record.learned_groups=0' if asked == 0 else ''}; {remedy}"
+
+
+def _shown(texts: TokenTexts | None, token_ids: list[int]) -> dict[str, Any]:
+    if texts is None:
+        return {"texts": [f"⟨{number}⟩" for number in token_ids], "broken": [], "characters": {}, "special": []}
+    shown = texts.shown(token_ids)
+    return {name: getattr(shown, name) for name in ("texts", "broken", "characters", "special")}
+
+
+def _why_numbers(run: Run) -> str:
+    model = (run.config().get("model") or {}).get("path")
+    return (
+        f"The tokenizer of {model} is not on this machine, so tokens are shown by their numbers. It is looked for in the run's "
+        "checkpoints, in the model's folder as seen from where the viewer was started, and in the hub's cache."
+    )
+
+
+def _words(values: Iterable[Any] | None) -> list[Any] | None:
+    """JSON knows no number that is not finite."""
+    return None if values is None else [_word(value) for value in values]
+
+
+def _word(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    # Nine digits tell every float32 from every other.
+    return (
+        float(f"{value:.9g}")
+        if math.isfinite(value)
+        else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    )
+
+
+ROUTES = page(
+    "/run/{run}/step/{step:int}/group/{ticket:int}/{sample:int}", trajectory, template="trajectory.html", here="step"
+)

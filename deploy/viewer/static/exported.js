@@ -1,0 +1,35 @@
+// A step in one file: its groups, and the views of each by the part of the address after #.
+import { reward } from "./prompts.js";
+import { groupView, trajectoryView } from "./views.js";
+import { element, number } from "./words.js";
+
+const data = JSON.parse(document.querySelector("#data").textContent);
+const view = document.querySelector("#view");
+const links = { step: () => "#", group: (ticket) => (ticket === null ? null : `#${ticket}`), trajectory: (ticket, sample) => `#${ticket}/${sample}` };
+
+function begins({ text, messages }) {
+  const last = messages?.at(-1)?.content ?? text;
+  return (typeof last === "string" ? last : JSON.stringify(last)).slice(0, 160);
+}
+
+function stepView() {
+  const rows = data.groups.map((group) => element("li", {}, element("a", { href: links.group(group.ticket) }, `Group ${group.ticket}`),
+    element("span", { class: "begins soft" }, begins(group.prompt)),
+    element("div", { class: "row siblings" }, ...group.trajectories.map((each) =>
+      element("a", { class: "chip", href: links.trajectory(group.ticket, each.sample_index), "aria-label": `Trajectory ${each.sample_index}: ${reward(each)}` }, reward(each))))));
+  const left = data.num_left_out ? [element("p", { class: "soft" }, `${number(data.num_left_out)} more groups are in the run, and not in this file: it would grow too large.`)] : [];
+  return [element("h1", {}, `Step ${data.step} of ${data.run}`), element("p", { class: "soft" }, "Groups in the order in which the learner took them, each with its rewards, the best first."),
+    element("ol", { class: "card groups" }, ...rows), ...left];
+}
+
+function show() {
+  const [ticket, sample] = location.hash.slice(1).split("/").map(Number);
+  const group = location.hash.length > 1 ? data.groups.find((each) => each.ticket === ticket) : undefined;
+  const tokens = group?.tokens[sample];
+  const made = tokens ? trajectoryView({ ...group, sample, tokens }, links) : group ? groupView(group, links) : stepView();
+  view.replaceChildren(...made);
+  scrollTo(0, 0);
+}
+
+addEventListener("hashchange", show);
+show();

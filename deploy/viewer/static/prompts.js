@@ -1,0 +1,83 @@
+// What a group's pages share: where it is, its prompt with roles and tools, and what became of a trajectory in words.
+import { element, number, seconds } from "./words.js";
+
+const LONG = 1200;
+
+/** Links `[words, address]` from the run down to here, the last one without an address. */
+export function trail(links) {
+  return element("nav", { class: "trail", "aria-label": "Where this is" }, element("ol", {}, ...links.map(([words, address]) =>
+    element("li", {}, address ? element("a", { href: address }, words) : element("span", { "aria-current": "page" }, words)))));
+}
+
+/** Links to neighbours, which the keys j and k follow. */
+export function neighbours(before, after, what) {
+  const link = (address, key, words, rel) => (address === null ? [] : [element("a", { class: "chip", href: address, rel, "data-key": key },
+    element("kbd", { "aria-hidden": "true" }, key), words)]);
+  return element("div", { class: "row" }, ...link(before, "k", `Previous ${what}`, "prev"), ...link(after, "j", `Next ${what}`, "next"));
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "j" || event.key === "k") document.querySelector(`[data-key="${event.key}"]`)?.click();
+});
+
+function said(role, text, cls = "") {
+  return element("div", { class: `message ${cls}` }, element("b", {}, role), element("pre", {}, text));
+}
+
+function content(message) {
+  const text = typeof message.content === "string" ? message.content : message.content ? JSON.stringify(message.content, null, 2) : "";
+  const calls = (message.tool_calls ?? []).map((call) => JSON.stringify(call.function ?? call, null, 2));
+  return [text, ...calls].filter(Boolean).join("\n");
+}
+
+/** As a conversation where it was one, and as the text that the policy read. Closed, it shows how its last message begins. */
+export function prompt({ text, messages, columns }, { open }) {
+  const length = messages ? messages.reduce((sum, message) => sum + content(message).length, 0) : text.length;
+  const last = messages?.length ? content(messages.at(-1)) : text;
+  const shown = element("details", { class: "card prompt" }, element("summary", {}, element("h2", {}, "Prompt"),
+    element("span", { class: "soft begins" }, last.slice(0, 200)), element("small", {}, `${number(length)} characters`)));
+  shown.open = open && length <= LONG;
+  if (messages) {
+    shown.append(...messages.map((message) => said(message.name ? `${message.role} ${message.name}` : message.role, content(message), `role-${["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "other"}`)));
+    shown.append(element("details", {}, element("summary", {}, "As the policy read it"), element("pre", {}, text)));
+  } else shown.append(element("pre", {}, text));
+  if (Object.keys(columns).length) shown.append(element("details", {}, element("summary", {}, "What else came with it"), element("pre", {}, JSON.stringify(columns, null, 2))));
+  return shown;
+}
+
+export function reward(trajectory) {
+  return trajectory.reward === null ? trajectory.reward_status ?? "no reward" : number(trajectory.reward);
+}
+
+export const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
+
+/** Names and values of one trajectory. */
+export function facts(trajectory) {
+  const { oldest_version: oldest, newest_version: newest } = trajectory;
+  const masked = trajectory.num_tokens - trajectory.num_trained;
+  return [
+    ["Reward", reward(trajectory)],
+    ["Tokens", number(trajectory.num_tokens), masked ? `${number(masked)} not trained on` : ""],
+    ["End", ENDS[trajectory.finish_reason] ?? trajectory.finish_reason],
+    ["Staleness", number(trajectory.staleness), oldest === newest ? `policy ${oldest}` : `policies ${oldest} to ${newest}`],
+    ["Worker", trajectory.worker],
+  ];
+}
+
+export function factList(entries) {
+  return element("dl", { class: "facts" }, ...entries.map(([name, value, more]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, value, ...(more ? [" ", element("small", {}, more)] : [])))));
+}
+
+/** Parts of the reward, and what its judge said; null where there is nothing to say. */
+export function verdict(trajectory) {
+  const parts = Object.entries(trajectory.components).map(([name, value]) => element("li", { class: "chip" }, name, element("b", {}, number(value))));
+  if (!parts.length && !trajectory.reward_message) return null;
+  return element("div", { class: "verdict" }, ...(parts.length ? [element("ul", { class: "row", "aria-label": "Parts of the reward" }, ...parts)] : []),
+    ...(trajectory.reward_message ? [element("p", { class: trajectory.reward === null ? "bad" : "soft" }, trajectory.reward_message)] : []));
+}
+
+export function lasting(group) {
+  return `sampled in ${seconds(group.seconds)}`;
+}

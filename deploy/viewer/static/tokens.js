@@ -1,0 +1,211 @@
+// A completion, token by token: coloured by a measure, with a strip of all of it, a legend, and the numbers of one token.
+// Far from the window a piece of it is plain text; spans are made when it comes near. Text enters by textContent alone.
+import { facts, measured, MEASURES, stands } from "./measures.js";
+import { element, number } from "./words.js";
+
+const PIECE = 400, MOST = 800, STRIP = 240;
+const CHOSEN = "treadwheel-measure";
+
+/** Pieces of one writer each, that end where a line ends if they can. */
+export function pieces(tokens) {
+  const found = [];
+  let start = 0;
+  for (let at = 1; at <= tokens.ids.length; at++) {
+    const ends = at === tokens.ids.length || tokens.mask[at] !== tokens.mask[start];
+    if (ends || at - start >= MOST || (at - start >= PIECE && tokens.texts[at - 1].includes("\n"))) {
+      found.push({ start, end: at, trained: tokens.mask[start] });
+      start = at;
+    }
+  }
+  return found;
+}
+
+export class Tokens {
+  /** `step` is the step that learned from these `tokens`. */
+  constructor(tokens, step) {
+    this.tokens = tokens;
+    this.step = step;
+    this.at = null;
+    this.marks = { broken: new Set(tokens.broken), special: new Set(tokens.special) };
+    this.pieces = pieces(tokens);
+    this.switch = element("div", { class: "row measures", role: "group", "aria-label": "Colour tokens by" });
+    this.legend = element("div", { class: "token-legend" });
+    this.strip = element("div", { class: "strip", "aria-hidden": "true" });
+    this.text = element("div", { class: "tokens", tabindex: "0", role: "group", "aria-describedby": "token-said",
+      "aria-label": `Completion of ${number(tokens.ids.length)} tokens. Arrow keys go from token to token, n and p to those that stand out` });
+    this.numbers = element("dl", { class: "numbers" });
+    this.said = element("output", { id: "token-said", class: "visually-hidden" });
+    this.about = element("aside", { class: "about", "aria-label": "The token" }, this.numbers, this.said);
+    this.element = element("section", { class: "card token-card", "aria-label": "Tokens" },
+      element("div", { class: "token-head" }, this.switch, this.legend, this.strip), element("div", { class: "token-columns" }, this.text, this.about));
+    this.choices = MEASURES.map((measure, index) => element("button", { type: "button", class: "chip", title: measure.what },
+      element("kbd", { "aria-hidden": "true" }, String(index + 1)), measure.name));
+    this.choices.forEach((button, index) => button.addEventListener("click", () => this.show(index)));
+    this.switch.append(...this.choices);
+    this.#write();
+    this.#listen();
+    this.show(chosen());
+    this.about.dataset.empty = "";
+    this.numbers.append(element("div", {}, element("dt", {}, "Point at a token, or use the arrow keys, to see all its numbers.")));
+  }
+
+  /** Colours by the measure of this place in MEASURES. */
+  show(index) {
+    this.measure = measured(MEASURES[index], this.tokens, this.step);
+    this.element.dataset.measure = String(index + 1);
+    this.choices.forEach((button, each) => button.setAttribute("aria-pressed", String(each === index)));
+    try { localStorage.setItem(CHOSEN, String(index)); } catch { /* for this page, then */ }
+    this.#explain();
+    this.#drawStrip();
+    for (const piece of this.pieces) if (piece.spans) piece.spans.forEach((span, place) => this.#color(span, piece.start + place));
+  }
+
+  /** Shows the numbers of the token at a place; by the keyboard it is said, and brought into the window. */
+  point(at, { said = false } = {}) {
+    this.#span(this.at)?.classList.remove("at");
+    this.at = at;
+    const span = this.#built(at);
+    span.classList.add("at");
+    delete this.about.dataset.empty;
+    const text = JSON.stringify(this.tokens.texts[at]).slice(1, -1);
+    const part = this.tokens.characters[at] ? ` part of “${this.tokens.characters[at]}”` : "";
+    const entries = facts(this.tokens, at, this.step);
+    this.numbers.replaceChildren(element("div", { class: "whole-row" }, element("dt", {}, "Text"), element("dd", { class: "mono break" }, text + part)),
+      ...entries.map(([name, shown]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown))));
+    if (!said) return;
+    span.scrollIntoView({ block: "nearest" });
+    this.said.textContent = `${text}${part}: ${entries.filter(([, shown]) => shown !== "–").map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
+  }
+
+  #write() {
+    const near = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#build(this.pieces[Number(entry.target.dataset.piece)])),
+      { rootMargin: "800px" });
+    const mixed = this.tokens.mask.some((trained) => !trained);
+    let turn = 0;
+    this.pieces.forEach((piece, index) => {
+      const begins = index === 0 || this.pieces[index - 1].trained !== piece.trained;
+      if (mixed && begins) this.text.append(element("p", { class: "writer" }, `${++turn}. ${piece.trained ? "Policy" : "Tool or environment, not trained on"}`));
+      piece.place = element("div", { class: piece.trained ? "piece" : "piece masked", "data-piece": index });
+      piece.place.textContent = this.tokens.texts.slice(piece.start, piece.end).join("");
+      this.text.append(piece.place);
+      near.observe(piece.place);
+    });
+  }
+
+  #build(piece) {
+    if (piece.spans) return;
+    piece.spans = [];
+    for (let at = piece.start; at < piece.end; at++) {
+      const span = document.createElement("span");
+      span.textContent = this.tokens.texts[at];
+      span.dataset.at = String(at);
+      this.#color(span, at);
+      piece.spans.push(span);
+    }
+    piece.place.replaceChildren(...piece.spans);
+  }
+
+  #color(span, at) {
+    const level = this.measure.level(at), text = this.tokens.texts[at];
+    const names = ["t", level === null ? "unknown" : `${this.measure.scale}-${level}`];
+    if (this.measure.frame?.(at)) names.push("clipped");
+    if (this.marks.broken.has(at)) names.push("broken");
+    if (this.marks.special.has(at)) names.push("special");
+    if (text.includes("\n")) names.push("line");
+    if (at === this.at) names.push("at");
+    span.className = names.join(" ");
+  }
+
+  #piece(at) {
+    return this.pieces.find((piece) => at >= piece.start && at < piece.end);
+  }
+
+  #span(at) {
+    const piece = at === null ? undefined : this.#piece(at);
+    return piece?.spans?.[at - piece.start];
+  }
+
+  #built(at) {
+    this.#build(this.#piece(at));
+    return this.#span(at);
+  }
+
+  #explain() {
+    const { scale, bounds, missing, what, unit } = this.measure;
+    if (missing) return this.legend.replaceChildren(element("p", { class: "missing" }, `${MEASURES[Number(this.element.dataset.measure) - 1].name}: ${missing}.`));
+    const names = scale === "mask" ? [["mask-1", "trained on"], ["mask-0", "not trained on"]]
+      : Array.from({ length: 9 }, (_, level) => [`${scale}-${level}`, level === 0 ? `< ${bounds[0]}` : String(bounds[level - 1])]);
+    const swatches = names.map(([name, words]) => element("li", { class: `t ${name}` }, words));
+    if (this.measure.frames) swatches.push(element("li", { class: "t clipped" }, "clipped"));
+    this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
+  }
+
+  /** One bar for each stretch: the colour that stands out most in it. */
+  #drawStrip() {
+    const count = this.tokens.ids.length, bars = Math.min(STRIP, count);
+    this.strip.hidden = count < 200 || this.measure.missing !== null;
+    if (this.strip.hidden) return;
+    const far = (level) => (level === null ? -1 : this.measure.scale === "diverging" ? Math.abs(level - 4) : level);
+    this.strip.replaceChildren(...Array.from({ length: bars }, (_, bar) => {
+      let most = null;
+      for (let at = Math.floor((bar * count) / bars); at < Math.floor(((bar + 1) * count) / bars); at++) {
+        const level = this.measure.level(at);
+        if (far(level) > far(most)) most = level;
+      }
+      return element("i", { class: most === null ? "unknown" : `${this.measure.scale}-${most}` });
+    }));
+  }
+
+  #listen() {
+    this.text.addEventListener("pointerover", (event) => event.target.dataset.at && this.point(Number(event.target.dataset.at)));
+    this.text.addEventListener("click", (event) => event.target.dataset.at && this.point(Number(event.target.dataset.at)));
+    this.text.addEventListener("keydown", (event) => {
+      const last = this.tokens.ids.length - 1, at = this.at ?? -1;
+      const goal = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: this.#below(1), ArrowUp: this.#below(-1), Home: 0, End: last }[event.key];
+      if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      this.point(Math.min(Math.max(goal, 0), last), { said: true });
+    });
+    this.strip.addEventListener("click", (event) => {
+      const box = this.strip.getBoundingClientRect();
+      this.point(Math.min(this.tokens.ids.length - 1, Math.floor(((event.clientX - box.left) / box.width) * this.tokens.ids.length)));
+      this.#span(this.at).scrollIntoView({ block: "center" });
+    });
+    document.addEventListener("keydown", (event) => {
+      if (!this.element.isConnected || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+      const index = Number(event.key) - 1;
+      if (index >= 0 && index < MEASURES.length) this.show(index);
+      if (event.key === "n" || event.key === "p") this.#goToOne(event.key === "n" ? 1 : -1);
+    });
+  }
+
+  /** The first token of the next or previous line on the screen that is not left of this one. */
+  #below(direction) {
+    const from = this.#span(this.at)?.getBoundingClientRect();
+    for (let at = (this.at ?? -1) + direction; from && at >= 0 && at < this.tokens.ids.length; at += direction) {
+      const box = this.#built(at).getBoundingClientRect(), down = direction * (box.top - from.top);
+      if (down > from.height / 2 && (direction > 0 ? box.right > from.left : box.left <= from.left)) return at;
+      if (down > 3 * from.height) return at;
+    }
+    return (this.at ?? -1) + direction;
+  }
+
+  #goToOne(direction) {
+    for (let at = (this.at ?? -1) + direction; at >= 0 && at < this.tokens.ids.length; at += direction) {
+      if (stands(this.measure.scale, this.measure.level(at)) || this.measure.frame?.(at)) {
+        this.text.focus({ preventScroll: true });
+        return this.point(at, { said: true });
+      }
+    }
+    this.said.textContent = "No token stands out further on.";
+  }
+}
+
+function chosen() {
+  try {
+    const index = Number(localStorage.getItem(CHOSEN));
+    return index >= 0 && index < MEASURES.length ? index : 0;
+  } catch {
+    return 0;
+  }
+}

@@ -1,0 +1,154 @@
+"""Tokens as text, each for itself, by the tokenizer of a run: read from the run's own files where these have it, never from a network.
+
+A token that is a part of a character has no text: its bytes are shown, ⟨E2⟩⟨82⟩, and the character is told apart.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from tokenizers import Tokenizer
+
+from cluster.record.run_directory import CHECKPOINTS
+from deploy.viewer.runs import Run
+
+_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Tokens in their order."""
+
+    texts: list[str]
+    broken: list[int]
+    """Places of the tokens that are shown as bytes."""
+    characters: dict[int, str]
+    """By such a place, the characters that the token is a part of; no entry where the bytes are no character."""
+    special: list[int]
+    """Places of the tokens that are no text: the end of a turn, the begin of a sequence."""
+
+
+class TokenTexts:
+    """One tokenizer."""
+
+    def __init__(self, tokenizer_json: str) -> None:
+        """The content of a tokenizer.json."""
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer_json)["decoder"])
+
+    def shown(self, token_ids: Sequence[int]) -> Shown:
+        by_id = {token_id: self._bytes_of(token_id) for token_id in set(token_ids)}
+        pieces = [by_id[token_id] for token_id in token_ids]
+        texts = {piece: _text(piece) for piece in by_id.values()}
+        broken = [place for place, piece in enumerate(pieces) if not _is_text(piece)]
+        special = {token_id for token_id, token in self._added.items() if token.special}
+        return Shown(
+            texts=[texts[piece] for piece in pieces],
+            broken=broken,
+            characters=_characters(pieces, broken),
+            special=[place for place, token_id in enumerate(token_ids) if token_id in special],
+        )
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].content.encode()
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:  # an embedding that no token has
+            return f"⟨{token_id}⟩".encode()
+        if self._is_byte_level:
+            table = _byte_of_letter()
+            return b"".join(bytes([table[letter]]) if letter in table else letter.encode() for letter in piece)
+        if len(piece) == 6 and piece.startswith("<0x"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("▁", " ").encode()
+
+
+def token_texts(run: Run) -> TokenTexts | None:
+    """By the tokenizer in the run's newest checkpoint, in the folder of its model, or in the hub's cache; None where it is in none."""
+    try:
+        return _found(run)
+    except LookupError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _found(run: Run) -> TokenTexts:
+    """Raises LookupError, which is not kept: a run that has no checkpoint yet gets one."""
+    for name in reversed(run.directory.checkpoints().values()):
+        if run.directory.exists(file := f"{CHECKPOINTS}/{name}/model/{_FILE}"):
+            return TokenTexts(run.directory.read_text(file))
+    model = run.config().get("model") or {}
+    path = str(model.get("path"))
+    local = os.path.join(os.path.expanduser(path), _FILE)
+    file = local if os.path.isfile(local) else _in_cache(path, model.get("revision"))
+    if file is None:
+        raise LookupError(path)
+    with open(file, encoding="utf-8") as opened:
+        return TokenTexts(opened.read())
+
+
+def _in_cache(name: str, revision: str | None) -> str | None:
+    try:
+        found = try_to_load_from_cache(name, _FILE, revision=revision)
+    except HFValidationError:  # a path, and no name of the hub
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(piece: bytes) -> str:
+    """Bytes that are no text as ⟨E2⟩."""
+    decoded = piece.decode(errors="surrogateescape")
+    return "".join(f"⟨{ord(letter) - 0xDC00:02X}⟩" if "\udc80" <= letter <= "\udcff" else letter for letter in decoded)
+
+
+def _characters(pieces: Sequence[bytes], broken: Sequence[int]) -> dict[int, str]:
+    """Of the tokens at the places `broken`, the characters that each is a part of. Neighbours alone can share one."""
+    found: dict[int, str] = {}
+    owners: list[int] = []
+    content = b""
+    for place in [*broken, -1]:
+        if owners and place != owners[-1] + 1:
+            for start, character in _split(content):
+                for owner in dict.fromkeys(owners[start : start + len(character.encode())]):
+                    found[owner] = found.get(owner, "") + character
+            owners, content = [], b""
+        if place >= 0:
+            owners += [place] * len(pieces[place])
+            content += pieces[place]
+    return found
+
+
+def _split(content: bytes) -> list[tuple[int, str]]:
+    """The characters of more than one byte, each with the place of its first byte."""
+    found: list[tuple[int, str]] = []
+    start = 0
+    while start < len(content):
+        length = 1
+        for tried in (2, 3, 4):
+            if content[start] >= 0xC2 and _is_text(content[start : start + tried]) and start + tried <= len(content):
+                found.append((start, content[start : start + tried].decode()))
+                length = tried
+                break
+        start += length
+    return found
+
+
+@functools.cache
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
