@@ -72,6 +72,8 @@ class LearnerGroup:
         self._saved_before = 0
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
+        self._trajectories = ""
+        """The file of that step's."""
         self._saving = saving
         self._pass_rates = pass_rates
         self._provenance = provenance
@@ -167,7 +169,10 @@ class LearnerGroup:
                 return None
             stats = await self._save_last_step()
             step, summaries = self._asked
-            return (stats, summaries) if stats is not None and step == self.version else None
+            if stats is None or step != self.version:
+                return None
+            await self._record_learned()
+            return stats, summaries
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before."""
@@ -193,6 +198,7 @@ class LearnerGroup:
         await asyncio.gather(*(rank.kill() for rank in ranks))
 
     async def _learn(self, pieces: Sequence[Any], *, trajectories: str) -> StepStats:
+        self._trajectories = trajectories
         try:
             stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
@@ -203,15 +209,16 @@ class LearnerGroup:
                 f"{saved if self.saved_version else 'the same model.path'}"
             ) from error
         self.version = stats.policy_version
-        if self._records and self._num_learned_groups != 0:
-            await self._record_learned(trajectories)
+        await self._record_learned()
         return stats
 
-    async def _record_learned(self, trajectories: str) -> None:
-        """Nothing depends on it: one that cannot be written is an event."""
+    async def _record_learned(self) -> None:
+        """What the ranks saw in their last step. Nothing depends on it: a record that cannot be written is an event."""
+        if not self._records or self._num_learned_groups == 0:
+            return
         try:
-            parts, version = await self.learned(), self.version - 1
-            await self._recorder.call("record_learned", trajectories, version, *parts, deadline_s=self._update_s)
+            about = self._trajectories, self.version - 1
+            await self._recorder.call("record_learned", *about, *await self.learned(), deadline_s=self._update_s)
         except StorageError as error:
             self._supervisor.events.event(
                 "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)

@@ -100,6 +100,7 @@ class Passes:
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
             self._phases.move()
+        learned.pass_by(mini_batch.rows)
         return torch.stack(losses), self._of_all_ranks(statistics)
 
     def imitate(self, rows: Sequence[TokenRow]) -> Statistics:

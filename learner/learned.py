@@ -48,6 +48,9 @@ class LearnedRows:
         self._columns.append({name: x_BT.flatten()[taken_C].float() for name, x_BT in seen.columns().items()})
         self._kept.append(seen.rows.is_kept_N[torch.tensor(chosen, device=device)])
         self._rows += [rows[place] for place in chosen]
+
+    def pass_by(self, rows: Sequence[int]) -> None:
+        """All ranks together have passed these places in the batch: no later pass of any rank takes them."""
         self._waiting.difference_update(rows)
 
     def batch(self) -> pa.RecordBatch | None:

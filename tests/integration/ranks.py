@@ -127,7 +127,7 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
     with _reads() as read:
         if task["restore"]:
             restored = learner.restore_latest(task["restore"])
-    reports = []
+    reports, recorded = [], []
 
     def learn(until: int) -> None:
         while learner.version < until:
@@ -142,7 +142,9 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
         ]
         if learner.objective.config.distillation:
             groups = [with_partition(group) for group in groups]
-        return learner.update(*groups).metrics
+        metrics = learner.update(*groups).metrics
+        recorded.append([row for part in learner.learned() for row in part.to_pylist()])
+        return metrics
 
     learn(task["until"])
     published = list(learner.publish())
@@ -161,6 +163,7 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
     learner.close()
     return {
         "reports": reports,
+        "recorded": recorded,
         "canary": published[-1]["canary"]["logprobs"] if published else None,
         "error": error,
         "is_beside": is_beside,

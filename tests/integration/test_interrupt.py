@@ -65,6 +65,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
         done = max(steps_of(run_dir))
         assert f"stopped; step {done} is saved, and the same command goes on from there" in first.output
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
+    assert len(list((run_dir / "learned").iterdir())) == done, "what it learned is on record, the step under way too"
     assert f"{done} of 200" in treadwheel("info", run_dir).stdout
 
     with start(*command, "checkpoint.stop_timeout_s=0") as second:

@@ -1,7 +1,8 @@
 """Two learner ranks (FSDP2 over gloo, a process each) compute what one computes, and restore each other's checkpoints."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def learned(
         "are_beside": [rank["is_beside"] for rank in found],
         "restored": [rank["restored"] for rank in found],
         "reads": [rank["read"] for rank in found],
+        "recorded": [_in_order(chain(*parts)) for parts in zip(*(rank["recorded"] for rank in found), strict=True)],
     }
 
 
@@ -169,9 +171,27 @@ def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, optio
         assert ("learner/critic_gradient_norm" in norms) == ("value" in options.get("algorithm", {}))
         for name in ("learner/loss", "learner/ratio_mean", "learner/tokens", "learner/empty_updates", *norms):
             assert_close(together[name], alone[name], **tolerance)
+    _assert_recorded_alike(one["recorded"], two["recorded"], **tolerance)
     for name, tensor in one["weights"].items():
         assert_close(two["weights"][name], tensor, rtol=0.05 if is_half else 1e-3, atol=0.02 if is_half else 5e-5)
     assert_close(two["canary"], one["canary"], rtol=0.05, atol=0.2 if is_half else 1e-3)
+
+
+def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["ticket_index"], row["sample_index"]))
+
+
+def _assert_recorded_alike(alone: list[list[dict[str, Any]]], together: list[list[dict[str, Any]]], **tolerance: float):
+    """Each rank recorded the trajectories that it learned, and both together those that one records."""
+    assert [len(rows) for rows in alone] == [9, 9, 9, 9, 1]
+    for one, two in zip(chain(*alone), chain(*together), strict=True):
+        for name, value in one.items():
+            if isinstance(value, list):
+                assert_close(
+                    torch.tensor(two[name], dtype=torch.float64), torch.tensor(value, dtype=torch.float64), **tolerance
+                )
+            else:
+                assert two[name] == value, name
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(ranks: Ranks, tmp_path: Path):

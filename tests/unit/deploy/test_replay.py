@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from cluster.contracts.config import WeightsConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.learned import read_learned, written_learned
 from cluster.contracts.types import BroadcastStats
 from cluster.record.ledger import Ledger
+from cluster.record.recorder import PRUNED
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.placement import ClusterResources, Node
 from deploy import replay as replaying
 from deploy.cluster_up import start_up
 from deploy.config.loading import validated
-from deploy.replay import Replay, replay, weights_digest
+from deploy.replay import Replay, replay, replay_learned, weights_digest
+
+CONFIG = {"model": {"path": "m"}, "prompts": "file"}
 
 
 class OwnTransport:
@@ -55,6 +60,61 @@ def test_a_step_that_published_nothing_is_not_called_different():
     equal, other = (Replay(num_steps=2, digest="a", recorded_digest=digest) for digest in "ab")
     assert (equal.differs, equal.verdict) == (False, "equal")
     assert (other.differs, other.verdict) == (True, "not equal: the run published b")
+
+
+def recorded(folder: Path, *, steps: int) -> RunDirectory:
+    directory = RunDirectory(str(folder))
+    ledger = Ledger(directory)
+    for step in range(1, steps + 1):
+        ledger.append(groups=[step], trajectories=f"trajectories/step-{step:06d}.arrow", trajectories_digest="digest")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("digest", "written"), [("the same", True), (None, True), ("another", False)], ids=["equal", "unknown", "different"]
+)
+def test_a_record_of_learning_goes_into_the_run_unless_the_weights_are_not_the_runs(
+    tmp_path, monkeypatch, digest, written
+):
+    directory = recorded(tmp_path / "run", steps=3)
+    if digest:
+        directory.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 2, "digest": digest})
+    asked = learned_again(monkeypatch)
+    done, place = replay_learned(directory, validated(CONFIG), step=2)
+    assert asked == [2] and done.differs is not written
+    assert place == (directory.path("learned/step-000002.arrow") if written else None)
+    assert directory.names("learned") == (["step-000002.arrow"] if written else [])
+    _, place = replay_learned(directory, validated(CONFIG), step=2, out=str(tmp_path / "own.arrow"))
+    assert place == str(tmp_path / "own.arrow")
+    assert read_learned((tmp_path / "own.arrow").read_bytes()).policy_version == 1
+    with pytest.raises(ConfigError, match=r"own.arrow' exists"):
+        replay_learned(directory, validated(CONFIG), step=2, out=place)
+
+
+def test_a_step_whose_checkpoint_is_kept_needs_no_trajectories_before_it(tmp_path, monkeypatch):
+    directory = recorded(tmp_path, steps=9)
+    asked = learned_again(monkeypatch)
+    for step in (3, 6):
+        directory.write_file(f"checkpoints/step-{step:06d}/manifest.json", b"{}")
+    directory.write_json(PRUNED, {"steps": 4})
+    replay_learned(directory, validated(CONFIG), step=7)
+    assert asked == [7]
+    with pytest.raises(ConfigError, match=r"steps 1 to 4 any more .* a replay needs those from step 4 on"):
+        replay_learned(directory, validated(CONFIG), step=6)
+    with pytest.raises(ConfigError, match=r"--learned=10: .* recorded steps 1 to 9"):
+        replay_learned(directory, validated(CONFIG), step=10)
+
+
+def learned_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that a learner which finds nothing is asked for; its weights are `the same`."""
+    asked: list[int] = []
+
+    async def learned(config, run_dir, ledger, *, address):
+        asked.append(ledger.version)
+        return written_learned([], policy_version=ledger.version - 1), "the same"
+
+    monkeypatch.setattr(replaying, "_learned", learned)
+    return asked
 
 
 class NoSeats(Exception):

@@ -192,3 +192,4 @@ def test_checkpoints_are_in_the_order_of_their_steps_and_other_folders_are_none(
     for name in ("step-999999", "step-1000000", "step-000020.bad", ".step-000030.saving", "notes"):
         (tmp_path / name).mkdir()
     assert [path.name for path in checkpoints(Storage(str(tmp_path)))] == ["step-999999", "step-1000000"]
+    assert [path.name for path in checkpoints(Storage(str(tmp_path)), newest=999_999)] == ["step-999999"]
