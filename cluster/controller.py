@@ -92,6 +92,20 @@ class Weights(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
+class Timesheet(Protocol):
+    """Where the time of all actors goes."""
+
+    def enter(self, stage: str, *, step: int | None = None) -> None:
+        """What the driver does from now on, and for which step."""
+        ...
+
+    def ask(self) -> None:
+        """Actors are asked what they did. Returns at once: `drain_stats` has what they said by then."""
+        ...
+
+    def drain_stats(self) -> dict[str, float]: ...
+
+
 class Log(Events, Protocol):
     """Where metrics go, and events."""
 
@@ -170,17 +184,21 @@ async def train(
     buffer: Buffer,
     weights: Weights,
     log: Log,
+    timesheet: Timesheet,
     evaluator: Evaluator | None = None,
 ) -> None:
     """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
     version = learner.version
     if version == 0 and evaluator:
+        timesheet.enter("evaluation", step=version)
         log.step(version, await evaluator.run(rollouts, version=version))
     async with rollouts.generating(into=buffer):
         while version < config.num_steps:
             began = time.monotonic()
+            timesheet.enter("waiting for rollouts", step=version + 1)
             groups = await _take(config, rollouts=rollouts, buffer=buffer)  # start order, inside the staleness bound
             _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
+            timesheet.enter("learning", step=version + 1)
             try:
                 stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
             except LostError as error:  # a node took groups with it: nothing was recorded, they are sampled again
@@ -190,11 +208,14 @@ async def train(
                 rollouts.sample_again(lost)
                 continue
             version = stats.policy_version
+            timesheet.enter("sending weights", step=version)
+            timesheet.ask()
             sent = await weights.broadcast(fleet)
             timing = {"time/step_s": time.monotonic() - began}
-            timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats()}
+            timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats(), **timesheet.drain_stats()}
             held_out: dict[str, float] = {}
             if evaluator and _is_due(config.evaluation.every_steps, version, config.num_steps):
+                timesheet.enter("evaluation", step=version)
                 held_out = await evaluator.run(rollouts, version=version)
             buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
@@ -203,6 +224,7 @@ async def train(
             _check_mismatch(stats, config.mismatch, log)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
+                timesheet.enter("saving", step=version)
                 await log.written()
                 await learner.save(held_out.get("eval/reward"))
 

@@ -145,7 +145,7 @@ async def _train(
     waits = _wait_for_nodes_s(config, address)
     making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)
     async with (
-        connected(address),
+        connected(address, run_dir=run_dir),
         noting_the_end(log),
         making as made,
     ):
@@ -163,6 +163,7 @@ async def _train(
                 buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
                 weights=made.weights,
                 log=log,
+                timesheet=made.timesheet,
                 evaluator=evaluator,
             )
         await _save_the_end(made, evaluator, log)

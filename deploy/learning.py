@@ -59,7 +59,7 @@ async def _learn(
     log.add(provenance := RunProvenance(run_dir))
     alone = learner_alone(config, run_dir, ledger, log, checkpoints=run_dir.path(CHECKPOINTS), provenance=provenance.at)
     async with (
-        connected(address),
+        connected(address, run_dir=run_dir),
         noting_the_end(log),
         alone as (learner, reference),
         saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),

@@ -43,13 +43,13 @@ class FirstLook:
         needs |= {"starting_logprobs"} if self._measures_kl else frozenset()
         found: dict[str, Tensor] = {}
         if self._scores_reference and self._objective.wants_reference(tensors.current_version):
-            self._phases.enter("scoring the reference")
+            self._phases.enter("scoring the reference", step=tensors.current_version + 1)
             # The policy without its adapters is the reference: no second copy of the model.
             with without_adapters(self._networks.policy.causal_lm):
                 found["reference_logprobs"] = self._seen(tensors, mini_batches, ["logprobs"])["logprobs"]
         found |= self._of_the_start(tensors, mini_batches, needs)
         if "averaged_logprobs" in needs:
-            self._phases.enter("first look")
+            self._phases.enter("first look", step=tensors.current_version + 1)
             reshard(self._networks)
             try:
                 with self._averaged():
@@ -68,7 +68,7 @@ class FirstLook:
         names += ["values"] if "values" in needs else []
         if not names:
             return {}
-        self._phases.enter("first look")
+        self._phases.enter("first look", step=tensors.current_version + 1)
         # As in the updates' passes: with entropies the head may round log-probs differently, and the first ratio would not be 1.
         entropies = bool(policies) and self._objective.wants_entropies(tensors.current_version)
         found = self._seen(tensors, mini_batches, names, entropies=entropies)

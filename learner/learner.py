@@ -68,7 +68,8 @@ class Learner:
         """
         assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
         self._config, self._rank = config, rank
-        self._phases = Phases("loading")
+        self._phases = Phases("starting")
+        self.timeline = self._phases.timeline
         self.version = 0
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
@@ -103,6 +104,7 @@ class Learner:
             guard=self._guard,
             config=config,
             demonstrations=demonstrations,
+            phases=self._phases,
         )
         self._saver = Saver(
             self.optimizer,
@@ -126,7 +128,7 @@ class Learner:
         `learner.max_non_finite_updates` skipped updates in a row.
         """
         laps = Laps()
-        self._phases.enter("assembling")
+        self._phases.enter("assembling", step=self.version + 1)
         batch = assemble(
             joined(pieces),
             current_version=self.version,
@@ -143,7 +145,6 @@ class Learner:
         learned = LearnedRows(batch, num_groups=self._config.record.learned_groups)
         self._move_moments(prepared)
         laps.lap("time/first_look_s")
-        self._phases.enter("learning")
         updates: list[Update] = []
         mini_batches = chain(first_epoch, (self._passes.mini_batch(batch, rows) for rows in chain(*later)))
         for mini_batch, rows in zip(mini_batches, demonstrated, strict=True):
@@ -202,7 +203,7 @@ class Learner:
 
         All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for.
         """
-        self._phases.enter("publishing")
+        self._phases.enter("publishing", step=self.version)
         yield from self._publisher.publish(self.version)
         self._phases.enter("waiting")
 
@@ -213,7 +214,7 @@ class Learner:
 
         Raises CheckpointError when this save, or the one before it, failed.
         """
-        self._phases.enter("saving")
+        self._phases.enter("saving", step=self.version)
         is_last = self.version >= self._config.num_steps
         save = (
             self._saver.save_in_background if self._config.checkpoint.asynchronous and not is_last else self._saver.save
@@ -223,7 +224,7 @@ class Learner:
 
     def finish_saving(self) -> None:
         """The last checkpoint is on the disk when this returns. Raises CheckpointError when it could not be written."""
-        self._phases.enter("saving")
+        self._phases.enter("saving", step=self.version)
         self._saver.finish()
         self._phases.enter("waiting")
 

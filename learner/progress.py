@@ -3,6 +3,7 @@
 import os
 import time
 
+from cluster.contracts.phases import Timeline
 from cluster.contracts.types import Progress
 
 
@@ -10,21 +11,25 @@ class Phases:
     """What a rank is doing, since when, and when it last got on with it."""
 
     def __init__(self, first: str) -> None:
-        self._phase, self._since, self._moved = first, time.time(), time.time()
+        self.timeline = Timeline(first)
+        self._moved = time.time()
 
-    def enter(self, phase: str) -> None:
-        self._phase, self._since, self._moved = phase, time.time(), time.time()
+    def enter(self, phase: str, *, step: int | None = None) -> None:
+        """`step` is the one that the rank works for."""
+        self.timeline.enter(phase, step=step)
+        self._moved = time.time()
 
     def move(self) -> None:
         """A piece of the present phase is done."""
         self._moved = time.time()
 
     def progress(self, *, actor: str, policy_version: int) -> Progress:
+        phase, since = self.timeline.phase
         return Progress(
             actor=actor,
-            phase=self._phase,
+            phase=phase,
             policy_version=policy_version,
-            since=self._since,
+            since=since,
             last_progress=self._moved,
             pid=os.getpid(),
         )

@@ -18,7 +18,7 @@ from learner.learned import LearnedRows
 from learner.model.packing import TokenRow
 from learner.model.policy import token_row
 from learner.optimizer import Optimizer
-from learner.progress import Laps
+from learner.progress import Laps, Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,10 @@ class Updater:
         guard: NonFiniteGuard,
         config: RunConfig,
         demonstrations: Demonstrations | None,
+        phases: Phases,
     ) -> None:
         self._passes, self._objective, self._optimizer, self._guard = passes, objective, optimizer, guard
-        self._config, self._demonstrations = config, demonstrations
+        self._config, self._demonstrations, self._phases = config, demonstrations, phases
 
     def make(
         self,
@@ -102,6 +103,7 @@ class Updater:
         """
         begins_step = not any(update.is_made for update in before)
         trains_policy = self._trains_policy(version)
+        self._phases.enter("learning", step=version + 1)
         part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self._optimizer.zero()
         losses, statistics = self._passes.accumulate(part, mini_batch, learned=learned, trains_policy=trains_policy)
@@ -109,6 +111,7 @@ class Updater:
             statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
         gradient_norms = self._optimizer.gradient_norms()
         laps.lap("time/gradient_s")
+        self._phases.enter("optimizing", step=version + 1)
         rate, is_finite = None, True
         stops_step = not begins_step and self._moved_too_far(statistics)
         # Weight decay and momentum alone are no update. What is not finite is the guard's: no comparison with it keeps a token.

@@ -20,6 +20,7 @@ from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline
+from cluster.contracts.phases import Timeline
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, Scores
@@ -57,7 +58,8 @@ class RewardService:
         self._name = name
         self._num_scored = 0
         self._num_waiting = 0
-        self._since = self._last_progress = time.time()
+        self._last_progress = time.time()
+        self.timeline = Timeline("idle")
         self._judges: dict[Part, Judging] = {}
         self._starting = asyncio.Lock()
         self._known: dict[str, str] = {}
@@ -148,8 +150,7 @@ class RewardService:
     async def judge(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
         """The group's rewards, and what became of each part by its name."""
         await self.warm_up()
-        if self._num_waiting == 0:
-            self._since = time.time()
+        self.timeline.enter("judging")
         size = len(asked.trajectories)
         self._num_waiting += size
         try:
@@ -158,17 +159,20 @@ class RewardService:
             self._num_waiting -= size
             self._num_scored += size
             self._last_progress = time.time()
+            if not self._num_waiting:
+                self.timeline.enter("idle")
 
     def progress(self) -> Progress:
         # Each row has its own deadline: a service that answers while rows wait is slow, not hung.
         last_progress = time.time() if self._num_waiting else self._last_progress
         holds = tuple(judging.hold for judging in self._judges.values() if judging.hold)
+        phase, since = self.timeline.phase
         awaited = "".join(f", {hold.part or 'the judge'} waits for {hold.endpoint}" for hold in holds)
         return Progress(
             actor=self._name,
-            phase="holding" if holds else "judging" if self._num_waiting else "idle",
+            phase="holding" if holds else phase,
             policy_version=0,
-            since=min([hold.since for hold in holds], default=self._since),
+            since=min([hold.since for hold in holds], default=since),
             last_progress=last_progress,
             pid=os.getpid(),
             detail=f"{self._num_waiting} trajectories waiting, {self._num_scored} judged{awaited}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cluster.contracts.errors import DataError, WeightsError, WorkerError
+from cluster.contracts.phases import Timeline
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
 from cluster.contracts.types import Completion, EngineUse, FinishReason, Proof
 
@@ -90,7 +91,7 @@ class EngineThread:
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
-        self._phase = ("starting", time.time())
+        self.timeline = Timeline("starting")
         self._last_step = time.time()
         self._use = self._use_before = EngineUse()
         """The most under the weights that serve, and under those before."""
@@ -110,12 +111,12 @@ class EngineThread:
     @property
     def phase(self) -> tuple[str, float]:
         """What the thread does, and since when in Unix seconds."""
-        return self._phase
+        return self.timeline.phase
 
     @property
     def last_progress(self) -> float:
         """Unix seconds of the last step; now, when there is nothing to do."""
-        return time.time() if self._phase[0] == "idle" else self._last_step
+        return time.time() if self.phase[0] == "idle" else self._last_step
 
     @property
     def most_used(self) -> EngineUse:
@@ -210,9 +211,9 @@ class EngineThread:
             command(engine)
 
     def _enter(self, phase: str) -> None:
-        if self._phase[0] != phase:
-            self._phase = (phase, time.time())
+        if self.phase[0] != phase:
             self._last_step = time.time()
+        self.timeline.enter(phase, step=self._policy_version if self._active else None)
 
     def _start(self, engine: Engine, requests: Sequence[EngineRequest], sink: Sink) -> None:
         if self._policy_version is None:
@@ -247,7 +248,7 @@ class EngineThread:
         if self._on_update == "finish" and self._active:
             self._held.append(lambda engine: self._update(engine, update, done))
             return
-        self._enter("loading")
+        self._enter("loading weights")
         started = time.monotonic()
         if self._on_update == "abort_and_resume":
             engine.abort(list(self._active))

@@ -68,6 +68,7 @@ class RolloutWorker:
         self._num_groups = 0
         self._engine = EngineThread(make_engine, on_update=on_update)
         self._engine.ended.add_done_callback(self._tell_everyone)
+        self.timeline = self._engine.timeline
 
     @classmethod
     def with_vllm(cls, config: RunConfig, *, name: str, run_id: str, num_threads: int) -> Self:

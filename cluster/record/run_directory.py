@@ -32,6 +32,8 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 STATUS = "status.json"
+PHASES = "phases.jsonl"
+"""Who did what when: a line a phase of an actor."""
 VERDICTS = "verdicts.jsonl"
 TRACKED = "tracked.json"
 """The name by which trackers know the run, whichever driver speaks."""
@@ -201,7 +203,7 @@ class RunDirectory(Storage):
         is_resumed = self.exists(RUN_YAML)
         if is_resumed and differing(spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))):
             self._start_over()
-        for name in (METRICS, EVENTS, VERDICTS):
+        for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
         self.write_file(RUN_YAML, run_yaml.encode())
         return is_resumed
@@ -228,5 +230,5 @@ class RunDirectory(Storage):
             )
         of_steps = [f"{folder}/{file}" for folder in ("trajectories", LEARNED) for file in self.names(folder)]
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, *of_steps):
+        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, *of_steps):
             self.remove(name)

@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError
+from cluster.contracts.phases import Phase, cut
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
 from cluster.remote.host import Host
@@ -24,6 +27,8 @@ _STARTING = "start"
 """The stage in which Ray looks for a node and starts a process there."""
 _SEAT_CHECK_S = 2.0
 """How often an actor that waits for its seat asks whether the seat still exists."""
+_GENERATIONS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+"""Of every actor that this process starts: a name in Ray is one actor's for as long as it lives, and one that is lost may live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,10 @@ class ActorSpec:
     run: str = ""
     """Name of its run, which Ray's dashboard shows before the actor's."""
 
+    @property
+    def title(self) -> str:
+        return f"{self.run}/{self.name}" if self.run else self.name
+
 
 class RemoteActor:
     """One actor. After its death this object is of no use; another is made from the same spec."""
@@ -64,6 +73,9 @@ class RemoteActor:
         """Killed for silence: its callers' errors mean a hang, not a death."""
         self.last_seen = time.monotonic()
         self.last_progress: Progress | None = None
+        self._phases: list[Phase] = []
+        self._told = 0.0
+        """Until when the actor told its phases, by its own clock."""
 
     @property
     def name(self) -> str:
@@ -98,14 +110,15 @@ class RemoteActor:
     @classmethod
     async def _spawn(cls, spec: ActorSpec, *, deadline_s: float | None, **options: Any) -> "RemoteActor":
         options = {"num_gpus": spec.num_gpus, "max_restarts": 0, "max_task_retries": 0, **options}
-        handle: Any = ray.remote(Host).options(**options).remote(spec.name, dict(spec.env), run=spec.run)
+        made: list[Any] = []
         try:
-            identified = handle.identify.remote()
+            identified = _identified(spec, options, made)
             found = await answer_of(identified, actor=spec.name, stage=_STARTING, deadline_s=deadline_s)
         except BaseException:
-            _end(handle)
+            for handle in made:
+                _end(handle)
             raise
-        return cls(spec, handle, *found)
+        return cls(spec, made[0], *found)
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
         """Makes the hosted object from the spec's arguments and `more`. Raises the object's own error, WorkerError or DeadlineError."""
@@ -141,11 +154,19 @@ class RemoteActor:
             yield found
 
     async def progress(self, *, deadline_s: float) -> Progress:
-        """Asks the actor what it does; remembers the answer and when it came."""
-        asked = self._handle.progress.remote()
-        progress: Progress = await answer_of(asked, actor=self.name, stage="progress", deadline_s=deadline_s)
+        """Asks the actor what it does, and did since it told last; remembers the answer and when it came."""
+        asked = self._handle.tell.remote(self._told)
+        progress, phases = await answer_of(asked, actor=self.name, stage="progress", deadline_s=deadline_s)
+        if new := cut(phases, start=self._told):  # another answer may have come meanwhile
+            self._phases += new
+            self._told = new[-1].end
         self.last_seen, self.last_progress = time.monotonic(), progress
         return progress
+
+    def drain_phases(self) -> list[Phase]:
+        """What the actor did since the last call, as far as it told."""
+        drained, self._phases = self._phases, []
+        return drained
 
     async def kill(self) -> None:
         """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
@@ -178,6 +199,22 @@ def describe(who: str, progress: Progress | None) -> str:
         f"{who} is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
         f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
     )
+
+
+async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:
+    """What the new actor says of itself. Its handle goes to `made` as soon as there is one."""
+    made.append(await asyncio.to_thread(_created, spec, options))  # Ray's head node is asked whether the name is free
+    return await made[0].identify.remote()
+
+
+def _created(spec: ActorSpec, options: Mapping[str, Any]) -> Any:
+    """As the next generation that no living actor is, of this run or of another one of its name."""
+    for generation in _GENERATIONS[spec.title]:
+        title = f"{spec.title}#{generation}"
+        host: Any = ray.remote(Host).options(name=title, **options)
+        with contextlib.suppress(ActorAlreadyExistsError):
+            return host.remote(spec.name, dict(spec.env), title=title)
+    raise AssertionError("generations have no end")
 
 
 def _end(handle: Any) -> None:

@@ -10,13 +10,13 @@ import inspect
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
 
+from cluster.contracts.phases import Phase, Timeline
 from cluster.contracts.schema import added, summarize
 from cluster.contracts.types import Progress, Refusal
 
@@ -28,8 +28,8 @@ _END = object()
 class Host:
     """Holds one object and forwards calls to it."""
 
-    def __init__(self, name: str, env: Mapping[str, str] | None = None, *, run: str = "") -> None:
-        """`env` is set before anything that reads it is imported. `run` is the run's name, for people.
+    def __init__(self, name: str, env: Mapping[str, str] | None = None, *, title: str = "") -> None:
+        """`env` is set before anything that reads it is imported. `title` is the actor's name in Ray, for people.
 
         Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
         """
@@ -38,13 +38,14 @@ class Host:
             path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
         ]
         self._name = name
-        self._title = f"{run}/{name}" if run else name
-        self._phase, self._since = "starting", time.time()
+        self._title = title or name
+        self._timeline = self._told = Timeline("starting")
+        """What the methods say; and what the driver is told, by an object that has a timeline of its own."""
         self._object: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def __repr__(self) -> str:
-        """What Ray's dashboard calls the actor. Not its name in Ray, which one that dies still has when its replacement starts."""
+        """What Ray's dashboard and logs call the actor."""
         return self._title
 
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
@@ -58,7 +59,10 @@ class Host:
         if warm_up := getattr(made, "warm_up", None):
             await warm_up()
         self._object = made
-        self._enter("serving")
+        self._timeline.enter("serving")
+        if own := getattr(made, "timeline", None):
+            own.lead_with(self._timeline)
+            self._told = own
 
     async def free_address(self) -> str:
         """host:port where a process group can meet: this node's address and a port that is free now."""
@@ -97,17 +101,22 @@ class Host:
             yield batch
             yield summarize(batch)
 
+    async def tell(self, told: float) -> tuple[Progress, tuple[Phase, ...]]:
+        """`progress`, and the phases since `told`, which is the end of the last one that the driver has."""
+        return await self.progress(), self._told.after(told)
+
     async def progress(self) -> Progress:
         """What the object is doing, by its own account or as the method that runs; answered even while it computes."""
         own = getattr(self._object, "progress", None)
         if own is not None:
             return own()
+        phase, since = self._timeline.phase
         return Progress(
             actor=self._name,
-            phase=self._phase,
+            phase=phase,
             policy_version=0,
-            since=self._since,
-            last_progress=self._since,
+            since=since,
+            last_progress=since,
             pid=os.getpid(),
         )
 
@@ -117,16 +126,13 @@ class Host:
         labels: Any = here.get_node_labels()  # one text each, whatever Ray's annotation says
         return os.getpid(), here.get_node_id(), labels
 
-    def _enter(self, phase: str) -> None:
-        self._phase, self._since = phase, time.time()
-
     def _in_phase(self, function: Callable[..., Any], *args: Any) -> Any:
         """In the object's thread, which does one thing at a time."""
-        self._enter(function.__name__)
+        self._timeline.enter(function.__name__)
         try:
             return function(*args)
         finally:
-            self._enter("serving")
+            self._timeline.enter("serving")
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):

@@ -45,8 +45,10 @@ class Dispatcher:
         sequences_per_group: int,
         timeout_s: float,
         is_deterministic: bool = False,
+        note_work: Callable[..., None] = lambda *works: None,
     ) -> None:
-        """`timeout_s` bounds the wait for a worker's next group. In a deterministic run a ticket's index alone decides its worker."""
+        """`timeout_s` bounds the wait for a worker's next group. In a deterministic run a ticket's index alone decides its worker.
+        `note_work` hears what is done for groups, by the names of a `Timesheet`."""
         self._fleet = fleet
         self._suspects = suspects
         self._events = events
@@ -65,6 +67,7 @@ class Dispatcher:
         self._judging = Judging(scorers=scorers, tasks=tasks, lost=self._lost_in_judging, wake=self.wake)
         self._lanes: dict[Member, Lane] = {}
         self._clock = SamplingClock()
+        self._note_work = note_work
         self._num_aborted = 0
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
@@ -329,3 +332,9 @@ class Dispatcher:
 
     def _note_sampling(self) -> None:
         self._clock.note(self._lanes.values())
+        works = {
+            "sampling": any(lane.under_way for lane in self._lanes.values()),
+            "judging": bool(self._judging.groups()),
+            "fetching": bool(self._num_fetching),
+        }
+        self._note_work(*(work for work, is_done in works.items() if is_done))

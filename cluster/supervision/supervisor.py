@@ -1,6 +1,7 @@
 """Actors that are replaced when they die. The one place that executes what `supervision.decide` decides."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import Counter
@@ -259,8 +260,10 @@ async def heartbeats(
     *,
     heal: Callable[[RemoteActor, TreadwheelError], None],
     report: Callable[[], None],
+    early: asyncio.Event,
 ) -> None:
-    """Asks all actors what they do and reports it. One that is dead, or silent for `hang_s` and therefore killed, is for `heal`.
+    """Asks all actors what they do and reports it; the next time comes `early` when that is set. One that is dead, or silent for `hang_s`
+    and therefore killed, is for `heal`.
 
     Its callers notice a death too: the first to notice it replaces the actor.
     """
@@ -271,7 +274,10 @@ async def heartbeats(
             if error is not None:
                 heal(actor, error)
         report()
-        await asyncio.sleep(supervisor.config.heartbeat_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(supervisor.config.heartbeat_s):
+                await early.wait()
+        early.clear()
 
 
 async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError | None:

@@ -77,6 +77,28 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
             raise typer.Exit(1)
 
 
+@app.command(rich_help_panel="Look")
+def trace(
+    run_dir: RunDir,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write it.")] = "trace.json",
+    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Of these steps alone.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Who did what when, live or done, as a trace for ui.perfetto.dev or chrome://tracing."""
+    with reporting(debug=debug):
+        from cluster.contracts.errors import StorageError
+        from cluster.record.run_directory import RunDirectory
+        from deploy.viewer import trace as tracing
+
+        made = tracing.trace(RunDirectory(run_dir), steps=steps)
+        try:
+            with open(out, "w", encoding="utf-8") as file:
+                json.dump(made, file)
+        except OSError as error:
+            raise StorageError(f"--out={out!r} cannot be written: {error.strerror}") from error
+        typer.echo(f"{out}: open it in ui.perfetto.dev or chrome://tracing")
+
+
 @passport.command(name="diff")
 def passport_diff(
     left: Annotated[str, typer.Argument(metavar="A", help="Run directory, or passport.json.")],

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -14,6 +16,8 @@ from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[rep
 from ray.job_config import JobConfig
 
 from cluster.contracts.errors import ConfigError, WorkerError
+from cluster.record.run_directory import PASSPORT, RunDirectory
+from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
 """A cluster that does not take a connection within so long is not there; Ray itself would try for many minutes."""
@@ -35,26 +39,36 @@ class _Job(JobConfig):
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str | None) -> AsyncIterator[None]:
+async def connected(address: str | None, *, run_dir: RunDirectory | None = None) -> AsyncIterator[None]:
     """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this.
 
-    Raises ConfigError for a cluster that does not answer, or refuses us.
+    Ray's dashboard tells of `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer, or refuses us.
     """
+    metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         with _environment_of_own_cluster():
-            async with _initialized("local", include_dashboard=False, _node_ip_address="127.0.0.1"):
+            local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            async with _initialized("local", metadata, **local):
                 yield
     else:
         await _check_answers(address)
-        async with _initialized(address):
+        async with _initialized(address, metadata):
             yield
 
 
+def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
+    """Where the run is, how it is looked at, and the digest of its passport, which a run has once its first driver has started it."""
+    told = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
+    if run_dir.exists(PASSPORT):
+        told["passport"] = digest_of(json.loads(run_dir.read_text(PASSPORT)))
+    return told
+
+
 @contextlib.asynccontextmanager
-async def _initialized(address: str, **more: Any) -> AsyncIterator[None]:
+async def _initialized(address: str, metadata: dict[str, str], **more: Any) -> AsyncIterator[None]:
     options: dict[str, Any] = {
-        "job_config": _Job(),
+        "job_config": _Job(metadata=metadata),
         "log_to_driver": False,
         "namespace": "treadwheel",
         "logging_level": "error",

@@ -25,11 +25,14 @@ from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from cluster.supervision.tasks import background, together
+from cluster.supervision.timesheet import Timesheet
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import seats
 from deploy.cluster_up.waiting import AwaitedNodes, available
-from deploy.cluster_up.wiring import Cluster, learning, wire
+from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
 from deploy.reports.passport import write_passport
+
+_LAST_WORDS_S = 0.5
 
 
 @contextlib.asynccontextmanager
@@ -81,9 +84,12 @@ async def cluster(
         log.event("started", policy_version=made.learner.version, actors=pids)
         production = made.production
         tasks.create_task(
-            _watch(run_dir, made.learner, made.places, made.supervisor, tasks=tasks, production=production)
+            _watch(
+                run_dir, made.learner, made.places, made.supervisor, made.timesheet, tasks=tasks, production=production
+            )
         )
-        yield made
+        async with _told_to_the_end(lambda: _living(made.learner, made.places()), made.timesheet):
+            yield made
 
 
 @contextlib.asynccontextmanager
@@ -121,8 +127,10 @@ async def learner_alone(
         for each in (*places, learner):
             at_the_end.push_async_callback(each.stop)
         await together(recorder.ready(), learner.start())
-        tasks.create_task(_watch(run_dir, learner, lambda: places, supervisor, tasks=tasks))
-        yield learner, reference
+        timesheet = timesheet_of(run_dir)
+        tasks.create_task(_watch(run_dir, learner, lambda: places, supervisor, timesheet, tasks=tasks))
+        async with _told_to_the_end(lambda: _living(learner, places), timesheet):
+            yield learner, reference
 
 
 def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan) -> PlacementPlan:
@@ -162,11 +170,12 @@ async def _watch(
     learner: LearnerGroup,
     places: Callable[[], Sequence[SupervisedActor]],
     supervisor: Supervisor,
+    timesheet: Timesheet,
     *,
     tasks: asyncio.TaskGroup,
     production: Production | None = None,
 ) -> None:
-    """Replaces actors that died or hang, and says what all are doing: in status.json, and in events where the reward waits.
+    """Replaces actors that died or hang, and says what all do: in status.json and phases.jsonl, and in events where the reward waits.
     `production` has the rollout workers and reward services among `places`."""
 
     def heal(actor: RemoteActor, error: TreadwheelError) -> None:
@@ -183,8 +192,23 @@ async def _watch(
             production.note_progress()
         doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
         _write_status(run_dir, [asdict(each) for each in doing if each])
+        timesheet.hear(_living(learner, places()))
 
-    await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report)
+    await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report, early=timesheet.asked)
+
+
+@contextlib.asynccontextmanager
+async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timesheet: Timesheet) -> AsyncIterator[None]:
+    """At the end the timesheet has what actors did since the last heartbeat, of those that say so at once."""
+    try:
+        yield
+    finally:
+        asked = actors()
+        try:
+            await asyncio.gather(*(each.progress(deadline_s=_LAST_WORDS_S) for each in asked), return_exceptions=True)
+        finally:
+            timesheet.hear(asked)
+            timesheet.close()
 
 
 def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[RemoteActor]:

@@ -1,17 +1,19 @@
 """What a run is made of: each part is built here, and handed to the parts that need it. Nothing starts."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import StorageError
 from cluster.contracts.provenance import Provenance
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import CHECKPOINTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, PHASES, RunDirectory
 from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
@@ -25,6 +27,7 @@ from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
+from cluster.supervision.timesheet import Timesheet
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import Seats
@@ -45,6 +48,7 @@ class Cluster:
     recorder: SupervisedActor
     weights: Weights
     supervisor: Supervisor
+    timesheet: Timesheet
 
     def places(self) -> list[SupervisedActor]:
         """Where actors other than the learner's ranks are, or will be again."""
@@ -69,7 +73,7 @@ def wire(
     provenance: Callable[[int], Provenance],
 ) -> Cluster:
     """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
-    supervisor = Supervisor(config.supervision, log)
+    supervisor, timesheet = Supervisor(config.supervision, log), timesheet_of(run_dir)
     recorder, learner = learning(
         config,
         seats=seats,
@@ -105,8 +109,39 @@ def wire(
         tasks=tasks,
         keep=verdicts.add,
     )
-    rollouts = production(config, scorers=scorers, fleet=fleet, supervisor=supervisor, tasks=tasks, office=office)
-    return Cluster(production=rollouts, learner=learner, recorder=recorder, weights=weights, supervisor=supervisor)
+    rollouts = production(
+        config,
+        scorers=scorers,
+        fleet=fleet,
+        supervisor=supervisor,
+        tasks=tasks,
+        office=office,
+        note_work=timesheet.note_work,
+    )
+    return Cluster(
+        production=rollouts,
+        learner=learner,
+        recorder=recorder,
+        weights=weights,
+        supervisor=supervisor,
+        timesheet=timesheet,
+    )
+
+
+def timesheet_of(run_dir: RunDirectory) -> Timesheet:
+    """Writes phases.jsonl. A directory that is only read is left alone."""
+
+    def write(lines: Sequence[Mapping[str, Any]]) -> None:
+        # A full disk must not end the heartbeats; events.jsonl says what happens.
+        with contextlib.suppress(StorageError):
+            for line in lines:
+                run_dir.append_json(PHASES, line)
+
+    def put(lines: Sequence[Mapping[str, Any]]) -> None:
+        if run_dir.is_claimed:
+            run_dir.writer.put(partial(write, lines))
+
+    return Timesheet(put)
 
 
 def learning(
@@ -175,6 +210,7 @@ def production(
     supervisor: Supervisor,
     tasks: asyncio.TaskGroup,
     office: TicketOffice | None,
+    note_work: Callable[..., None],
 ) -> Production:
     """Everything that makes groups on `fleet`, which `scorers` judge."""
     from learner.algorithms.objective import Objective  # imports torch
@@ -190,6 +226,7 @@ def production(
         sequences_per_group=config.buffer.trajectories_per_group + config.rollout.extra_trajectories,
         timeout_s=config.rollout.timeout_s,
         is_deterministic=config.deterministic,
+        note_work=note_work,
     )
 
     objective = Objective.of_run(config)

@@ -103,7 +103,7 @@ def job(run: Run, site: Site) -> list[Manifest]:
         # setting, which Kueue asks for, and where a cluster scales they may not delete workers.
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": site.keep_s,
-        "metadata": {"run_dir": run_dir},
+        "metadata": {"run_dir": run_dir, "viewer": shlex.join(["treadwheel", "view", run_dir])},
         "rayClusterSpec": ray_cluster.spec(
             site,
             sized,

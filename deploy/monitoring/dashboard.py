@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import GraphDrawStyle, StackingMode, TooltipDisplayMode, VisibilityMode
 
 from deploy.monitoring.events import grew
-from deploy.monitoring.series import registry, shown, unit
+from deploy.monitoring.series import registry, shown, shown_causes, unit
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _NODE = 'instance=~"$node"'
@@ -41,6 +41,12 @@ class Panel:
 
 def _panel(title: str, *names: str, is_stacked: bool = False) -> Panel:
     return Panel(title=title, names=names, is_stacked=is_stacked)
+
+
+def _of_causes(title: str, kind: str) -> Panel:
+    says = "Seconds since the last step, of all of them, by what they went to: busy, or what they waited for."
+    query = ("{{run}} {{cause}}", shown_causes(kind))
+    return Panel(title=title, queries=(query,), unit="s", says=says, is_stacked=True)
 
 
 def _of_nodes(title: str, expression: str, *, unit: str, says: str) -> Panel:
@@ -96,6 +102,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Spot nodes", "rollout/spot_evictions", "rollout/groups_saved", "rollout/groups_handed_over"),
         _panel("Until a worker serves", "time/join_s"),
         _panel("Weights on their way", "weights/pause_s", "time/publish_s"),
+    ),
+    "Cost": (
+        _of_causes("Learner's time", "learner"),
+        _of_causes("Rollout workers' time", "rollout_worker"),
+        _of_causes("Reward services' time", "reward_service"),
+        _panel("GPU-hours of a step", "cost/gpu_hours", "cost/idle_gpu_hours"),
     ),
     "Rewards": (
         _panel("Rewards that failed", "reward/num_errors", "reward/num_timeouts", "learner/failed_rewards"),

@@ -11,7 +11,14 @@ EVENTS = "ray_treadwheel_events_total"
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 _SHARES = r"share|fraction(_low|_high|_dual)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|ess"
-_UNITS = ((r"bytes_per_s$", "Bps"), (r"_per_s$", "short"), (r"_s$", "s"), (r"bytes$", "bytes"), (r"num_", "short"))
+_UNITS = (
+    (r"hours$", "h"),
+    (r"bytes_per_s$", "Bps"),
+    (r"_per_s$", "short"),
+    (r"_s$", "s"),
+    (r"bytes$", "bytes"),
+    (r"num_", "short"),
+)
 """Grafana's units by what a name holds; the first that fits."""
 
 
@@ -29,6 +36,13 @@ def series(name: str) -> str:
 def shown(name: str) -> str:
     """The same of the runs that a dashboard shows."""
     return _over_drivers(name, 'run=~"$run"')
+
+
+def shown_causes(kind: str) -> str:
+    """Seconds of actors of a kind, by cause, of the runs that a dashboard shows."""
+    prefix = f"ray_{exported_name(f'cost/{kind}/')}"
+    found = f'max by (run, __name__) ({{__name__=~"{prefix}.+_s", run=~"$run"}})'
+    return f'label_replace({found}, "cause", "$1", "__name__", "{prefix}(.+)_s")'
 
 
 def unit(name: str) -> str:

@@ -51,7 +51,7 @@ def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) ->
     if state != "running":
         for actor in found.values():
             _turn(actor, "ended", max(last, status.get("time", 0.0)), None)
-    return [asdict(found[name]) for name in sorted(found, key=_natural)]
+    return [asdict(found[name]) for name in sorted(found, key=natural)]
 
 
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def _turn(actor: Actor, state: str, at: float, why: str | None) -> None:
         actor.spans.append({"state": state, "start": at, "end": None, "words": why})
 
 
-def _natural(name: str) -> list[Any]:
+def natural(name: str) -> list[Any]:
     """`rollout-10` after `rollout-9`."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("-", "- ").split()]
 

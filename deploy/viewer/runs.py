@@ -12,12 +12,11 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, STATUS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
 from deploy.viewer.chain import Chain, ChainReader
 from deploy.viewer.tail import Tail
 
-PHASES = "phases.jsonl"
 _LINES = {EVENTS, METRICS, "events", "metrics"}
 """A run has some: in a store they are folders of objects."""
 _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20

@@ -86,6 +86,7 @@ async def _measure(config: RunConfig) -> dict[int, list[dict[str, float]]]:
                 buffer=launch.make_buffer(here, version=cluster.learner.version, next_index=ledger.next_index),
                 weights=cluster.weights,
                 log=log,
+                timesheet=cluster.timesheet,
             )
             # The last steps of an asynchronous run have nothing left to overlap with.
             measured[bound] = log.steps[WARM_UP : len(log.steps) - bound]

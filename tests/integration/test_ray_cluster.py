@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.commands import QUICKSTART, ROOT, run, treadwheel
+from tests.integration.ray_head import RayHead
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 NUM_STEPS = 8
@@ -131,9 +132,7 @@ def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
 
 def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
     """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
-    token = {"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
-    with urllib.request.urlopen(urllib.request.Request(f"{head.dashboard}/api/prometheus/sd", headers=token)) as answer:
-        targets = [target for group in json.load(answer) for target in group["targets"]]
+    targets = [target for group in asked(head, "/api/prometheus/sd") for target in group["targets"]]
     lines = [
         line
         for target in targets
@@ -142,3 +141,20 @@ def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
     events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo"' in line]
     counts = {found[1]: float(line.rpartition(" ")[2]) for line in events if (found := re.search('kind="(.*?)"', line))}
     assert (counts.get("launched"), counts.get("finished")) == (1.0, 1.0), counts
+
+
+def test_rays_dashboard_names_run_actor_and_generation_and_says_where_the_run_is(head, ppo):
+    """Through its state API, of the driver that connected; one that was submitted has the metadata of its submission."""
+    found = asked(head, "/api/v0/actors?detail=true&limit=1000")["data"]["result"]["result"]
+    ours = {each["name"]: each["repr_name"] for each in found if each["name"].startswith("ppo/")}
+    actors = ("learner-0", "recorder", "reference", "reward", "rollout-0")
+    assert ours == {f"ppo/{name}#1": f"ppo/{name}#1" for name in actors}
+    jobs = [each["metadata"] for each in asked(head, "/api/jobs/")]
+    run_dir = str(ppo.run_dir)
+    assert {"run_dir": run_dir, "viewer": f"treadwheel view {run_dir}"} in jobs
+
+
+def asked(head: RayHead, path: str) -> Any:
+    token = {"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{head.dashboard}{path}", headers=token)) as answer:
+        return json.load(answer)

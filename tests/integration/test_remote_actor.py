@@ -1,7 +1,9 @@
 """Actors on Ray's own nodes: what they make stays there until it is asked for, and what is lost, unfinished or too much is said by name."""
 
 import asyncio
+import collections
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +19,7 @@ from ray.util.placement_group import placement_group
 
 from cluster.contracts.errors import DataError, FailureKind, LostError, UnreachableError, WorkerError
 from cluster.contracts.types import ActorKind, Refusal
+from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.remote.nodes import Seat
 from deploy.cluster_up.seats import Seats
@@ -147,6 +150,19 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
             await taker.call("num_rows", made, deadline_s=60)
         again = await start("maker", bundle=0, placement_group=seats)
         assert again.node_id == taker.node_id
+
+
+async def test_an_actor_is_the_next_generation_that_no_living_one_is(monkeypatch):
+    with connected(num_cpus=1, _system_config=SYSTEM):
+        first = await start(run="tuesday", num_cpus=0.1)
+        await first.kill()
+        second = await start(run="tuesday", num_cpus=0.1)
+        assert ray.util.list_named_actors() == ["tuesday/w#2"]
+        # A driver of another run of this name, or of this one after a driver that is lost and lives, counts from the first.
+        monkeypatch.setattr(actor_module, "_GENERATIONS", collections.defaultdict(lambda: itertools.count(1)))
+        others = [await start(run="tuesday", num_cpus=0.1) for _ in range(2)]
+        assert sorted(ray.util.list_named_actors()) == ["tuesday/w#1", "tuesday/w#2", "tuesday/w#3"]
+        assert len({each.pid for each in (second, *others)}) == 3
 
 
 async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_its_placement_group():

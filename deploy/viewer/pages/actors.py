@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from cluster.contracts.phases import IDLE, WAITING_FOR
 from deploy.viewer import fleet, live
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
@@ -17,18 +18,23 @@ _WINDOWS = (60, 300, 1800, 7200)
 """Seconds back from the run's end that the page offers, beside all of it."""
 _KINDS = {
     "sampling": "sampling",
+    "assembling": "learning",
+    "scoring the reference": "learning",
+    "first look": "learning",
     "learning": "learning",
+    "optimizing": "learning",
     "judging": "judging",
+    "score": "judging",
     "evaluation": "evaluation",
     "loading weights": "loading",
     "publishing": "loading",
+    "sending weights": "loading",
     "saving": "saving",
-    "starting": "start",
-    "restarting": "start",
-    "idle": "waiting",
-    "waiting for groups": "waiting",
+    "finish_saving": "saving",
+    "record": "saving",
+    "exporting": "saving",
 }
-"""Phase to colour; a phase of another name has that of "start"."""
+"""Phase to colour; a wait has its own, and all others are of a start."""
 
 
 def actors(run: Run, request: Request) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
         "begin": begin,
         "end": end,
         "actors": fleet.without_spans(found),
-        "rows": rows(found, phases, begin=begin, end=end),
+        "rows": rows(found, [*phases, *_present(found, phases, end=end)], begin=begin, end=end),
         "marks": [each for each in fleet.marks(events) if each["actor"]][-500:][::-1],
         "has_phases": bool(phases),
     }
@@ -70,12 +76,21 @@ def rows(
         {
             "actor": name,
             "life": _cut(lives.get(name, ()), begin=begin, end=end),
-            "bars": [
-                {**bar, "color": _KINDS.get(bar["phase"], "start")}
-                for bar in merged(by_actor[name], (end - begin) / most)
-            ],
+            "bars": [{**bar, "color": _color(bar["phase"])} for bar in merged(by_actor[name], (end - begin) / most)],
         }
         for name in [*lives, *sorted(by_actor.keys() - lives.keys())]
+    ]
+
+
+def _present(
+    found: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]], *, end: float
+) -> list[dict[str, Any]]:
+    """What living actors do now, which has no line before it ends."""
+    told = {phase["actor"]: phase["end"] for phase in phases}
+    return [
+        {"actor": actor["name"], "phase": actor["phase"], "start": start, "end": end}
+        for actor in found
+        if actor["phase"] and (start := max(actor["phase_since"], told.get(actor["name"], 0.0))) < end
     ]
 
 
@@ -104,6 +119,10 @@ def _one(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "step": phases[-1].get("step"),
         "number": len(phases),
     }
+
+
+def _color(phase: str) -> str:
+    return "waiting" if phase in IDLE or phase.startswith(WAITING_FOR) else _KINDS.get(phase, "start")
 
 
 def _cut(spans: Sequence[Mapping[str, Any]], *, begin: float, end: float) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
+from cluster.supervision.timesheet import Timesheet
 from cluster.weights.broadcast import Weights
 from cluster.weights.object_store import ObjectStoreTransport
 from tests.fakes import ListedEvents, actor_spec, run_config
@@ -126,6 +127,7 @@ class World:
                 buffer=self.buffer,
                 weights=weights,
                 log=self.events,
+                timesheet=Timesheet(lambda lines: None),
                 evaluator=Evaluator(
                     config=self.config, source=Prompts("held-out-"), thread=SlowThread(nature.prompt_s)
                 ),

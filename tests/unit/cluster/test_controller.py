@@ -11,6 +11,7 @@ from cluster.contracts.errors import DeadlineError, LostError, MismatchError, St
 from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
+from cluster.supervision.timesheet import Timesheet
 from tests.fakes import InlineExecutor, ListedEvents, NumberedPrompts, group_summary, run_config
 from tests.unit.cluster.simulated_time import simulated
 
@@ -48,6 +49,7 @@ class Scene:
             buffer=self.buffer,
             weights=self,
             log=self.log,
+            timesheet=Timesheet(lambda lines: None),
             evaluator=evaluator,
         )
 

@@ -68,7 +68,7 @@ def run(place: str, model: ModelConfig, folder, **algorithm) -> RunConfig:
 def no_actors(monkeypatch):
     """Fails where a run would start its actors."""
 
-    def connected(address):
+    def connected(address, *, run_dir):
         raise AssertionError("the run starts its actors")
 
     monkeypatch.setattr("deploy.learning.connected", connected)

@@ -52,7 +52,7 @@ async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call
 
 
 def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
-    assert repr(Host("learner-0", run="tuesday")) == "tuesday/learner-0"
+    assert repr(Host("learner-0", title="tuesday/learner-0#2")) == "tuesday/learner-0#2"
 
 
 async def test_a_refusal_goes_between_the_batches_of_a_stream(host):

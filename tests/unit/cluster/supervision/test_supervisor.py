@@ -98,5 +98,7 @@ async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
         raise OSError("no status")
 
     with pytest.raises(OSError, match="no status"):
-        async with beside(heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report)):
+        async with beside(
+            heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report, early=asyncio.Event())
+        ):
             await asyncio.Event().wait()

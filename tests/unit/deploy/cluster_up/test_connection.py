@@ -10,7 +10,9 @@ import ray
 import ray.exceptions
 
 from cluster.contracts.errors import ConfigError, WorkerError
-from deploy.cluster_up.connection import connected
+from cluster.record.run_directory import RunDirectory
+from deploy.cluster_up.connection import connected, job_metadata
+from deploy.reports.provenance import digest_of
 
 
 @pytest.mark.parametrize("num_presses", [1, 2])
@@ -85,3 +87,13 @@ async def test_a_port_that_cannot_be_is_an_address_that_does_not_answer():
     with pytest.raises(ConfigError, match=r"address='127\.0\.0\.1:99999' does not answer"):
         async with connected("127.0.0.1:99999"):
             pass
+
+
+def test_rays_dashboard_says_where_the_run_is_how_it_is_looked_at_and_what_its_passport_is(tmp_path):
+    place = tmp_path / "a run"
+    told = {"run_dir": str(place), "viewer": f"treadwheel view '{place}'"}
+    assert job_metadata(RunDirectory(str(place))) == told, "its passport is written once the learner has told of itself"
+    place.mkdir()
+    (place / "passport.json").write_text('{"mathematics": {"steps": 1}}')
+    told["passport"] = digest_of({"mathematics": {"steps": 1}})
+    assert job_metadata(RunDirectory(str(place))) == told

@@ -36,7 +36,9 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
             return Sent
 
     monkeypatch.setattr(start_up, "write_passport", lambda *args, **more: writing.append(threading.get_ident()))
-    made = Cluster(production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None)
+    made = Cluster(
+        production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None, timesheet=None
+    )
     await start_up._learn_and_publish(None, made, RunDirectory(str(tmp_path)), ListedEvents())
     assert len(writing) == 1 and here not in writing
 

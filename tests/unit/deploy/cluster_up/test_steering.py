@@ -139,6 +139,7 @@ def steering(tmp_path, fleet, services, departures, deterministic, elastic, monk
         recorder=None,
         weights=None,
         supervisor=supervisor,
+        timesheet=None,
     )
     events.add = lambda sink: None
     return Steering(config, cluster=cluster, run_dir=RunDirectory(str(tmp_path)), log=events)

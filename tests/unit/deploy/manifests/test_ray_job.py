@@ -33,7 +33,7 @@ def test_the_entrypoint_trains_the_mounted_run_file_with_the_overrides_and_a_run
     assert words[:3] == ["treadwheel", "train", "/etc/treadwheel/run.yaml"]
     assert {"num_steps=3", "reward.env=[A, B]", "run_dir=/treadwheel/here"} <= {*words} and "run_dir=here" not in words
     assert words[-4:] == ["--wait-for-nodes", "30m", "--wait-for-claim", "10m"]
-    assert made["metadata"] == {"run_dir": "/treadwheel/here"}
+    assert made["metadata"] == {"run_dir": "/treadwheel/here", "viewer": "treadwheel view /treadwheel/here"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""Who did what when. An actor keeps a timeline of its phases, one after the other without gaps, and tells it to those that ask.
+
+An answer may be lost: who asks says until when it was told, and hears all that came after. Times are of the actor's own clock.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+CAUSES = ("busy", "learner", "rollouts", "rewards", "prompts", "weights", "restart")
+"""What an actor's time went to: its own work, or a wait for one of these."""
+IDLE = frozenset({"idle", "waiting", "serving"})
+"""Phases of actors that have nothing to do, and cannot know why."""
+WAITING_FOR = "waiting for "
+_CAUSE_OF = {
+    "loading weights": "weights",
+    "publishing": "weights",
+    "starting": "restart",
+    "restarting": "restart",
+    "restoring": "restart",
+    f"{WAITING_FOR}start": "restart",
+}
+_MOST_KEPT = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    name: str
+    start: float
+    """Unix seconds."""
+    end: float
+    step: int | None = None
+    """That the learner works for, or whose weights a worker samples under; None where it is neither."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def cause(self) -> str:
+        """One of `CAUSES`."""
+        is_wait = self.name.startswith(WAITING_FOR)
+        return _CAUSE_OF.get(self.name, self.name.removeprefix(WAITING_FOR) if is_wait else "busy")
+
+    def is_as(self, other: "Phase") -> bool:
+        return (self.name, self.step) == (other.name, other.step)
+
+
+class Timeline:
+    """Of one actor. Several threads may use it. Of too many phases the shortest are lost in others."""
+
+    def __init__(self, first: str, *, now: Callable[[], float] = time.time, most: int = _MOST_KEPT) -> None:
+        """Keeps `most` phases that nobody asked for."""
+        self._now, self._most = now, most
+        self._present = Phase(name=first, start=(began := now()), end=began)
+        self._past: list[Phase] = []
+        self._lock = threading.Lock()
+
+    @property
+    def phase(self) -> tuple[str, float]:
+        """What the actor does, and since when."""
+        return self._present.name, self._present.start
+
+    def enter(self, name: str, *, step: int | None = None) -> None:
+        """Goes on with the present phase where it is the same."""
+        with self._lock:
+            if (self._present.name, self._present.step) == (name, step):
+                return
+            ended = self._so_far()
+            self._past.append(ended)
+            self._present = Phase(name=name, step=step, start=ended.end, end=ended.end)
+            if len(self._past) > self._most:
+                self._past = coalesced(self._past, most=self._most // 2)
+
+    def after(self, told: float) -> tuple[Phase, ...]:
+        """The phases from `told` until now; what was before it is forgotten."""
+        with self._lock:
+            self._past = [phase for phase in self._past if phase.end > told]
+            return cut([*self._past, self._so_far()], start=told)
+
+    def lead_with(self, earlier: "Timeline") -> None:
+        """What came before this timeline began: the actor's, until it had this one's object."""
+        with self._lock:
+            began = min(phase.start for phase in (*self._past, self._present))
+            self._past = [*cut(earlier.after(0.0), end=began), *self._past]
+
+    def _so_far(self) -> Phase:
+        return replace(self._present, end=max(self._now(), self._present.start))  # a clock may be set back
+
+
+def cut(phases: Sequence[Phase], *, start: float = float("-inf"), end: float = float("inf")) -> tuple[Phase, ...]:
+    """What of them lies between, in their order."""
+    within = (replace(phase, start=max(phase.start, start), end=min(phase.end, end)) for phase in phases)
+    return tuple(phase for phase in within if phase.end > phase.start)
+
+
+def coalesced(phases: Sequence[Phase], *, most: int) -> list[Phase]:
+    """The same stretch in `most` phases: neighbours that are alike become one, then the shortest goes to the longer of its neighbours."""
+    kept = _joined(phases)
+    while len(kept) > max(most, 1):
+        place = min(range(len(kept)), key=lambda index: kept[index].seconds)
+        sides = [side for side in (place - 1, place + 1) if 0 <= side < len(kept)]
+        longer = max(sides, key=lambda side: kept[side].seconds)
+        first, last = sorted((place, longer))
+        kept[first : last + 1] = [replace(kept[longer], start=kept[first].start, end=kept[last].end)]
+        kept = _joined(kept)
+    return kept
+
+
+def _joined(phases: Sequence[Phase]) -> list[Phase]:
+    kept: list[Phase] = []
+    for phase in phases:
+        if kept and kept[-1].is_as(phase):
+            kept[-1] = replace(kept[-1], end=phase.end)
+        else:
+            kept.append(phase)
+    return kept

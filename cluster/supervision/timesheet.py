@@ -1,0 +1,170 @@
+"""What every actor's time went to: phases as actors tell them, and for those that wait, what the run waited for then.
+
+Why an actor waits is decided here: one that has nothing to do cannot know. Clocks of nodes are taken to agree.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from cluster.contracts.phases import IDLE, WAITING_FOR, Phase, Timeline, coalesced, cut
+from cluster.contracts.types import ActorKind
+from cluster.remote.actor import ActorSpec
+
+CONTROLLER = "controller"
+"""The driver's own name among the actors."""
+_LINES_A_TELLING = 64
+"""Over all actors: more is coalesced."""
+_LONGEST_LINE_S = 60.0
+"""A phase that goes on is written in parts, so that a killed driver loses little."""
+_MOST_KEPT = 512
+_STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sending weights": "weights"}
+"""What the driver does, to what others wait for meanwhile; in all other phases it is the work on groups."""
+_WORKS = {"sampling": "rollouts", "judging": "rewards", "fetching": "prompts"}
+"""What is done for groups, to what others wait for meanwhile."""
+
+
+class TellingActor(Protocol):
+    """A RemoteActor, as the timesheet sees it."""
+
+    @property
+    def spec(self) -> ActorSpec: ...
+
+    def drain_phases(self) -> list[Phase]: ...
+
+
+class Timesheet:
+    """Of one driver. `ask` and `asked` are how it comes to hear of phases before the next heartbeat."""
+
+    def __init__(
+        self, write: Callable[[Sequence[Mapping[str, Any]]], None], *, now: Callable[[], float] = time.time
+    ) -> None:
+        """`write` takes lines of phases.jsonl, and must not block."""
+        self._write = write
+        self._stage = Timeline("starting", now=now, most=_MOST_KEPT)
+        self._work = Timeline("", now=now, most=_MOST_KEPT)
+        self._unwritten: dict[str, Phase] = {}
+        """By actor, the last phase that it told of, which may go on."""
+        self._seconds = defaultdict[tuple[ActorKind, str], float](float)
+        """By kind and cause, since the last `drain_stats`."""
+        self._known: set[tuple[ActorKind, str]] = set()
+        """Kinds and causes that ever came up."""
+        self._gpu_seconds = defaultdict[bool, float](float)
+        """Of busy actors (True) and of others."""
+        self.asked = asyncio.Event()
+
+    # What the driver does
+
+    def enter(self, stage: str, *, step: int | None = None) -> None:
+        self._stage.enter(stage, step=step)
+
+    def note_work(self, *works: str) -> None:
+        """Of `sampling`, `judging` and `fetching` (prompts), what is done for groups from now on."""
+        self._work.enter(",".join(works))
+
+    def ask(self) -> None:
+        """The next heartbeat comes now."""
+        self.asked.set()
+
+    # What actors did
+
+    def hear(self, actors: Sequence[TellingActor]) -> None:
+        """Writes and counts what these actors, and the driver, did since they told last."""
+        stages, works = self._stage.after(0.0), self._work.after(0.0)
+        most = max(_LINES_A_TELLING // (len(actors) + 1), 4)
+        lines = self._take(CONTROLLER, stages, most=most)
+        for actor in actors:
+            if told := actor.drain_phases():
+                spec = actor.spec
+                phases = [each for phase in told for each in explained(phase, spec.kind, stages=stages, works=works)]
+                lines += self._take(spec.name, self._since_last(spec.name, phases), most=most, spec=spec)
+        if lines:
+            self._write(lines)
+
+    def drain_stats(self) -> dict[str, float]:
+        """Seconds of actors by kind and cause since the last call, and hours of their GPUs. A cause that ever came up stays."""
+        seconds, self._seconds = self._seconds, defaultdict[tuple[ActorKind, str], float](float)
+        gpus, self._gpu_seconds = self._gpu_seconds, defaultdict[bool, float](float)
+        return {
+            **{f"cost/{kind}/{cause}_s": seconds[kind, cause] for kind, cause in sorted(self._known)},
+            "cost/gpu_hours": sum(gpus.values()) / 3600,
+            "cost/idle_gpu_hours": gpus[False] / 3600,
+        }
+
+    def close(self) -> None:
+        """Writes what goes on, as far as it was told."""
+        self.hear([])
+        unwritten, self._unwritten = self._unwritten, {}
+        self._write([_line(actor, phase) for actor, phase in unwritten.items() if phase.seconds])
+
+    def _since_last(self, actor: str, phases: Sequence[Phase]) -> Sequence[Phase]:
+        """Without what was told before; what lies between is a restart: an actor's own timeline has no gaps."""
+        if (last := self._unwritten.get(actor)) is None:
+            return phases
+        if not (new := cut(phases, start=last.end)) or new[0].start == last.end:
+            return new
+        return [Phase(name="restarting", start=last.end, end=new[0].start), *new]
+
+    def _take(
+        self, actor: str, phases: Sequence[Phase], *, most: int, spec: ActorSpec | None = None
+    ) -> list[dict[str, Any]]:
+        """Lines of what has ended."""
+        if spec is None:
+            phases = self._since_last(actor, phases)
+        elif spec.kind is not ActorKind.RECORDER:  # it takes nothing of its seat
+            for phase in phases:
+                self._count(spec, phase)
+        if not phases:
+            return []
+        *ended, last = coalesced([*([self._unwritten[actor]] if actor in self._unwritten else []), *phases], most=most)
+        if last.seconds > _LONGEST_LINE_S:
+            ended.append(last)
+            last = replace(last, start=last.end)
+        self._unwritten[actor] = last
+        return [_line(actor, phase) for phase in ended if phase.seconds]
+
+    def _count(self, spec: ActorSpec, phase: Phase) -> None:
+        self._known.add((spec.kind, phase.cause))
+        self._seconds[spec.kind, phase.cause] += phase.seconds
+        self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
+
+
+def explained(phase: Phase, kind: ActorKind, *, stages: Sequence[Phase], works: Sequence[Phase]) -> list[Phase]:
+    """A wait, cut by what the driver and the work on groups were at meanwhile; any other phase as it is."""
+    if phase.name not in IDLE:
+        return [phase]
+    starts = {each.start for each in (*stages, *works) if phase.start < each.start < phase.end}
+    moments = sorted({phase.start, phase.end, *starts})
+    return [
+        replace(
+            phase,
+            name=f"{WAITING_FOR}{awaited(kind, stage=_at(stages, start), works=_at(works, start).split(','))}",
+            start=start,
+            end=end,
+        )
+        for start, end in itertools.pairwise(moments)
+    ]
+
+
+def awaited(kind: ActorKind, *, stage: str, works: Sequence[str]) -> str:
+    """What an actor of this kind waits for: `_WORKS` and `_STAGES` have the words."""
+    of_stage, of_work = _STAGES.get(stage), next((_WORKS[work] for work in _WORKS if work in works), None)
+    if kind is ActorKind.ROLLOUT_WORKER and "fetching" in works:
+        return "prompts"
+    is_before_groups = kind in (ActorKind.ROLLOUT_WORKER, ActorKind.LEARNER)
+    return (of_stage or of_work if is_before_groups else of_work or of_stage) or "rollouts"
+
+
+def _at(phases: Sequence[Phase], moment: float) -> str:
+    """The name of the phase then; of the first one before all of them."""
+    return next((phase.name for phase in reversed(phases) if phase.start <= moment), phases[0].name if phases else "")
+
+
+def _line(actor: str, phase: Phase) -> dict[str, Any]:
+    """Of phases.jsonl."""
+    step = {} if phase.step is None else {"step": phase.step}
+    return {"actor": actor, "phase": phase.name, "start": round(phase.start, 3), "end": round(phase.end, 3), **step}
