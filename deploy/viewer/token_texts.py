@@ -6,6 +6,7 @@ A token that is a part of a character has no text: its bytes are shown, ⟨E2⟩
 import functools
 import json
 import os
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
-from cluster.record.run_directory import CHECKPOINTS
+from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDirectory
 from deploy.viewer.runs import Run
 
 _FILE = "tokenizer.json"
@@ -80,7 +81,7 @@ def token_texts(run: Run) -> TokenTexts | None:
 def _found(run: Run) -> TokenTexts:
     """Raises LookupError, which is not kept: a run that has no checkpoint yet gets one."""
     for name in reversed(run.directory.checkpoints().values()):
-        if run.directory.exists(file := f"{CHECKPOINTS}/{name}/model/{_FILE}"):
+        if run.directory.exists(file := _in_checkpoint(run.directory, f"{CHECKPOINTS}/{name}")):
             return TokenTexts(run.directory.read_text(file))
     model = run.config().get("model") or {}
     path = str(model.get("path"))
@@ -90,6 +91,12 @@ def _found(run: Run) -> TokenTexts:
         raise LookupError(path)
     with open(file, encoding="utf-8") as opened:
         return TokenTexts(opened.read())
+
+
+def _in_checkpoint(directory: RunDirectory, folder: str) -> str:
+    """In a store a checkpoint's files lie in a folder that its manifest names."""
+    manifest = {} if directory.is_local else json.loads(directory.read_text(f"{folder}/{CHECKPOINT_MANIFEST}"))
+    return posixpath.join(folder, manifest.get("folder", ""), "model", _FILE)
 
 
 def _in_cache(name: str, revision: str | None) -> str | None:

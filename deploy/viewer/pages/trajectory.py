@@ -22,6 +22,7 @@ _NAMES = {
     "policy_versions": "versions",
 }
 """Of the columns, in the page's data."""
+_OTHER = "the record of learning is of another completion than the trajectories' file"
 
 
 def trajectory(run: Run, request: Request) -> dict[str, Any]:
@@ -48,13 +49,14 @@ class TokensOfStep:
         columns = self._step.tokens(ticket, sample)
         token_ids = columns["completion_token_ids"] or []
         learned = self._learned and self._learned.trajectory(ticket_index=ticket, sample_index=sample)
-        if learned and len(learned.policy_logprobs) != len(token_ids):
-            raise DataError(f"the record of learning of step {self._step.step} is of other trajectories than its file")
+        is_other = learned is not None and len(learned.policy_logprobs) != len(token_ids)
+        if is_other:
+            learned = None
         missing = {
             "reference": None if columns["reference_logprobs"] else "not recorded: this run has no reference model",
             "rewards": None if columns["token_rewards"] else "not recorded: the reward is for the whole completion",
             "rollout": None if columns["rollout_logprobs"] else "not recorded: these completions were not sampled here",
-            "learned": None if learned else self._why_not(ticket),
+            "learned": _OTHER if is_other else None if learned else self._why_not(ticket),
         }
         return {
             "ids": token_ids,

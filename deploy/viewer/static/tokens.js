@@ -5,6 +5,8 @@ import { element, number } from "./words.js";
 
 const PIECE = 400, MOST = 800, STRIP = 240;
 const CHOSEN = "treadwheel-measure";
+const FEW = 60;
+const WHOSE = { rollout: "The sampler’s log-probs:", learned: "The learner’s numbers:", reference: "The reference’s log-probs:", rewards: "Rewards of tokens:" };
 
 /** Pieces of one writer each, that end where a line ends if they can. */
 export function pieces(tokens) {
@@ -31,11 +33,12 @@ export class Tokens {
     this.switch = element("div", { class: "row measures", role: "group", "aria-label": "Colour tokens by" });
     this.legend = element("div", { class: "token-legend" });
     this.strip = element("div", { class: "strip", "aria-hidden": "true" });
-    this.text = element("div", { class: "tokens", tabindex: "0", role: "group", "aria-describedby": "token-said",
+    this.text = element("div", { class: tokens.ids.length <= FEW ? "tokens few" : "tokens", tabindex: "0", role: "group", "aria-describedby": "token-said",
       "aria-label": `Completion of ${number(tokens.ids.length)} tokens. Arrow keys go from token to token, n and p to those that stand out` });
     this.numbers = element("dl", { class: "numbers" });
     this.said = element("output", { id: "token-said", class: "visually-hidden" });
-    this.about = element("aside", { class: "about", "aria-label": "The token" }, this.numbers, this.said);
+    const notes = Object.entries(WHOSE).filter(([name]) => tokens.missing[name]).map(([name, words]) => element("p", {}, `${words} ${tokens.missing[name]}.`));
+    this.about = element("aside", { class: "about", "aria-label": "The token" }, this.numbers, this.said, ...notes);
     this.element = element("section", { class: "card token-card", "aria-label": "Tokens" },
       element("div", { class: "token-head" }, this.switch, this.legend, this.strip), element("div", { class: "token-columns" }, this.text, this.about));
     this.choices = MEASURES.map((measure, index) => element("button", { type: "button", class: "chip", title: measure.what },
@@ -69,12 +72,12 @@ export class Tokens {
     delete this.about.dataset.empty;
     const text = JSON.stringify(this.tokens.texts[at]).slice(1, -1);
     const part = this.tokens.characters[at] ? ` part of “${this.tokens.characters[at]}”` : "";
-    const entries = facts(this.tokens, at, this.step);
+    const entries = facts(this.tokens, at, this.step).filter(([, shown]) => shown !== "–");
     this.numbers.replaceChildren(element("div", { class: "whole-row" }, element("dt", {}, "Text"), element("dd", { class: "mono break" }, text + part)),
       ...entries.map(([name, shown]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown))));
     if (!said) return;
     span.scrollIntoView({ block: "nearest" });
-    this.said.textContent = `${text}${part}: ${entries.filter(([, shown]) => shown !== "–").map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
+    this.said.textContent = `${text}${part}: ${entries.map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
   }
 
   #write() {

@@ -9,14 +9,19 @@ const or = (made) => (made ? [made] : []);
 function siblings(group, links, current) {
   return element("nav", { class: "row siblings", "aria-label": "Trajectories of this group, the best first" }, ...group.trajectories.map((each) =>
     element("a", { class: "chip", href: links.trajectory(group.ticket, each.sample_index), ...(each.sample_index === current ? { "aria-current": "page" } : {}) },
-      element("span", { class: "soft" }, `${each.sample_index}`), reward(each))));
+      element("small", {}, `#${each.sample_index}`), reward(each))));
+}
+
+function range(values) {
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  return least === most ? number(least) : `${number(least)} – ${number(most)}`;
 }
 
 function spread(group) {
   const rewards = group.trajectories.map((each) => each.reward).filter((each) => each !== null);
   if (!rewards.length) return [["Rewards", "none"]];
   const mean = rewards.reduce((sum, each) => sum + each, 0) / rewards.length;
-  return [["Mean reward", number(mean)], ["Smallest, largest", `${number(Math.min(...rewards))} – ${number(Math.max(...rewards))}`]];
+  return [["Mean reward", number(mean)], ["Rewards", range(rewards)]];
 }
 
 export function groupView(group, links) {
@@ -35,7 +40,7 @@ export function groupView(group, links) {
   return [
     trail([[`Step ${group.step}`, links.step(group.step)], [`Group ${group.ticket}`, null]]),
     element("div", { class: "row spread" }, element("h1", {}, `Group ${group.ticket} of step ${group.step}`), neighbours(links.group(group.before), links.group(group.after), "group")),
-    factList([...spread(group), ["Trajectories", String(group.trajectories.length)], ["Tokens", `${number(Math.min(...lengths))} – ${number(Math.max(...lengths))}`],
+    factList([...spread(group), ["Trajectories", String(group.trajectories.length)], ["Tokens", range(lengths)],
       ["Place in the step", `${group.place}`, `of ${group.num_groups}, ${lasting(group)}`]]),
     element("p", { class: "soft break" }, `Prompt ${group.prompt_id}`),
     prompt(group.prompt, { open: true }), ...folded,

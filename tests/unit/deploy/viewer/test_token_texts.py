@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.runs import Run
 from deploy.viewer.token_texts import TokenTexts, token_texts
+from tests.object_store import s3
 from tests.unit.deploy.viewer.run_files import write_run
 
 BYTE_LEVEL = {"<|end|>": 0, "Hi": 1, "Ġthere": 2, "âĤ": 3, "¬": 4, "Ċ": 5, "ÿ": 6}
@@ -66,3 +67,14 @@ def test_the_tokenizer_is_found_in_a_checkpoint_or_beside_the_model(tmp_path, pl
     (where / "tokenizer.json").write_text(_byte_level())
     found = token_texts(run)
     assert found and found.shown([1]).texts == ["Hi"]
+
+
+def test_in_an_object_store_the_tokenizer_lies_where_the_manifest_says():
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/run")
+        folder = "checkpoints/step-000003"
+        directory.write_file("run.yaml", json.dumps({"model": {"path": "org/model"}}).encode())
+        directory.write_json(f"{folder}/manifest.json", {"folder": "save-0a1b"})
+        directory.write_file(f"{folder}/save-0a1b/model/tokenizer.json", _byte_level().encode())
+        found = token_texts(Run("run", directory))
+    assert found and found.shown([2]).texts == [" there"]
