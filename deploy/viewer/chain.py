@@ -81,8 +81,8 @@ def check_files(directory: RunDirectory, records: Sequence[Record], *, most_byte
     `record.keep_trajectories`), or `not checked` once `most_bytes` were read."""
     told: dict[int, str] = {}
     for record in records:
-        size = directory.size_bytes(record.trajectories) if most_bytes > 0 else None
-        most_bytes -= size or 0
+        size = (directory.size_bytes(record.trajectories) or 0) if most_bytes > 0 else 1
+        most_bytes = max(most_bytes - size, -1)
         told[record.step] = _checked_file(directory, record) if most_bytes >= 0 else "not checked"
     return told
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from cluster.contracts.schema import to_batch
-from cluster.record.ledger import Ledger
+from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.runs import Run
@@ -41,6 +41,24 @@ def record(folder: Path | str, *steps: Sequence[Group]) -> None:
         name, digest = recorder.record(ledger.version + 1, *(to_batch(list(map(dict, rows))) for rows in groups))
         tickets = [rows[0]["ticket_index"] for rows in groups]
         ledger.append(groups=tickets, trajectories=name, trajectories_digest=digest)
+
+
+def write_ledger(folder: Path, *, num_steps: int) -> None:
+    """Of steps of one group each, whose trajectories are nowhere."""
+    previous, lines = "", []
+    for step in range(1, num_steps + 1):
+        name = f"trajectories/step-{step:06d}.arrow"
+        one = Record(
+            step=step,
+            groups=(step,),
+            next_index=step + 1,
+            trajectories=name,
+            trajectories_digest="d",
+            previous=previous,
+        )
+        previous = one.digest
+        lines.append(one.line)
+    RunDirectory(str(folder)).replace_lines(NAME, lines)
 
 
 def opened(folder: Path | str, name: str = "run") -> Run:

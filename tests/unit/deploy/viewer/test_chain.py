@@ -55,6 +55,7 @@ def test_a_file_is_as_recorded_or_altered_or_missing_or_removed_or_too_much_to_r
     assert check_files(directory, records, most_bytes=10**9) == {1: "missing", 2: "altered", 3: "as recorded"}
     directory.write_json(PRUNED, {"steps": 1})
     assert check_files(directory, records, most_bytes=10) == {1: "removed", 2: "altered", 3: "not checked"}
+    assert check_files(directory, records, most_bytes=0) == dict.fromkeys((1, 2, 3), "not checked")
 
 
 def test_no_file_outside_the_trajectories_is_opened(directory, monkeypatch):

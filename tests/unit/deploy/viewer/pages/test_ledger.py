@@ -3,10 +3,8 @@
 import pytest
 from starlette.exceptions import HTTPException
 
-from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
 from deploy.viewer.pages.ledger import PER_PAGE, ledger, ranges
-from tests.unit.deploy.viewer.recorded import asking, group, opened, record
+from tests.unit.deploy.viewer.recorded import asking, group, opened, record, write_ledger
 from tests.unit.deploy.viewer.run_files import event, write_run
 
 
@@ -59,11 +57,7 @@ def test_what_is_no_number_is_refused_in_words(folder):
 
 def test_ten_thousand_steps_are_pages_of_fifty(tmp_path):
     folder = write_run(tmp_path / "run")
-    journal: list[str] = []
-    long = Ledger(Paper(journal))
-    for step in range(1, 10_001):
-        long.append(groups=[step], trajectories=f"trajectories/step-{step:06d}.arrow", trajectories_digest="d")
-    RunDirectory(str(folder)).replace_lines("ledger/ledger.jsonl", journal)
+    write_ledger(folder, num_steps=10_000)
     run = opened(folder)
     first = ledger(run, asking())
     assert [row["step"] for row in first["rows"]] == list(range(10_000, 10_000 - PER_PAGE, -1))
@@ -72,20 +66,3 @@ def test_ten_thousand_steps_are_pages_of_fifty(tmp_path):
     assert (second["rows"][0]["step"], second["newer"], second["older"]) == (9_950, 10_001, 9_901)
     assert ledger(run, asking("before=2"))["older"] is None
     assert ledger(run, asking("before=-5"))["rows"] == []
-
-
-class Paper:
-    """A journal in memory."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def append_record(self, step: int, line: str) -> None:
-        self._lines.append(line)
-
-    def read_records(self, after: int = 0) -> list[str]:
-        return self._lines[after:]
-
-    def cut_records(self, number: int) -> None: ...
-
-    def check_claim(self) -> None: ...
