@@ -32,7 +32,7 @@ from tests.models import make_tiny_model
 
 ACTORS = ("rollout-0", "reward", "reference", "recorder", "learner-0")
 """One of each kind."""
-_NOT_MATHEMATICS = ("time", "speed/", "buffer/", "weights/", "rollout/", "supervision/")
+_NOT_MATHEMATICS = ("time", "speed/", "buffer/", "weights/", "rollout/", "supervision/", "cost/")
 """Metrics that say how long, how fast, or who was there. All others of a deterministic run are equal whenever it is repeated."""
 
 
@@ -145,6 +145,13 @@ class Run:
         """By step; a step learned again replaces its line."""
         lines = self.directory.read_json_lines("metrics.jsonl")
         return {line["policy_version"]: line for line in lines if "reward/mean" in line}
+
+    def phases(self) -> dict[str, list[dict[str, Any]]]:
+        """Of each actor, in their order."""
+        lines = sorted(self.directory.read_json_lines("phases.jsonl"), key=lambda line: line["start"])
+        return {
+            actor: [line for line in lines if line["actor"] == actor] for actor in {line["actor"] for line in lines}
+        }
 
     def mathematics(self) -> dict[int, dict[str, Any]]:
         return {

@@ -1,11 +1,13 @@
 """Hangs, silence, full disks and slow rewards: each is noticed within its deadline, said loudly, and survived."""
 
+import itertools
 import resource
 import signal
 
 import psutil
 import pytest
 
+from cluster.contracts.phases import CAUSES
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
@@ -85,3 +87,18 @@ def test_silence_is_a_hang_and_is_noticed_in_time(troubled):
     # Asked every heartbeat, with an answer due within another one; the rest is for the machine.
     assert all(limits.hang_s < silent_s < limits.hang_s + 4 * limits.heartbeat_s + 5 for silent_s in hangs.values())
     assert {event["failure"] for event in troubled.events("failure")} == {"hang"}
+
+
+def test_what_stood_still_was_restarted_and_the_time_of_no_actor_has_a_gap(troubled):
+    phases = troubled.phases()
+    restarted = {actor for actor, lines in phases.items() for line in lines if line["phase"] == "restarting"}
+    assert {"rollout-0", "reward"} <= restarted
+    for actor, lines in phases.items():
+        assert all(one["end"] == other["start"] for one, other in itertools.pairwise(lines)), actor
+    waits = {line["phase"] for line in phases["rollout-0"]}
+    assert {"sampling", "loading weights", "waiting for learner", "waiting for rewards"} <= waits
+    costs = [f"cost/rollout_worker/{cause}_s" for cause in CAUSES]
+    told = sum(step.get(name, 0.0) for step in troubled.metrics().values() for name in costs)
+    wall_clock = phases["rollout-0"][-1]["end"] - phases["rollout-0"][0]["start"]
+    last_step = wall_clock - told
+    assert 0.0 <= last_step < wall_clock / 2, "all but what came after the last step's numbers"

@@ -3,6 +3,7 @@
 A point is a request: the process that makes it is struck then and there, however fast the machine is.
 """
 
+import json
 import re
 import signal
 import time
@@ -152,7 +153,7 @@ def test_what_two_drivers_recorded_is_one_run(split):
     assert run.replay().endswith(": equal\n")
 
 
-def test_a_run_in_a_store_is_verified_shown_evaluated_and_learned_from(undisturbed, survivor):
+def test_a_run_in_a_store_is_verified_shown_traced_evaluated_and_learned_from(undisturbed, survivor, tmp_path):
     (file, _), (run, _) = undisturbed, survivor
 
     def said(command: str, *arguments: object) -> str:
@@ -162,6 +163,9 @@ def test_a_run_in_a_store_is_verified_shown_evaluated_and_learned_from(undisturb
 
     assert re.match("12 steps, 48 groups, .*: clean", said("verify", run.path))
     assert re.search(r"steps +12 of 12 *\n *driver +none: the run is finished", said("info", run.path))
+    said("trace", run.path, "--steps", "12", "--out", tmp_path / "trace.json")
+    made = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"learning", "optimizing", "sampling", "judging"} <= {each["name"] for each in made if each["ph"] == "X"}
     prompts = "evaluation.prompts={name: reasoning_gym, task: basic_arithmetic, size: 8, seed: 2}"
     assert "eval/num_prompts 8" in said("eval", run.path, prompts)
     learned = Run("s3://runs/learned")

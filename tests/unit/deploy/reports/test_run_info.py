@@ -34,6 +34,16 @@ def test_a_run_tells_where_it_stands(directory):
     assert "event failure" in text and "rollout-0 died" in text
 
 
+def test_a_run_tells_what_its_actors_time_went_to(directory):
+    for version, (busy, learner) in enumerate([(1800.0, 0.0), (900.0, 900.0)], start=1):
+        spent = {"cost/rollout_worker/busy_s": busy, "cost/rollout_worker/learner_s": learner}
+        gpus = {"cost/gpu_hours": 0.5, "cost/idle_gpu_hours": learner / 3600}
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **spent, **gpus})
+    rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
+    assert "time of rollout_worker 1:00:00: busy 75 %, waits for learner 25 %" in rows
+    assert "idle GPU-hours 0.25 of 1" in rows
+
+
 def test_only_whole_checkpoints_are_listed(directory, tmp_path):
     for name in ("step-000010", "step-000020", ".step-000030.saving", "step-000005.bad"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
