@@ -177,6 +177,13 @@ def test_a_trajectory_that_a_filter_took_out_has_log_probs_and_no_part_in_the_lo
         assert all(x is not None and x < 0 for x in rows[1, sample].policy_logprobs)
 
 
+def test_where_no_one_knows_the_policy_that_sampled_the_start_of_the_step_is_what_ratios_compare_with(model_path: Path):
+    learner = _learner(model_path, algorithm={"policy_loss": "reinforce"})
+    learner.update(make_group(0, rollout_logprobs=[None] * 3))
+    for row in _rows(_learned(learner)).values():
+        assert row.proximal_logprobs == pytest.approx(row.policy_logprobs)
+
+
 def test_each_trajectory_is_as_its_first_update_found_it(model_path: Path):
     """The first mini-batch meets the policy that began the step, the second one a policy that has moved; a second epoch changes nothing."""
     algorithm = {"proximal": "recompute"}
