@@ -73,7 +73,7 @@ class Learner:
         self.version = 0
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
-        self._learned: LearnedRows | None = None
+        self._learned: pa.RecordBatch | None = None
         _prepare_torch(config)
         device = choose_device(config.learner)
         self._ranks = Ranks.join(
@@ -158,7 +158,7 @@ class Learner:
         report = statistics_of(self.objective, prepared, updates)
         self._updater.observe(report, updates, version=self.version)
         self.version += 1
-        self._learned = learned
+        self._learned = learned.batch()
         self._phases.enter("waiting")
         of_what_stays = {
             f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()
@@ -192,9 +192,8 @@ class Learner:
 
     def learned(self) -> Iterator[pa.RecordBatch]:
         """The record of learning of this rank's trajectories in the last step, one batch or none: see `record.learned_groups`."""
-        found = self._learned.batch() if self._learned else None
-        if found is not None:
-            yield found
+        if self._learned is not None:
+            yield self._learned
 
     # Weights
 

@@ -65,12 +65,9 @@ class Learned:
 
     def trajectory(self, *, ticket_index: int, sample_index: int) -> LearnedTrajectory | None:
         """None: its group is not among those that were recorded, or no pass of the step came to it."""
-        place = self.places.get((ticket_index, sample_index))
-        return (
-            None
-            if place is None
-            else LearnedTrajectory(**{name: self.rows[name][place].as_py() for name in _PER_TOKEN})
-        )
+        if (place := self.places.get((ticket_index, sample_index))) is None:
+            return None
+        return LearnedTrajectory(**{name: self.rows[name][place].as_py() for name in _PER_TOKEN})
 
 
 def written_learned(parts: Iterable[pa.RecordBatch], *, policy_version: int) -> pa.Buffer:
