@@ -35,6 +35,7 @@ from deploy.config.spelling import spelled_out
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling
 from deploy.reports.provenance import RunProvenance
+from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ async def _owning(
 ) -> None:
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
-    with _released_in_the_end(run_dir):
+    with _released_in_the_end(run_dir), _reported_in_the_end(run_dir):
         run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
         with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log:
             async with noting_the_end(log):
@@ -95,6 +96,15 @@ def _released_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
             print(f"treadwheel: {error}", file=sys.stderr, flush=True)
         raise
     run_dir.release()
+
+
+@contextlib.contextmanager
+def _reported_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
+    """Also of a run that failed or was stopped: how far it came, and why no further."""
+    try:
+        yield
+    finally:
+        leave(run_dir)
 
 
 def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, float]:

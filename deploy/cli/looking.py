@@ -99,6 +99,23 @@ def trace(
         typer.echo(f"{out}: open it in ui.perfetto.dev or chrome://tracing")
 
 
+@app.command(rich_help_panel="Look")
+def report(
+    run_dir: RunDir,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Where to write it; report.html in the run directory, unless given."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """One HTML file about a run, live or done, to keep and to send: what ran, curves, samples, failures, passport. Works offline."""
+    with reporting(debug=debug):
+        from cluster.record.run_directory import RunDirectory
+        from deploy.reports import report as page
+
+        typer.echo(page.write(RunDirectory(run_dir), out))
+
+
 @passport.command(name="diff")
 def passport_diff(
     left: Annotated[str, typer.Argument(metavar="A", help="Run directory, or passport.json.")],

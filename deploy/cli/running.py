@@ -176,8 +176,6 @@ def _is_override(argument: str) -> bool:
 
 def show(run_dir: str, summary: "Summary") -> None:
     from cluster.record.run_directory import RunDirectory
-    from deploy.reports import curves, run_info
+    from deploy.reports import run_info
 
-    directory = RunDirectory(run_dir)
-    curves.draw(directory)
-    run_info.print_summary(directory, summary)
+    run_info.print_summary(RunDirectory(run_dir), summary)

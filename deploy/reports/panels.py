@@ -18,6 +18,8 @@ Point = tuple[int, float]
 NUM_COLORS = 6
 _MOST_POINTS = 400
 _MOST_MARKS = 60
+_MOST_WORDS = 200
+"""Characters: each panel has all marks."""
 _MOST_LINES = NUM_COLORS
 _PART = re.compile(r"reward/(?!(?:mean|num_errors|num_timeouts)$)([^/]+)")
 _SOURCE = re.compile(r"reward/mean/(.+)")
@@ -119,7 +121,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
             begun = event["recorded_steps"]
         if event["kind"] in ("resumed", "failure", "hang"):
             step, is_failure = max(event.get("policy_version", 0), begun), event["kind"] != "resumed"
-            found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event))
+            found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event)[:_MOST_WORDS])
     return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]
 
 
@@ -156,8 +158,9 @@ def round_numbers(low: float, high: float, *, is_whole: bool) -> list[float]:
     """Three to six between the two."""
     rough = (high - low) / 4
     unit = 10 ** math.floor(math.log10(rough))
-    width = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
-    width = max(1.0, math.ceil(width)) if is_whole else width
+    factors = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
+    width = next(unit * factor for factor in factors if unit * factor >= rough * 0.999)
+    width = max(1.0, width) if is_whole else width
     first = math.ceil(low / width - 1e-9)
     return [round(number * width, 12) for number in range(first, math.floor(high / width + 1e-9) + 1)]
 

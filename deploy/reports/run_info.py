@@ -66,7 +66,8 @@ def print_summary(directory: RunDirectory, summary: Summary) -> None:
     ):
         if first is not None and last is not None:
             console.print(f"{name}: {first:.3f} -> {last:.3f}")
-    console.print(f"everything is in {directory.path()}" + (" (curves.png)" if directory.exists("curves.png") else ""))
+    pages = [name for name in ("report.html", "curves.png") if directory.exists(name)]
+    console.print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
 
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
@@ -96,7 +97,7 @@ def _rows(
         last = next(event for event in reversed(events) if event["kind"] == kind)
         detail = last.get("message") or last.get("reason") or ""
         yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
-    for message, count in _failed_rewards(events)[:_MOST_REASONS]:
+    for message, count in failed_rewards(events)[:_MOST_REASONS]:
         yield "failed rewards", f"{count:,} times {message}"
     if kept := len(directory.read_lines(VERDICTS)):
         yield "verdicts kept", f"{kept:,}"
@@ -130,7 +131,7 @@ def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]
         yield "idle GPU-hours", f"{total['cost/idle_gpu_hours']:,.3g} of {total['cost/gpu_hours']:,.3g}"
 
 
-def _failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
     failures = [failure for event in events for failure in event.get("failures", ())]
     counts: Counter[str] = Counter()

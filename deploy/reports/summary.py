@@ -27,15 +27,22 @@ class Summary:
 
 def summarize(run_dir: RunDirectory) -> Summary:
     """Writes summary.json."""
+    summary = summary_of(run_dir)
+    run_dir.write_json(SUMMARY, asdict(summary))
+    return summary
+
+
+def summary_of(run_dir: RunDirectory) -> Summary:
+    """What the run came to so far."""
     metrics = read_steps(run_dir)
     steps = {version: numbers for version, numbers in metrics.items() if version > 0}
     rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
     window = max(min(5, len(rewards) // 2), 1)
     evaluations = [numbers["eval/accuracy"] for numbers in steps.values() if "eval/accuracy" in numbers]
-    launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
+    launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if "started_at" in event]
     stepped = [numbers["time"] for numbers in steps.values()]
     before = [started_at for started_at in launched if stepped and started_at <= stepped[0]]
-    summary = Summary(
+    return Summary(
         num_steps=max(steps, default=0),
         train_seconds=sum(numbers.get("time/step_s", 0.0) for numbers in steps.values()),
         reward_first=_mean(rewards[:window]),
@@ -46,8 +53,6 @@ def summarize(run_dir: RunDirectory) -> Summary:
         trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),
         seconds_to_first_step=stepped[0] - before[-1] if before else None,
     )
-    run_dir.write_json(SUMMARY, asdict(summary))
-    return summary
 
 
 def _mean(values: list[float]) -> float | None:

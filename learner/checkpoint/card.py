@@ -27,7 +27,7 @@ def model_card(config: RunConfig, *, kind: Kind, policy_version: int, provenance
     front = yaml.safe_dump(_metadata(config, known, kind=kind), sort_keys=False, allow_unicode=True)
     sections = (
         _introduction(config, kind=kind, policy_version=policy_version),
-        ("## Training", "", *_bullets(_training(config, known))),
+        ("## Training", "", *_bullets(in_words(config))),
         ("## Measured", "", *_measured(config, policy_version=policy_version, provenance=provenance)),
         ("## Use", "", *_use(config, kind=kind)),
         ("## Provenance", "", *_bullets(_provenance(provenance))),
@@ -76,7 +76,9 @@ def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tupl
     )
 
 
-def _training(config: RunConfig, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def in_words(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What a run trains, and how: names and sentences, in which names of others stand between backticks."""
+    known = _base_metadata(config)
     algorithm, optimizer = config.algorithm, config.optimizer
     revision = f", revision {_code(config.model.revision)}" if config.model.revision else ""
     yield "Base model", f"{_code(_name(config.model.path))}{revision}, trained as {config.model.dtype}"

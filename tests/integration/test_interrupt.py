@@ -67,6 +67,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
     assert len(list((run_dir / "learned").iterdir())) == done, "what it learned is on record, the step under way too"
     assert f"{done} of 200" in treadwheel("info", run_dir).stdout
+    assert 'data-state="stopped">stopped<' in (run_dir / "report.html").read_text()
 
     with start(*command, "checkpoint.stop_timeout_s=0") as second:
         second.wait_until(lambda: done + 3 in steps_of(run_dir))

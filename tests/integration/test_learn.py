@@ -61,6 +61,8 @@ def test_it_prefers_what_was_rewarded_and_leaves_a_checkpoint(undisturbed):
     model = undisturbed.path / "checkpoints" / "step-000008" / "model"
     assert (model / "model.safetensors").exists()
     assert "Nothing was measured on held-out prompts" in (model / "README.md").read_text()
+    report = (undisturbed.path / "report.html").read_text()
+    assert 'data-state="finished">finished<' in report and "nothing was sampled" in report
 
 
 def test_it_verifies_and_replays(undisturbed):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from tests.integration.commands import QUICKSTART, Background, treadwheel
 
@@ -61,6 +62,15 @@ def test_it_shows_both_evaluations_and_where_the_curve_is(finished):
     assert f"held-out accuracy: {summary['eval_first']:.3f} -> {summary['eval_last']:.3f}" in finished.output
     assert str(finished.run_dir) in finished.output
     assert (finished.run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_its_report_and_its_models_card_tell_the_same(finished):
+    last = finished.json("summary.json")["eval_last"]
+    report = (finished.run_dir / "report.html").read_text()
+    assert 'data-state="finished">finished<' in report and f"→ {last:.3f}" in report
+    assert "Samples before and after" in report and "There are none to show" not in report
+    card = ModelCard((finished.run_dir / "checkpoints" / "step-000080" / "model" / "README.md").read_text())
+    assert f"| {last:.3f} ± " in card.text and card.data.to_dict()["license"] == "apache-2.0"
 
 
 def test_without_a_terminal_every_step_is_a_plain_line(finished):

@@ -73,6 +73,21 @@ def test_a_run_that_is_preempted_was_stopped_and_says_how_it_goes_on(ended):
         ended(PreemptedError("its node goes away"))
 
 
+@pytest.mark.parametrize(
+    "outcome", [None, KeyboardInterrupt(), WorkerError("no memory")], ids=["ends", "stops", "fails"]
+)
+def test_a_run_leaves_its_report_while_the_directory_is_still_its_own(ended, monkeypatch, outcome):
+    seen = []
+
+    def leave(directory):
+        events = [event["kind"] for event in directory.read_json_lines("events.jsonl")]
+        seen.append((directory.is_claimed, events[-1]))
+
+    monkeypatch.setattr(launch, "leave", leave)
+    last = ended(outcome)
+    assert seen == [(True, last["kind"])]
+
+
 def test_a_release_that_fails_does_not_hide_how_the_run_ended(ended, monkeypatch, capsys):
     def refuse(self):
         raise StorageError("metrics/000001.jsonl: the store was busy")

@@ -1,0 +1,92 @@
+"""Where a run's time went, and what it held meanwhile: sums over its steps and its drivers. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SPENT = {
+    "time/sampling_s": "groups were being sampled",
+    "time/learning_s": "the learner learned",
+    "buffer/learner_wait_s": "the learner waited for groups",
+    "time/broadcast_s": "weights went to the workers",
+    "time/eval_s": "held-out prompts were evaluated",
+}
+_OF_ACTORS = re.compile(r"cost/([^/]+)/(.+)_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfActors:
+    """What the time of all actors of a kind went to, as far as they told."""
+
+    kind: str
+    seconds: float
+    busy: float
+    """Share of it."""
+    waits: tuple[tuple[str, float], ...]
+    """What they waited for, and its share, the longest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    driven_s: float
+    """From the start of each driver to its last sign."""
+    num_drivers: int
+    steps_s: float
+    """Wall-clock of all steps, without start-up, evaluations and saves."""
+    spent: tuple[tuple[str, float, float], ...]
+    """What happened, its seconds, and their share of `steps_s`. They overlap where sampling and learning do."""
+    of_actors: tuple[OfActors, ...]
+    gpu_hours: float
+    idle_gpu_hours: float
+    """Of these, those of actors that were not busy."""
+    sampled_tokens: float
+    trained_tokens: float
+
+
+def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Costs:
+    """`steps` are lines of metrics.jsonl by version."""
+    steps_s = _sum(steps, "time/step_s")
+    stretches = list(_driven(steps, events))
+    return Costs(
+        driven_s=sum(stretches),
+        num_drivers=len(stretches),
+        steps_s=steps_s,
+        spent=tuple(
+            (words, seconds, seconds / steps_s if steps_s else 0.0)
+            for metric, words in _SPENT.items()
+            if (seconds := _sum(steps, metric))
+        ),
+        of_actors=tuple(_of_actors(steps)),
+        gpu_hours=_sum(steps, "cost/gpu_hours"),
+        idle_gpu_hours=_sum(steps, "cost/idle_gpu_hours"),
+        sampled_tokens=_sum(steps, "tokens/sampled"),
+        trained_tokens=_sum(steps, "tokens/trained"),
+    )
+
+
+def _of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
+    by_kind: dict[str, dict[str, float]] = {}
+    for metric in dict.fromkeys(name for step in steps for name in step):
+        if found := _OF_ACTORS.fullmatch(metric):
+            by_kind.setdefault(found[1], {})[found[2]] = _sum(steps, metric)
+    for kind, causes in by_kind.items():
+        if total := sum(causes.values()):
+            shares = {cause: seconds / total for cause, seconds in causes.items()}
+            busy = shares.pop("busy", 0.0)
+            waits = sorted(shares.items(), key=lambda wait: -wait[1])
+            yield OfActors(kind=kind.replace("_", " "), seconds=total, busy=busy, waits=tuple(waits))
+
+
+def _driven(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    """Seconds of each driver's life. One that was killed lived to its last step or event."""
+    begun = [event for event in events if event["kind"] == "launched"]
+    signs = sorted(each["time"] for each in (*events, *steps) if each.get("time") is not None)
+    ends = [*(event["time"] for event in begun[1:]), float("inf")]
+    for event, until in zip(begun, ends, strict=False):
+        last = max((sign for sign in signs if event["time"] <= sign < until), default=event["time"])
+        yield last - min(event.get("started_at", event["time"]), event["time"])
+
+
+def _sum(steps: Sequence[Mapping[str, Any]], metric: str) -> float:
+    return sum(step.get(metric) or 0.0 for step in steps)

@@ -1,0 +1,156 @@
+"""Curves as SVG: where everything of a panel lies. A template writes it, and a style sheet colours it, in light and in dark."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.reports.panels import Curve, Mark, Panel, Point, limits, round_numbers, spread, tick_words, ticks
+
+WIDTH, HEIGHT = 400.0, 226.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 298.0, 10.0, 200.0
+"""Of the plot; labels stand to the right of it."""
+_LABEL_GAP = 16.0
+_LONGEST_LABEL = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    x: float
+    y: float
+    low: float | None
+    """Ends of its error bar; None where no error is known."""
+    high: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    x: float
+    y: float
+    words: str
+    color: int | None = None
+    """None is that of a bound, or of an axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stroke:
+    path: str
+    """The `d` of a path."""
+    color: int
+    kind: str
+    """`line`, `pale` or `mean`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    title: str
+    unit: str
+    words: str
+    """All that it shows, for those who do not see it."""
+    heights: tuple[Label, ...]
+    steps: tuple[Label, ...]
+    strokes: tuple[Stroke, ...]
+    dots: tuple[tuple[int, Dot], ...]
+    """With their colours."""
+    bound: float | None
+    """Its height."""
+    labels: tuple[Label, ...]
+    marks: tuple[tuple[float, Mark], ...]
+    """With the place of each from the left."""
+
+
+def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, int]) -> Drawing:
+    """`versions` are the first and last step of all panels."""
+    scale = _Scale(panel, versions)
+    curves = panel.curves
+    low, high = limits(panel)
+    bound = scale.y(panel.bound[0]) if panel.bound and low <= panel.bound[0] <= high else None
+    return Drawing(
+        title=panel.title,
+        unit=panel.unit,
+        words="; ".join(map(_words, curves)) + (f"; {panel.bound[1]}" if panel.bound else ""),
+        heights=tuple(
+            Label(x=LEFT - 6, y=scale.y(value), words=tick_words(value, is_log=panel.is_log)) for value in ticks(panel)
+        ),
+        steps=tuple(
+            Label(x=scale.x(step), y=BOTTOM + 18, words=f"{step:,.0f}")
+            for step in round_numbers(versions[0], max(versions[1], versions[0] + 1), is_whole=True)
+        ),
+        strokes=tuple(stroke for curve in curves if curve.is_line for stroke in _strokes(curve, scale)),
+        dots=tuple((curve.color, dot) for curve in curves if not curve.is_line for dot in _dots(curve, scale)),
+        bound=bound,
+        labels=_labels(panel, scale, bound),
+        marks=tuple((scale.x(mark.step), mark) for mark in interruptions),
+    )
+
+
+class _Scale:
+    """From steps and values to places."""
+
+    def __init__(self, panel: Panel, versions: tuple[int, int]) -> None:
+        self._low, self._high = limits(panel)
+        self._first, self._last = versions
+        self._is_log = panel.is_log
+
+    def x(self, step: float) -> float:
+        share = (step - self._first) / max(self._last - self._first, 1)
+        return round(LEFT + 4 + share * (RIGHT - LEFT - 8), 1)
+
+    def y(self, value: float) -> float:
+        if self._is_log:
+            share = math.log(max(value, self._low) / self._low) / math.log(self._high / self._low)
+        else:
+            share = (value - self._low) / (self._high - self._low)
+        return round(BOTTOM - share * (BOTTOM - TOP), 1)
+
+
+def _strokes(curve: Curve, scale: _Scale) -> list[Stroke]:
+    kind = "pale" if curve.is_long else "line"
+    strokes = [Stroke(path=_path(curve.points, scale), color=curve.color, kind=kind)]
+    if curve.mean:
+        strokes.append(Stroke(path=_path(curve.mean, scale), color=curve.color, kind="mean"))
+    return strokes
+
+
+def _path(points: Sequence[Point], scale: _Scale) -> str:
+    """A single point is a dot: a round cap on a line of no length."""
+    places = [f"{scale.x(step)} {scale.y(value)}" for step, value in points]
+    return "M" + "L".join(places if len(places) > 1 else places * 2)
+
+
+def _dots(curve: Curve, scale: _Scale) -> list[Dot]:
+    errors = curve.errors or (None,) * len(curve.points)
+    return [
+        Dot(
+            x=scale.x(step),
+            y=scale.y(value),
+            low=None if error is None else scale.y(value - error),
+            high=None if error is None else scale.y(value + error),
+            words=f"step {step}: {value:.4g}" + (f" ± {error:.2g}" if error is not None else ""),
+        )
+        for (step, value), error in zip(curve.points, errors, strict=True)
+    ]
+
+
+def _labels(panel: Panel, scale: _Scale, bound: float | None) -> tuple[Label, ...]:
+    written: list[tuple[str, float, int | None]] = [
+        (curve.label, scale.y(curve.end), curve.color) for curve in panel.curves
+    ]
+    if panel.bound and bound is not None:
+        written.append((panel.bound[1], bound, None))
+    places = spread([y for _, y, _ in written], gap=_LABEL_GAP, low=TOP, high=BOTTOM)
+    return tuple(
+        Label(x=RIGHT + 8, y=y + 4, words=_short(words), color=color)
+        for (words, _, color), y in zip(written, places, strict=True)
+    )
+
+
+def _words(curve: Curve) -> str:
+    (first, start), (last, end) = curve.points[0], curve.points[-1]
+    if first == last:
+        return f"{curve.label}: {end:.4g} in step {last}"
+    return f"{curve.label}: {start:.4g} in step {first}, {end:.4g} in step {last}"
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _LONGEST_LABEL else f"{words[: _LONGEST_LABEL - 1]}…"

@@ -1,0 +1,181 @@
+"""report.html: a run in one file to keep and to send. It needs no network, no server and no script, and what a model wrote stays text.
+
+what ran, in words and whole; curves; samples before and after; failures and restarts; time; passport; the commands that go on
+"""
+
+import base64
+import functools
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import deploy.viewer
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import StorageError
+from cluster.metrics import ENDS
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
+from deploy.config.loading import hidden
+from deploy.config.yaml_text import dumped
+from deploy.reports import curves
+from deploy.reports.costs import costs
+from deploy.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing
+from deploy.reports.panels import marks, panels
+from deploy.reports.provenance import digest_of
+from deploy.reports.run_info import config_of, failed_rewards
+from deploy.reports.samples import NUM_COMPLETIONS, samples
+from deploy.reports.summary import summary_of
+from deploy.viewer import fleet
+from deploy.viewer.page import number, seconds, when
+from learner.checkpoint.card import in_words
+
+NAME = "report.html"
+_HERE = Path(__file__).parent
+_STYLES = (Path(deploy.viewer.__file__).parent / "static" / "style.css", _HERE / "report.css")
+"""The viewer's look, and what a page on paper needs besides."""
+_MOST_EVENTS = 100
+_TOLD = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
+"""Kinds that are told besides failures and recoveries."""
+
+
+def leave(directory: RunDirectory) -> None:
+    """Curves and report of a run that ends, however it does. It never fails for them: what went wrong is a line on standard error."""
+    try:
+        directory.check_claim()
+        if directory.read_lines(METRICS):
+            curves.draw(directory)
+            write(directory)
+    except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
+        print(f"treadwheel: {NAME} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def write(directory: RunDirectory, out: str | None = None) -> str:
+    """Writes it into the run directory, or to the path `out`, and returns where. Raises ConfigError when there is no run."""
+    page = html(directory)
+    if out is None:
+        directory.write_file(NAME, page.encode())
+        return directory.path(NAME)
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"--out={out!r} cannot be written: {error.strerror}") from error
+    return out
+
+
+def html(directory: RunDirectory) -> str:
+    """The whole page. Raises ConfigError when there is no run."""
+    config = config_of(directory)
+    style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            style=style,
+            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+            **_content(directory, config),
+        )
+    )
+
+
+def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
+    events = directory.read_json_lines(EVENTS)
+    by_version = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
+    steps = [by_version[version] for version in sorted(by_version)]
+    passport = json.loads(directory.read_text(PASSPORT)) if directory.exists(PASSPORT) else {}
+    happened = _happened(events)
+    return {
+        "name": directory.url.rstrip("/").rpartition("/")[2],
+        "place": directory.path(),
+        "state": state_of(events, directory),
+        "written_at": time.time(),
+        "config": config,
+        "in_words": list(in_words(config)),
+        "run_yaml": dumped(hidden(yaml.safe_load(directory.read_text(RUN_YAML)))),
+        "summary": summary_of(directory),
+        "evaluations": [step for step in steps if step.get("eval/reward") is not None],
+        "drawings": _drawings(steps, events, config),
+        "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
+        "interruptions": marks(events),
+        "samples": samples(directory),
+        "num_completions": NUM_COMPLETIONS,
+        "happened": happened[-_MOST_EVENTS:],
+        "num_left_out": max(len(happened) - _MOST_EVENTS, 0),
+        "failed_rewards": failed_rewards(events),
+        "costs": costs(steps, events),
+        "passport_digest": digest_of(passport) if passport else None,
+        "versions": passport.get("versions", {}),
+        "passport": json.dumps(passport, indent=1),
+        "checkpoints": list(directory.checkpoints().values()),
+        "commands": _commands(directory, config),
+    }
+
+
+def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> str:
+    """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Asks for a living driver only where none told its end."""
+    for event in reversed(events):
+        if event["kind"] in ENDS:
+            return event["kind"]
+        if event["kind"] == "launched":
+            return "running" if directory.owner() else "killed"
+    return "starting"
+
+
+def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:
+    shown = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"}))
+    versions = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
+    return [drawing(panel, marks(events), (min(versions), max(versions))) for panel in shown]
+
+
+def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Failures, recoveries and stops, in words. Workers that join as a driver starts are no news."""
+    has_started, begun = False, 0
+    kept: list[dict[str, Any]] = []
+    for event in events:
+        has_started = event["kind"] == "started" or (has_started and event["kind"] != "launched")
+        begun = event.get("recorded_steps", begun)
+        is_news = event["kind"] != "worker_joined" or has_started
+        kept += [
+            {**mark, "step": max(mark["step"], begun)}  # a new driver's events know no version until it has learned
+            for mark in fleet.marks([event])
+            if is_news and (mark["tone"] != "plain" or mark["kind"] in _TOLD) and mark["kind"] != "finished"
+        ]
+    return kept
+
+
+def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str]]:
+    run = shlex.quote(directory.url)
+    begin = f"learn {shlex.quote(config.recorded)}" if config.recorded is not None else "train"
+    return [
+        ("look at it, down to the token", f"treadwheel view {run}"),
+        ("check ledger, digests, staleness and checkpoints", f"treadwheel verify {run}"),
+        ("learn again from the record, and compare the weights", f"treadwheel replay {run}"),
+        ("go on from the last checkpoint", f"treadwheel {begin} {shlex.quote(f'{directory.url}/{RUN_YAML}')}"),
+        ("evaluate the last checkpoint", f"treadwheel eval {run}"),
+        ("compare its mathematics with another run's", f"treadwheel passport diff {run} OTHER"),
+    ]
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"number": number, "when": when, "seconds": seconds, "score": _score, "between": _between}
+    return made
+
+
+def _score(value: float | None) -> str:
+    """Three digits after the point, fewer of a large one; a dash for None."""
+    return "–" if value is None else f"{value:.3f}" if abs(value) < 100 else number(value)
+
+
+def _between(text: str) -> list[str]:
+    """What stands before, in, after, ... backticks."""
+    return text.split("`")

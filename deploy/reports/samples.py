@@ -1,0 +1,130 @@
+"""What the policy wrote in the first and in the last recorded step, for people. Nothing is chosen for its quality."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from cluster.contracts.errors import DataError, StorageError
+from cluster.record.recorder import step_of
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import RecordedStep, Trajectory, open_step, recorded_steps
+
+NUM_GROUPS, NUM_COMPLETIONS = 3, 2
+"""Of a step, and of a group."""
+_MOST_CHARACTERS = 1500
+_MOST_GROUPS = 256
+"""Of a step, among which the same prompts are looked for."""
+_MOST_BYTES = 64 * 1024**2
+"""Of a step's file in an object store, which gives it whole: a report is not worth more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    text: str
+    reward: float | None
+    status: str
+    """Why there is no reward; empty where there is one."""
+    num_tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    prompt: str
+    completions: tuple[Completion, ...]
+    mean_reward: float | None
+    """Of all completions of the group, the ones that are not shown too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The same number of groups of two steps; of one, where no more are recorded."""
+
+    steps: tuple[tuple[int, tuple[Group, ...]], ...]
+    are_same_prompts: bool
+    missing: str = ""
+    """Why there are none."""
+
+
+def samples(directory: RunDirectory) -> Samples:
+    """The first groups of both steps, as the learner took them; where some prompts are in both steps, the groups of these."""
+    run = Run("run", directory)
+    try:
+        found = recorded_steps(run)
+        numbers = list(dict.fromkeys([*found[:1], *found[-1:]]))
+        if (size := max((_stored_bytes(directory, number) for number in numbers), default=0)) > _MOST_BYTES:
+            return _none(f"a step's file in the object store has {size / 1024**2:,.0f} MiB; `treadwheel view` shows it")
+        opened = [open_step(run, number) for number in numbers]
+        prompts = [_prompt_ids(step) for step in opened]
+        common = [each for each in prompts[0] if each in prompts[-1]] if len(opened) == 2 else []
+        shown = [common or [*tickets] for tickets in prompts]
+        steps = tuple(
+            (step.step, tuple(_group(step, tickets[each]) for each in named[:NUM_GROUPS]))
+            for step, tickets, named in zip(opened, prompts, shown, strict=True)
+        )
+    except (HTTPException, DataError, StorageError) as error:
+        return _none(error.detail if isinstance(error, HTTPException) else str(error))
+    return Samples(steps=steps, are_same_prompts=bool(common)) if steps else _none("no step is recorded yet")
+
+
+def _none(why: str) -> Samples:
+    return Samples(steps=(), are_same_prompts=False, missing=why)
+
+
+def _stored_bytes(directory: RunDirectory, step: int) -> int:
+    if directory.is_local:
+        return 0
+    names = (name for name in directory.names("trajectories") if step_of(name) == step)
+    return sum(directory.size_bytes(f"trajectories/{name}") or 0 for name in names)
+
+
+def _prompt_ids(step: RecordedStep) -> dict[str, int]:
+    """Prompt to ticket, in the order in which the learner took them."""
+    tickets: dict[str, int] = {}
+    for ticket in step.tickets[:_MOST_GROUPS]:
+        tickets.setdefault(step.group(ticket).prompt_id, ticket)
+    return tickets
+
+
+def _group(step: RecordedStep, ticket: int) -> Group:
+    group = step.group(ticket)
+    prompt, columns = step.prompt(ticket)
+    texts = step.completions(ticket)
+    rewards = [each.reward for each in group.trajectories if each.reward is not None]
+    return Group(
+        prompt=_cut(_asked(prompt, columns)),
+        completions=tuple(_completion(each, texts[each.sample_index]) for each in group.trajectories[:NUM_COMPLETIONS]),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+    )
+
+
+def _completion(trajectory: Trajectory, text: str) -> Completion:
+    why = trajectory.reward_message or trajectory.reward_status or "not judged"
+    return Completion(
+        text=_cut(text),
+        reward=trajectory.reward,
+        status="" if trajectory.reward is not None else why.strip().partition("\n")[0][:200],
+        num_tokens=trajectory.num_tokens,
+        finish_reason=trajectory.finish_reason,
+    )
+
+
+def _asked(prompt: str, columns: Mapping[str, Any]) -> str:
+    """The last message of a conversation: a chat template's marks say nothing."""
+    said = [*_messages(columns)]
+    return said[-1] if said else prompt
+
+
+def _messages(columns: Mapping[str, Any]) -> Iterator[str]:
+    messages = columns.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
+            yield message["content"]
+
+
+def _cut(text: str) -> str:
+    left = len(text) - _MOST_CHARACTERS
+    return text if left <= 0 else f"{text[:_MOST_CHARACTERS]}… ({left:,} characters more)"
