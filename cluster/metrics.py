@@ -103,7 +103,7 @@ METRICS: dict[str, str] = {
     "cost/<kind>/<cause>_s": "Seconds of all actors of a kind (`learner`, `rollout_worker`, `reward_service`, ...) since the last step, by "
     "what they went to: `busy`, or a wait for `learner`, `rollouts`, `rewards`, `prompts`, `weights`, or `restart`, starts among them. "
     "They add up to the actors' wall clock, as far as actors have told; a cause is there once it came up.",
-    "cost/gpu_hours": "Hours of GPUs that actors had since the last step; 0 without GPUs.",
+    "cost/gpu_hours": "Hours of GPUs that actors had since the last step, servers of judges not counted; 0 without GPUs.",
     "cost/idle_gpu_hours": "Of these, those of actors that were not busy.",
     "supervision/num_restarts": "Actors restarted since the last step, all kinds; events.jsonl names them.",
     "supervision/num_deaths": "Of the restarts, those after a death of the process or its node.",

@@ -22,6 +22,8 @@ _LINES_A_TELLING = 64
 _LONGEST_LINE_S = 60.0
 """A phase that goes on is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
+_NOT_COUNTED = (ActorKind.RECORDER, ActorKind.JUDGE_SERVER)
+"""The one takes nothing of its seat; whether the other's program is busy is not known."""
 _STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sending weights": "weights"}
 """What the driver does, to what others wait for meanwhile; in all other phases it is the work on groups."""
 _WORKS = {"sampling": "rollouts", "judging": "rewards", "fetching": "prompts"}
@@ -74,14 +76,17 @@ class Timesheet:
 
     def hear(self, actors: Sequence[TellingActor]) -> None:
         """Writes and counts what these actors, and the driver, did since they told last."""
-        stages, works = self._stage.after(0.0), self._work.after(0.0)
+        told = [(actor.spec, phases) for actor in actors if (phases := actor.drain_phases())]
+        began = min((phases[0].start for _, phases in told), default=0.0)
+        stages, works = self._stage.after(0.0), cut(self._work.after(0.0), start=began)
         most = max(_LINES_A_TELLING // (len(actors) + 1), 4)
-        lines = self._take(CONTROLLER, stages, most=most)
-        for actor in actors:
-            if told := actor.drain_phases():
-                spec = actor.spec
-                phases = [each for phase in told for each in explained(phase, spec.kind, stages=stages, works=works)]
-                lines += self._take(spec.name, self._since_last(spec.name, phases), most=most, spec=spec)
+        lines = self._take(CONTROLLER, self._since_last(CONTROLLER, stages), most=most)
+        stages = cut(stages, start=began)
+        for spec, of_actor in told:
+            phases = [each for phase in of_actor for each in explained(phase, spec.kind, stages=stages, works=works)]
+            phases = self._since_last(spec.name, phases)
+            self._count(spec, phases)
+            lines += self._take(spec.name, phases, most=most)
         if lines:
             self._write(lines)
 
@@ -109,15 +114,8 @@ class Timesheet:
             return new
         return [Phase(name="restarting", start=last.end, end=new[0].start), *new]
 
-    def _take(
-        self, actor: str, phases: Sequence[Phase], *, most: int, spec: ActorSpec | None = None
-    ) -> list[dict[str, Any]]:
+    def _take(self, actor: str, phases: Sequence[Phase], *, most: int) -> list[dict[str, Any]]:
         """Lines of what has ended."""
-        if spec is None:
-            phases = self._since_last(actor, phases)
-        elif spec.kind is not ActorKind.RECORDER:  # it takes nothing of its seat
-            for phase in phases:
-                self._count(spec, phase)
         if not phases:
             return []
         *ended, last = coalesced([*([self._unwritten[actor]] if actor in self._unwritten else []), *phases], most=most)
@@ -127,15 +125,16 @@ class Timesheet:
         self._unwritten[actor] = last
         return [_line(actor, phase) for phase in ended if phase.seconds]
 
-    def _count(self, spec: ActorSpec, phase: Phase) -> None:
-        self._known.add((spec.kind, phase.cause))
-        self._seconds[spec.kind, phase.cause] += phase.seconds
-        self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
+    def _count(self, spec: ActorSpec, phases: Sequence[Phase]) -> None:
+        for phase in phases if spec.kind not in _NOT_COUNTED else ():
+            self._known.add((spec.kind, phase.cause))
+            self._seconds[spec.kind, phase.cause] += phase.seconds
+            self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
 
 
 def explained(phase: Phase, kind: ActorKind, *, stages: Sequence[Phase], works: Sequence[Phase]) -> list[Phase]:
     """A wait, cut by what the driver and the work on groups were at meanwhile; any other phase as it is."""
-    if phase.name not in IDLE:
+    if phase.name not in IDLE or kind is ActorKind.JUDGE_SERVER:
         return [phase]
     starts = {each.start for each in (*stages, *works) if phase.start < each.start < phase.end}
     moments = sorted({phase.start, phase.end, *starts})

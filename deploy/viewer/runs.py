@@ -25,6 +25,8 @@ _DEPTH = 3
 """Folders below a named one that may hold runs."""
 _SILENT_S = 60.0
 """A store has no lock to ask: its driver writes status.json every few seconds."""
+_MOST_PHASES_BYTES = 8_000_000
+"""Of a run on a disk: those of the last thousands of steps."""
 _ENDS = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 
@@ -37,7 +39,8 @@ class Run:
         self.directory = directory
         self.poll_s = 1.0 if directory.is_local else 5.0
         """How often it is worth to look for something new."""
-        self._metrics, self._events, self._phases = (Tail(directory, name) for name in (METRICS, EVENTS, PHASES))
+        self._metrics, self._events = (Tail(directory, name) for name in (METRICS, EVENTS))
+        self._phases = Tail(directory, PHASES, newest_bytes=_MOST_PHASES_BYTES)
         self._chain = ChainReader(directory, every_s=self.poll_s)
 
     @property

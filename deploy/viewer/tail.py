@@ -13,6 +13,7 @@ from cluster.record.segments import segments_of
 _OVERLAP = 512
 """Bytes before the place where reading goes on that must be as they were: else the file was written anew."""
 _NEVER = ("", [])
+_LONGEST_LINE = 65_536
 _STORE_S = 5.0
 """Of an object store: how often it is asked."""
 
@@ -20,10 +21,11 @@ _STORE_S = 5.0
 class Tail:
     """Lines of one file of a run. A torn last line waits for its end. Several threads may use it."""
 
-    def __init__(self, directory: RunDirectory, name: str) -> None:
-        """Touches nothing."""
+    def __init__(self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None) -> None:
+        """Touches nothing. Of a file on a disk that has more than `newest_bytes` already, the lines before them are left out."""
         self._directory = directory
         self._name = name
+        self._newest_bytes = newest_bytes
         self._lock = threading.Lock()
         self._records: list[dict[str, Any]] = []
         self._offset, self._before = 0, b""
@@ -56,6 +58,8 @@ class Tail:
             self._start_over()
         if size == self._offset:
             return
+        if not self._offset and self._newest_bytes is not None and size > self._newest_bytes:
+            self._skip_to(size - self._newest_bytes)
         start = self._offset - len(self._before)
         content = self._directory.read_range(self._name, start, size - start).to_pybytes()
         if not content.startswith(self._before):
@@ -65,6 +69,11 @@ class Tail:
         self._records += self._parsed(whole)
         self._offset += len(whole)
         self._before = (self._before + whole)[-_OVERLAP:]
+
+    def _skip_to(self, offset: int) -> None:
+        """To the first line that begins after it."""
+        content = self._directory.read_range(self._name, offset, _LONGEST_LINE).to_pybytes()
+        self._offset = offset + content.find(b"\n") + 1
 
     def _read_segments(self) -> None:
         """A store's lines are objects: those that are new are read, and those that were written anew."""

@@ -56,7 +56,7 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
         "begin": begin,
         "end": end,
         "actors": fleet.without_spans(found),
-        "rows": rows(found, [*phases, *_present(found, phases, end=end)], begin=begin, end=end),
+        "rows": rows(found, [*phases, *present(found, phases, end=end)], begin=begin, end=end),
         "marks": [each for each in fleet.marks(events) if each["actor"]][-500:][::-1],
         "has_phases": bool(phases),
     }
@@ -82,7 +82,7 @@ def rows(
     ]
 
 
-def _present(
+def present(
     found: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]], *, end: float
 ) -> list[dict[str, Any]]:
     """What living actors do now, which has no line before it ends."""

@@ -78,6 +78,7 @@ def test_too_many_phases_that_nobody_asks_for_stay_the_same_stretch_in_fewer(clo
         timeline.enter("ab"[at % 2])
     kept = timeline.after(0.0)
     assert len(kept) <= 10
+    assert [each.start for each in kept[-3:]] == [997, 998, 999], "the newest are as they were"
     assert kept[0].start == 0 and kept[-1].end == 1000
     assert all(one.end == other.start for one, other in itertools.pairwise(kept))
 

@@ -143,8 +143,10 @@ def test_many_short_phases_are_few_lines_of_the_same_stretch_and_are_counted_exa
     assert spent["cost/rollout_worker/rollouts_s"] == pytest.approx(25)
 
 
-def test_the_recorder_takes_nothing_that_costs(sheet):
-    sheet.hear([Actor("recorder", ActorKind.RECORDER).did(("record", 100, 101))])
+def test_what_costs_nothing_and_what_is_not_known_are_not_counted(sheet):
+    server = Actor("server-judge-0", ActorKind.JUDGE_SERVER, num_gpus=1).did(("serving", 100, 101))
+    sheet.hear([Actor("recorder", ActorKind.RECORDER).did(("record", 100, 101)), server])
     sheet.close()
+    assert sheet.of("server-judge-0") == [("serving", 100, 101)], "and not that it waits"
     assert sheet.drain_stats() == {"cost/gpu_hours": 0.0, "cost/idle_gpu_hours": 0.0}
     assert sheet.of("recorder") == [("record", 100, 101)]

@@ -24,6 +24,15 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path):
     assert tail.generation == 0
 
 
+def test_of_a_long_file_the_newest_lines_are_read_and_then_those_that_come(tmp_path):
+    file = tmp_path / "phases.jsonl"
+    append(file, [{"a": number} for number in range(10)])
+    tail = Tail(RunDirectory(str(tmp_path)), "phases.jsonl", newest_bytes=3 * len('{"a": 1}\n') + 2)
+    assert tail.records() == [{"a": 7}, {"a": 8}, {"a": 9}]
+    append(file, [{"a": 10}])
+    assert tail.records() == [{"a": 7}, {"a": 8}, {"a": 9}, {"a": 10}]
+
+
 def test_a_file_that_was_written_anew_is_read_anew_even_if_it_is_longer(tmp_path):
     file, tail = tmp_path / "metrics.jsonl", _tail(tmp_path)
     append(file, [{"a": 1}, {"a": 2}])

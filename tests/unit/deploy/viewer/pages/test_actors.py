@@ -39,3 +39,14 @@ def test_many_short_phases_become_one_bar_of_what_took_most():
         ("idle", 7.0, 20.0, 1),
     ]
     assert len(actors.merged(phases, 0.0)) == 4
+
+
+def test_what_a_living_actor_does_now_is_drawn_from_where_its_lines_end():
+    doing = {"name": "rollout-0", "spans": [ALIVE], "phase": "sampling", "phase_since": 30.0}
+    idle = {"name": "rollout-1", "spans": [ALIVE], "phase": "idle", "phase_since": 20.0}
+    phases = [_phase("waiting for learner", 10.0, 35.0)]
+    shown = actors.rows([doing, idle], [*phases, *actors.present([doing, idle], phases, end=50.0)], begin=0.0, end=50.0)
+    assert [[(bar["color"], bar["start"], bar["end"]) for bar in row["bars"]] for row in shown] == [
+        [("waiting", 10.0, 35.0), ("sampling", 35.0, 50.0)],
+        [("waiting", 20.0, 50.0)],
+    ]
