@@ -127,10 +127,11 @@ class Evaluator:
     thread: Executor | None = None
     """Makes the prompts; None is the event loop's own."""
 
-    async def run(self, rollouts: Rollouts, *, version: int) -> dict[str, float]:
+    async def run(self, rollouts: Rollouts, *, version: int, log: Log) -> dict[str, float]:
         """Metrics of one evaluation."""
         began = time.monotonic()
         tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self.tickets, version)
+        log.event("evaluating", num_prompts=len(tickets))
         held_out = await rollouts.evaluate(tickets, stall_s=self.config.stall_s)
         # Groups come as they finish: a sum in that order would not be the same bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
@@ -191,7 +192,7 @@ async def train(
     version = learner.version
     if version == 0 and evaluator:
         timesheet.enter("evaluation", step=version)
-        log.step(version, await evaluator.run(rollouts, version=version))
+        log.step(version, await evaluator.run(rollouts, version=version, log=log))
     async with rollouts.generating(into=buffer):
         while version < config.num_steps:
             began = time.monotonic()
@@ -216,7 +217,7 @@ async def train(
             held_out: dict[str, float] = {}
             if evaluator and _is_due(config.evaluation.every_steps, version, config.num_steps):
                 timesheet.enter("evaluation", step=version)
-                held_out = await evaluator.run(rollouts, version=version)
+                held_out = await evaluator.run(rollouts, version=version, log=log)
             buffer.advance(version)  # only now may further rollouts start
             summaries = [group.summary for _, group in groups]
             log.step(version, step_metrics(summaries, stats) | timing | held_out)

@@ -276,6 +276,9 @@ class _InThread:
         self._thread.put(lambda: self._guarded(self._sink.close))
 
     def leave_out(self, why: str) -> None:
+        """Told once: what is left behind may still fail."""
+        if self._is_left_out:
+            return
         self._is_left_out = True
         told = f"treadwheel: metrics sink {type(self._sink).__name__} is left out from now on: {' '.join(why.split())}"
         print(told, file=sys.stderr, flush=True)

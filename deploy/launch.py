@@ -25,7 +25,7 @@ from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
-from deploy.cluster_up.connection import connected
+from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
@@ -154,6 +154,7 @@ async def _train(
     log.add(provenance := RunProvenance(run_dir))
     waits = _wait_for_nodes_s(config, address)
     making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)
+    log.event("connecting", address=named(address))
     async with (
         connected(address, run_dir=run_dir),
         noting_the_end(log),
@@ -194,7 +195,7 @@ async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricL
     learner = made.learner
     if learner.saved_version == learner.version:
         return
-    held_out = await evaluator.run(made.production, version=learner.version) if evaluator else {}
+    held_out = await evaluator.run(made.production, version=learner.version, log=log) if evaluator else {}
     if held_out:
         log.step(learner.version, held_out)
     await save_the_end(learner, metric=held_out.get("eval/reward"))
@@ -217,11 +218,12 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
     with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # a judge that fails is told of
         waits, ledger = _wait_for_nodes_s(config, address), Ledger(run_dir)
+        log.event("connecting", address=named(address))
         async with (
             connected(address),
             cluster(config, run_dir, ledger, log, wait_for_nodes_s=waits) as made,
         ):
-            return await evaluator.run(made.production, version=0)
+            return await evaluator.run(made.production, version=0, log=log)
 
 
 def _wait_for_nodes_s(config: RunConfig, address: str | None) -> float | None:

@@ -23,7 +23,7 @@ from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, step_metrics
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
 from cluster.supervision.supervisor import SupervisedActor
-from deploy.cluster_up.connection import connected
+from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import learner_alone, note_passport
 from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.launch import as_a_run, noting_the_end, open_ledger, save_the_end
@@ -58,6 +58,7 @@ async def _learn(
         log.event("ignored", sections=ignored, message=message)
     log.add(provenance := RunProvenance(run_dir))
     alone = learner_alone(config, run_dir, ledger, log, checkpoints=run_dir.path(CHECKPOINTS), provenance=provenance.at)
+    log.event("connecting", address=named(address))
     async with (
         connected(address, run_dir=run_dir),
         noting_the_end(log),

@@ -12,6 +12,7 @@ of the request's others.
 
 import asyncio
 import ctypes
+import io
 import json
 import os
 import signal
@@ -127,6 +128,9 @@ def _own_pipes() -> tuple[TextIO, TextIO]:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # a print is seen when it is made, not kilobytes later
 
     def leave_pipes() -> None:
         # The service knows by the end of its pipe that this process has ended: a fork that outlives it must not hold the other end.

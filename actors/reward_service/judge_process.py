@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.reward_service.confinement import environment
 from actors.reward_service.judgement import Judged, failed, timed_out
+from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
@@ -34,8 +35,9 @@ _Answer = tuple[Judged | UnavailableError, bool]
 class JudgeProcess:
     """The service's end of `actors.reward_service.judge_main`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, part: Part) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, part: Part, printed: PrintedLines) -> None:
         self._process = process
+        self._printed = printed
         self._part = part
         self.asks: frozenset[str] = frozenset()
         """Names of what the judge is given."""
@@ -54,27 +56,29 @@ class JudgeProcess:
         self._reading: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, part: Part, config: RewardConfig) -> "JudgeProcess":
-        """Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
+    async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
+        """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # the working directory is searched last, as everywhere
-                "-m",
-                "actors.reward_service.judge_main",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=_MAX_LINE_BYTES,
-                # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
-                start_new_session=True,
-                # A user's judge is found where this process finds it.
-                env=environment(os.environ, names=config.env, search_path=sys.path),
-            )
+            with printed.pipe() as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # the working directory is searched last, as everywhere
+                    "-m",
+                    "actors.reward_service.judge_main",
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=stderr,
+                    limit=_MAX_LINE_BYTES,
+                    # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
+                    start_new_session=True,
+                    # A user's judge is found where this process finds it.
+                    env=environment(os.environ, names=config.env, search_path=sys.path),
+                )
         except OSError as error:  # no room for one more: of processes, of memory, of open files
             raise WorkerError(
                 f"the process of {part.setting}.judge={part.judge.name!r} cannot start: {error}"
             ) from error
-        started = cls(process, part)
+        started = cls(process, part, printed)
         try:
             await started._introduce(config)
             started._reading = asyncio.create_task(started._read())
@@ -124,6 +128,7 @@ class JudgeProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        self._printed.drain()
 
     async def _answer_to(self, number: int, *, after: Any) -> _Answer | Reward:
         """The answer; a failure if the process has ended, or is ended for its silence. An asynchronous judge's process keeps the deadline

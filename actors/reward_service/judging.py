@@ -15,6 +15,7 @@ from typing import Any
 from actors.reward_service.breaker import Breaker
 from actors.reward_service.judge_process import Call, JudgeProcess
 from actors.reward_service.judgement import Judged, failed
+from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig, server_of
@@ -35,15 +36,23 @@ class Judging:
     """Processes of one judge, which start as they are needed."""
 
     def __init__(
-        self, part: Part, config: RewardConfig, first: JudgeProcess, known: dict[str, str] | None = None
+        self,
+        part: Part,
+        config: RewardConfig,
+        first: JudgeProcess,
+        known: dict[str, str] | None = None,
+        *,
+        printed: PrintedLines | None = None,
     ) -> None:
-        """`known` verdicts are not asked for again, where the part keeps them; new ones are added to it.
+        """`printed` is for what the judge prints. `known` verdicts are not asked for again, where the part keeps them; new ones are added
+        to it.
 
         A synchronous judge runs on at most this service's share of the available cores (and `max_concurrency`) in processes: what
         waits for a network should be asynchronous.
         """
         self._part = part
         self._config = config
+        self._printed = printed or PrintedLines()
         self._breaker = Breaker(part=part.name or "", setting=part.setting, hold_s=config.hold_s)
         self._known = known if (first.keeps_verdicts if part.cache is None else part.cache) else None
         only = server_of(part.judge)
@@ -74,9 +83,11 @@ class Judging:
         self._changed = asyncio.Condition()
 
     @classmethod
-    async def start(cls, part: Part, config: RewardConfig, known: dict[str, str] | None = None) -> "Judging":
+    async def start(
+        cls, part: Part, config: RewardConfig, known: dict[str, str] | None = None, *, printed: PrintedLines
+    ) -> "Judging":
         """Raises as `JudgeProcess.start`."""
-        return cls(part, config, await JudgeProcess.start(part, config), known)
+        return cls(part, config, await JudgeProcess.start(part, config, printed=printed), known, printed=printed)
 
     @property
     def hold(self) -> Hold | None:
@@ -204,7 +215,7 @@ class Judging:
                 return process
             self._is_starting = True
         try:
-            process = await JudgeProcess.start(self._part, self._config)
+            process = await JudgeProcess.start(self._part, self._config, printed=self._printed)
             self._has_changed |= process.digest != self._digest
             self._under_way[process] = 1
             return process

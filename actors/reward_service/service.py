@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
+from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline
@@ -57,6 +58,7 @@ class RewardService:
         self._config = config
         self._name = name
         self._num_scored = 0
+        self._printed = PrintedLines()
         self._num_waiting = 0
         self._last_progress = time.time()
         self.timeline = Timeline("idle")
@@ -74,7 +76,7 @@ class RewardService:
         async with self._starting:
             if not self._judges:
                 parts = parts_of(self._config)
-                starting = (Judging.start(part, self._config, self._known) for part in parts)
+                starting = (Judging.start(part, self._config, self._known, printed=self._printed) for part in parts)
                 outcomes = await asyncio.gather(*starting, return_exceptions=True)
                 started = [each for each in outcomes if isinstance(each, Judging)]
                 for error in outcomes:
@@ -177,6 +179,7 @@ class RewardService:
             pid=os.getpid(),
             detail=f"{self._num_waiting} trajectories waiting, {self._num_scored} judged{awaited}",
             holds=holds,
+            printed=self._printed.last(),
         )
 
     async def close(self) -> None:

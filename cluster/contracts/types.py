@@ -321,6 +321,16 @@ class EngineUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """What code of a user's printed in an actor."""
+
+    lines: tuple[str, ...] = ()
+    """The last few."""
+    num_lines: int = 0
+    """Since the actor began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What an actor is doing now, for deadlines and `treadwheel info`."""
 
@@ -336,6 +346,7 @@ class Progress:
     holds: tuple[Hold, ...] = ()
     engine: EngineUse | None = None
     """The most under the weights that it serves and those before; None for actors without an engine."""
+    printed: Printed = Printed()
 
 
 def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:

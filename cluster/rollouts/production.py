@@ -125,7 +125,7 @@ class Production:
 
     def note_progress(self) -> None:
         """All actors have said what they do."""
-        self._scorers.note_holds()
+        self._scorers.note_progress()
 
     def describe(self) -> str:
         """What every actor does, for the error of a wait that was too long."""

@@ -17,6 +17,7 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.part_metrics import PartMetrics
+from cluster.rollouts.prints import Prints
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.shared_calls import SharedCalls
 from cluster.rollouts.worker_pool import Member, WorkerPool
@@ -62,6 +63,7 @@ class Scorers:
         self._part_metrics = PartMetrics(source_column=source_column)
         self._keep = keep
         self._holds = Holds(events)
+        self._prints = Prints(events)
         self._turns = _Turns()
 
     def places(self) -> list[SupervisedActor]:
@@ -117,10 +119,11 @@ class Scorers:
         """Of the parts of the reward, since the last call."""
         return self._part_metrics.drain() | self._holds.drain()
 
-    def note_holds(self) -> None:
-        """Events of the parts that hold, or go on, by what the services said last."""
-        told = [place.progress() for place in self.services.places()]
-        self._holds.note(hold for progress in told if progress for hold in progress.holds)
+    def note_progress(self) -> None:
+        """Events by what the services said last: of parts that hold, or go on, and of what judges print."""
+        told = [progress for place in self.services.places() if (progress := place.progress())]
+        self._holds.note(hold for progress in told for hold in progress.holds)
+        self._prints.note(told)
 
     async def _least_busy(self) -> tuple[Member, RemoteActor]:
         """A service, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""

@@ -23,7 +23,10 @@ _EXIT_CODES: dict[type[TreadwheelError], int] = {ConfigError: 2, PreemptedError:
 RunFile = Annotated[
     str, typer.Argument(metavar="RUN.yaml", help="The run's configuration.", autocompletion=completion.run_files)
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.", autocompletion=completion.settings),
+]
 RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="A run directory.", autocompletion=completion.run_directories)
 ]

@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed: run files, run directories, kinds of variants. Never raises, and imports nothing heavy."""
+"""What the shell offers when Tab is pressed: files, run directories, settings, kinds. Never raises, and imports nothing heavy."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,6 +19,19 @@ def run_directories(incomplete: str) -> list[str]:
     here = _paths(incomplete, is_run)
     below = _paths(f"{_DEFAULT_RUNS}/", is_run) if not incomplete else []
     return list(dict.fromkeys([*below, *here]))
+
+
+def run_files_and_directories(incomplete: str) -> list[str]:
+    return list(dict.fromkeys([*run_directories(incomplete), *run_files(incomplete)]))
+
+
+def settings(incomplete: str) -> list[str]:
+    """Names of settings that begin so, down to the last level; without a word, the first level alone."""
+    from cluster.contracts.config import RunConfig
+    from cluster.contracts.settings import fields
+
+    names = [name for name, _ in fields(RunConfig)]
+    return [name for name in names if name.startswith(incomplete) and (incomplete or "." not in name)]
 
 
 def variant_kinds(incomplete: str) -> list[str]:

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deploy.cli import completion
 from deploy.cli.application import Debug, RunDir, app, reporting
 
+_OF_PASSPORT = "Run directory, or passport.json."
 passport = typer.Typer(help="What a run computed, down to the last epsilon.", no_args_is_help=True)
 app.add_typer(passport, name="passport", rich_help_panel="Look")
 
@@ -118,8 +120,8 @@ def report(
 
 @passport.command(name="diff")
 def passport_diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="Run directory, or passport.json.")],
-    right: Annotated[str, typer.Argument(metavar="B", help="Run directory, or passport.json.")],
+    left: Annotated[str, typer.Argument(metavar="A", help=_OF_PASSPORT, autocompletion=completion.run_directories)],
+    right: Annotated[str, typer.Argument(metavar="B", help=_OF_PASSPORT, autocompletion=completion.run_directories)],
     debug: Debug = False,
 ) -> None:
     """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""

@@ -1,11 +1,13 @@
 """Verbs that run something, or steer what runs."""
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cluster.contracts.errors import ConfigError
+from deploy.cli import completion
 from deploy.cli.application import (
     Address,
     Debug,
@@ -20,6 +22,7 @@ from deploy.cli.application import (
 )
 
 if TYPE_CHECKING:
+    from cluster.contracts.config import RunConfig
     from deploy.reports.summary import Summary
 
 
@@ -35,14 +38,16 @@ def train(
 ) -> None:
     """Train, from wherever the run directory stands. In a terminal the numbers stay in place; elsewhere each step is a line."""
     with reporting(debug=debug) as ctrl_c:
-        from deploy import preflight
         from deploy.claims import once_free
         from deploy.config import loading as configuration
         from deploy.durations import seconds
 
         def checked_and_trained() -> "Summary":
-            preflight.check(config, address=address)
-            from deploy import launch
+            with _checking(config):
+                from deploy import preflight
+
+                preflight.check(config, address=address)
+                from deploy import launch  # torch and Ray, which a refused run never needs
 
             ctrl_c.raise_if_pressed()
             return launch.train(config, address=address)
@@ -59,7 +64,12 @@ def train(
 @app.command(rich_help_panel="Run")
 def learn(
     recorded: Annotated[
-        str, typer.Argument(metavar="RUN_OR_ARROW", help="Run directory, .arrow file, or a folder of them.")
+        str,
+        typer.Argument(
+            metavar="RUN_OR_ARROW",
+            help="Run directory, .arrow file, or a folder of them.",
+            autocompletion=completion.run_directories,
+        ),
     ],
     run: RunFile,
     overrides: Overrides = None,
@@ -70,14 +80,16 @@ def learn(
 ) -> None:
     """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
     with reporting(debug=debug) as ctrl_c:
-        from deploy import preflight
         from deploy.claims import once_free
         from deploy.config import loading as configuration
         from deploy.durations import seconds
 
         def checked_and_learned() -> "Summary":
-            preflight.check_learning(config, address=address)
-            from deploy import learning
+            with _checking(config):
+                from deploy import preflight
+
+                preflight.check_learning(config, address=address)
+                from deploy import learning
 
             ctrl_c.raise_if_pressed()
             return learning.learn(config, address=address)
@@ -92,7 +104,11 @@ def learn(
 def evaluate(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="RUN_OR_CHECKPOINT... [a.b=c]...", help="Run files, run directories or checkpoints."),
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT... [a.b=c]...",
+            help="Run files, run directories or checkpoints.",
+            autocompletion=completion.run_files_and_directories,
+        ),
     ],
     address: Address = None,
     debug: Debug = False,
@@ -166,6 +182,14 @@ def scale(
             raise ConfigError(f"{asked!r} is not of the form rollout_workers=4 or reward_services=4")
         steering.scale(RunDirectory(run_dir), actors=name, number=int(number))
         typer.echo(f"asked for {number} {name.replace('_', ' ')}; `treadwheel info {run_dir}` shows them come and go")
+
+
+def _checking(config: "RunConfig") -> contextlib.AbstractContextManager[None]:
+    """Seen where the run will be seen."""
+    from cluster.sinks.console.waiting import waiting
+
+    is_seen = any(sink.name == "console" and not sink.params.get("quiet") for sink in config.metrics.sinks)
+    return waiting("checks settings, model, prompts, judge and machine") if is_seen else contextlib.nullcontext()
 
 
 def _is_override(argument: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cluster.contracts.errors import ConfigError
+from deploy.cli import completion
 from deploy.cli.application import Debug, app, reporting
 
 
@@ -12,7 +13,11 @@ from deploy.cli.application import Debug, app, reporting
 def view(
     run_dirs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN_DIR...", help="Run directories, or folders that hold some; local or in a store."),
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="Run directories, or folders that hold some; local or in a store.",
+            autocompletion=completion.run_directories,
+        ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     host: Annotated[

@@ -45,7 +45,7 @@ async def connected(address: str | None, *, run_dir: RunDirectory | None = None)
     Ray's dashboard tells of `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer, or refuses us.
     """
     metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = named(address)
     if address is None:
         with _environment_of_own_cluster():
             local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
@@ -63,6 +63,11 @@ def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
     if run_dir.exists(PASSPORT):
         told["passport"] = digest_of(json.loads(run_dir.read_text(PASSPORT)))
     return told
+
+
+def named(address: str | None) -> str | None:
+    """The cluster that is there already; None for a local one of the run's own."""
+    return address or os.environ.get("RAY_ADDRESS")
 
 
 @contextlib.asynccontextmanager

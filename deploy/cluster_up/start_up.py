@@ -78,7 +78,10 @@ async def cluster(
             provenance=provenance,
         )
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
+        telling = tasks.create_task(_tell_starts(run_dir, made.places, every_s=config.supervision.heartbeat_s))
+        log.event("starting")
         await together(_learn_and_publish(config, made, run_dir, log), made.production.start())
+        telling.cancel()
         made.production.run(tasks)
         pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
         log.event("started", policy_version=made.learner.version, actors=pids)
@@ -126,6 +129,7 @@ async def learner_alone(
         places = [recorder, *([reference] if reference else [])]
         for each in (*places, learner):
             at_the_end.push_async_callback(each.stop)
+        log.event("starting")
         await together(recorder.ready(), learner.start())
         timesheet = timesheet_of(run_dir)
         tasks.create_task(_watch(run_dir, learner, lambda: places, supervisor, timesheet, tasks=tasks))
@@ -209,6 +213,15 @@ async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timeshee
         finally:
             timesheet.hear(asked)
             timesheet.close()
+
+
+async def _tell_starts(
+    run_dir: RunDirectory, places: Callable[[], Sequence[SupervisedActor]], *, every_s: float
+) -> None:
+    """In status.json, which places wait for an actor and since when, until all are up and can be asked."""
+    while True:
+        _write_status(run_dir, [asdict(each) for place in places() if (each := place.progress())])
+        await asyncio.sleep(every_s)
 
 
 def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[RemoteActor]:

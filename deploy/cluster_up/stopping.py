@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from cluster.record.run_directory import RunDirectory
 
 T = TypeVar("T")
 
+_ANSWERS = {1: "stopping; a second Ctrl-C skips what takes long", 2: "stopping at once"}
+"""To the first signal, and to later ones."""
 _ENDING_S = 2.0
 """What is left of a node's time for the driver to end."""
 
@@ -36,6 +39,7 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
         num_received += 1
         if interrupted is not None:
             interrupted.set()
+        print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
         if num_received == 2:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

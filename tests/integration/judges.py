@@ -16,6 +16,12 @@ def digit_share(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> 
     return sum(character.isdigit() for character in completion) / max(len(completion), 1)
 
 
+def printing(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
+    """As `digit_share`, and says what it judges."""
+    print(f"judges {completion!r}")
+    return digit_share(prompt=prompt, completion=completion, columns=columns)
+
+
 def never_for_some(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> float:
     """As `digit_share`, but never returns for completions that begin with one of ten letters."""
     while completion[:1] in set("abcdefghij"):

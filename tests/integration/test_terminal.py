@@ -11,6 +11,7 @@ from cluster.sinks.jsonl import read_steps
 from tests.integration.commands import QUICKSTART, SMALL, run, treadwheel
 from tests.integration.terminals import Terminal
 
+_SECRETS = dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "seeded-secret-0123456789")
 TREADWHEEL = str(Path(sys.executable).parent / "treadwheel")
 _PRINTING = """
 import logging, os, subprocess, sys, time
@@ -40,6 +41,18 @@ print("printed after it")
 """
 
 
+_WAITING = """
+import os, subprocess, sys, time
+from cluster.sinks.console.waiting import waiting
+with waiting("checks the run"):
+    print("printed meanwhile")
+    subprocess.run(["echo", "written by a child"], check=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.05)
+print("and goes on")
+"""
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("terminal") / "run"
@@ -64,6 +77,17 @@ def test_what_others_print_scrolls_by_above_the_table_and_the_last_numbers_stay(
     assert lines[-1] == ("an error of the end" if end == "raised" else "printed after it")
 
 
+def test_a_wait_is_seen_keeps_what_is_printed_and_leaves_nothing(tmp_path):
+    with Terminal(sys.executable, "-c", _WAITING, str(tmp_path / "done")) as terminal:
+        screen = terminal.wait_for(lambda screen: "checks the run  0:00" in screen and "by a child" in screen)
+        assert screen.splitlines()[:2] == ["printed meanwhile", "written by a child"]
+        (tmp_path / "done").touch()
+        assert terminal.exit_code() == 0
+        assert "checks the run" not in terminal.everything and terminal.everything.endswith("and goes on")
+    piped = run(sys.executable, "-c", _WAITING, str(tmp_path / "done"))
+    assert piped.stdout.splitlines()[0] == "checks the run" and "\x1b" not in piped.stdout
+
+
 def test_a_process_that_is_killed_leaves_a_terminal_that_works_and_the_last_numbers(tmp_path):
     with Terminal(sys.executable, "-c", _PRINTING, str(tmp_path), "killed") as terminal:
         assert terminal.exit_code() == -9
@@ -81,18 +105,26 @@ def test_dumb_terminals_get_lines_and_no_color_means_none(tmp_path, env):
 
 
 def test_a_run_in_a_terminal_is_a_table_until_ctrl_c_and_another_process_can_watch_it(run_dir):
-    with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000")) as terminal:
+    judge = "reward.judge=tests.integration.judges:printing"
+    with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000", judge), env=_SECRETS) as terminal:
+        terminal.wait_for(lambda screen: "checks settings, model, prompts, judge and machine" in screen)
+        terminal.wait_for(lambda screen: "Ray starts on this machine" in screen)
         terminal.wait_for(lambda screen: re.search(r"step [3-9] of 2000", screen) is not None)
         with Terminal(TREADWHEEL, "info", str(run_dir), "--watch", columns=60, lines=34) as watching:
             watching.wait_for(lambda screen: "1 of 1 serve" in screen and "left" in screen)
-            screen = terminal.wait_for(lambda screen: "left" in screen)
-            for told in ("reward", "KL", "entropy", "sampling", "staleness  0 of at most 0 steps", "1 of 1 serve"):
-                assert told in screen
+            told = ("left", "reward", "KL", "entropy", "sampling", "staleness  0 of at most 0 steps", "1 of 1 serve")
+            terminal.wait_for(lambda screen: all(each in screen for each in told))
+            terminal.wait_for(lambda _: "reward: judges '" in terminal.everything)
             terminal.press_ctrl_c()
             assert terminal.exit_code() == 130
             assert watching.exit_code() == 0
             assert "stopped" in watching.screen
         lines = terminal.everything.splitlines()
+        assert "treadwheel: stopping; a second Ctrl-C skips what takes long" in lines
+        secret = _SECRETS["WANDB_API_KEY"].encode()
+        files = [file for file in run_dir.rglob("*") if file.is_file()]
+        assert files and secret not in terminal.raw
+        assert [file for file in files if secret in file.read_bytes()] == []
         last = max(read_steps(RunDirectory(str(run_dir))))
         assert f"step {last} of 2000" in terminal.screen
         assert lines[-1].startswith("treadwheel: stopped; step ") or lines[-2].startswith("treadwheel: stopped; step ")

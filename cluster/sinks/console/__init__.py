@@ -18,7 +18,7 @@ from cluster.sinks.console.drawing import Drawn
 from cluster.sinks.console.plain import PlainLines, Warnings
 from cluster.sinks.console.standing import Standing
 from cluster.sinks.console.terminal import is_live, live
-from cluster.sinks.console.words import Weight
+from cluster.sinks.console.words import Weight, printed
 
 _STATUS_EVERY_S = 2.0
 
@@ -63,6 +63,8 @@ class LiveTable:
     def event(self, record: Mapping[str, Any]) -> None:
         with self._standing.lock:
             sentence = self._standing.event(record)
+        for line in printed(record):
+            self._terminal.print(Text(line, style="dim"), soft_wrap=True)
         if sentence and sentence.weight is Weight.WARNING:
             self._terminal.print(Text(f"{sentence.kind}: {sentence.words}", style="yellow"), soft_wrap=True)
 

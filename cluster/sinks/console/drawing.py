@@ -119,12 +119,13 @@ def _pace(standing: Standing) -> str:
     if standing.is_learning_again:
         return "learns recorded steps again"
     pace, at = standing.pace.seconds_per_step, standing.pace.last_at
+    waits = f": {standing.stage}" if standing.stage else ""
     if pace is None or at is None:
         what = "starting" if standing.phase == "starting" else f"step {standing.version + 1}"
-        return f"{what} for {duration(now - (at or standing.began))}"
+        return f"{what} for {duration(now - (at or standing.up_since or standing.began))}{waits}"
     parts = [f"{_seconds(pace)} a step"]
     if now - at > max(_SLOW * pace, 5.0):
-        parts.append(f"step {standing.version + 1} takes {duration(now - at)} so far")
+        parts.append(f"step {standing.version + 1} takes {duration(now - at)} so far{waits}")
     left = standing.pace.seconds_left(standing.num_steps, now=now) or 0.0
     parts.append(f"about {duration(left)} left")
     if left > 600:
@@ -207,10 +208,9 @@ def _flow(standing: Standing) -> Iterator[Row]:
 
 
 def _health(standing: Standing) -> Text:
-    serving, wanted = standing.num_serving, standing.num_wanted
+    serving, wanted = standing.num_serving, standing.num_known
     text = Text("not up yet", style="dim")
     if serving is not None:
-        wanted = max(wanted or 0, serving)
         text = Text.assemble((f"{serving} of {wanted}", "bold" if serving == wanted else "bold yellow"))
         text.append(" serve", style="dim")
     if standing.num_restarts:

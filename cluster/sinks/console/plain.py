@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from cluster.sinks.console.standing import Pace
-from cluster.sinks.console.words import Weight, told
+from cluster.sinks.console.words import Weight, printed, stage, told
 
 _SHOWN: tuple[tuple[tuple[tuple[str, str], ...], Callable[[float], str]], ...] = (
     ((("reward", "reward/mean"),), "{:.3f}".format),
@@ -43,9 +43,11 @@ class PlainLines:
         self._stream = stream
         self._now = now
         self._pace = Pace()
+        self._is_starting = True
 
     def step(self, version: int, metrics: Mapping[str, float], *, at: float | None = None) -> None:
         """`at` is when the step was made, in Unix seconds; now, unless given."""
+        self._is_starting = False
         self._pace.step(version, self._now() if at is None else at, is_sampled="time/step_s" in metrics)
         left = self._pace.seconds_left(self._num_steps)
         ending = "" if left is None else f"  left {timedelta(seconds=round(left))}"
@@ -53,7 +55,11 @@ class PlainLines:
 
     def event(self, record: Mapping[str, Any]) -> None:
         """The command itself says last why a run failed."""
+        for line in printed(record):
+            self._print(line)
         sentence = told(record)
+        if self._is_starting and "message" not in record and (waits_for := stage(record)):
+            self._print(f"starting: {waits_for}")
         if sentence and record["kind"] != "failed" and ("message" in record or sentence.weight > Weight.NOTE):
             self._print(f"{sentence.kind}: {sentence.words}")
 

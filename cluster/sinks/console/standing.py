@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.sinks.console.words import Told, Weight, told
+from cluster.sinks.console.words import Told, Weight, stage, told
 
 _PACE_STEPS = 50
 """The pace is that of so many last steps, evaluations and saves included."""
@@ -80,6 +80,8 @@ class Standing:
         self.lock = threading.Lock()
         self.began = now()
         """Of this driver; a run that was resumed has had others."""
+        self.up_since: float | None = None
+        """When all its actors were up; None before."""
         self.version = 0
         self.is_learning_again = False
         """Whether the last step came from the record."""
@@ -94,6 +96,8 @@ class Standing:
         self.num_wanted: int | None = None
         self.phase = "starting"
         """starting, running, stopping, or how the run ended: finished, stopped, failed, gone."""
+        self.stage: str | None = None
+        """What it waits for, in words; None where steps follow each other."""
         self.ended: float | None = None
         self.is_preempted = False
         self._away: set[str] = set()
@@ -102,6 +106,7 @@ class Standing:
 
     def step(self, version: int, metrics: Mapping[str, float], *, at: float) -> None:
         self.version = version
+        self.stage = None
         self.numbers.update(metrics)
         if version:
             is_sampled = "time/step_s" in metrics
@@ -116,12 +121,13 @@ class Standing:
     def event(self, record: Mapping[str, Any]) -> Told | None:
         """Takes it in; returns it in words."""
         kind = record["kind"]
+        self.stage = None if kind == "started" else stage(record) or self.stage
         if kind == "launched":
             self.pace.forget()
-            self.phase, self.began = "starting", float(record.get("time") or self.now())
+            self.phase, self.began, self.up_since = "starting", float(record.get("time") or self.now()), None
             self._away.clear()
         elif kind == "started":
-            self.phase = "running"
+            self.phase, self.up_since = "running", float(record.get("time") or self.now())
         elif kind in ("stopping", *_ENDS):
             self.phase = str(kind)
             self.ended = float(record.get("time") or self.now())
@@ -168,6 +174,12 @@ class Standing:
             return None
         away = sum(actor.startswith("rollout") for actor in self._away)
         return max(int(self.numbers["rollout/num_workers"]) - away, 0)
+
+    @property
+    def num_known(self) -> int:
+        """Rollout workers, serving or not, that are known of."""
+        seen = sum(each.actor.startswith("rollout") for each in self.actors)
+        return max(self.num_wanted or 0, self.num_serving or 0, seen)
 
     @property
     def not_up(self) -> list[Doing]:

@@ -73,8 +73,10 @@ class _Terminal(Console):
 
 
 @contextlib.contextmanager
-def live(draw: Callable[[], RenderableType], *, per_second: float = _PER_SECOND) -> Iterator[Console]:
-    """Draws until the block ends, and once more then: the last numbers stay. The console prints above."""
+def live(
+    draw: Callable[[], RenderableType], *, per_second: float = _PER_SECOND, is_transient: bool = False
+) -> Iterator[Console]:
+    """Draws until the block ends, and once more then: the last numbers stay, unless it is transient. The console prints above."""
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.ExitStack() as at_the_end:
@@ -85,6 +87,7 @@ def live(draw: Callable[[], RenderableType], *, per_second: float = _PER_SECOND)
             console=terminal,
             get_renderable=draw,
             refresh_per_second=per_second,
+            transient=is_transient,
             redirect_stdout=False,
             redirect_stderr=False,
         )

@@ -31,6 +31,21 @@ class Told:
     weight: Weight
 
 
+def stage(record: Record) -> str | None:
+    """What a run waits for from this event on, until the next one or its next step; None for an event that begins no wait."""
+    words = _STAGES.get(str(record["kind"]))
+    return words and words(record)
+
+
+def printed(record: Record) -> list[str]:
+    """Lines that an actor printed, to be shown as they are; none for an event of another kind."""
+    if record["kind"] != "printed":
+        return []
+    actor, num_more = record.get("actor"), record.get("num_more") or 0
+    more = [f"{actor}: ({num_more} lines before these are in its log)"] if num_more else []
+    return [*more, *(f"{actor}: {line}" for line in record.get("lines", ()))]
+
+
 def told(record: Record) -> Told | None:
     """The event in words; None for one that only programs read."""
     kind = str(record["kind"])
@@ -80,6 +95,11 @@ def _scale(record: Record) -> str:
     return f"{record.get('num_workers')} {actors} wanted, {record.get('before')} before ({record.get('reason')})"
 
 
+def _connecting(record: Record) -> str:
+    address = record.get("address")
+    return f"connects to Ray at {address}" if address else "Ray starts on this machine"
+
+
 def _checkpoint(record: Record) -> str:
     metric = record.get("metric")
     rated = "" if metric is None else f", held-out reward {metric:.3f}"
@@ -110,6 +130,13 @@ _SENTENCES: dict[str, Callable[[Record], str]] = {
     "worker_not_joined": lambda record: f"{_of_actor(record)}; it did not join",
 }
 """For events without a `message` of their own."""
+_STAGES: dict[str, Callable[[Record], str]] = {
+    "launched": lambda _: "the record and the model's files are checked",
+    "connecting": _connecting,
+    "starting": lambda _: "the actors start, the learner loads its model",
+    "learner_loaded": lambda _: "the learner is up, the other actors are not yet",
+    "evaluating": lambda record: f"{record.get('num_prompts', 'the')} held-out prompts are evaluated",
+}
 _WARNINGS = frozenset(
     {
         "checkpoint_failed",

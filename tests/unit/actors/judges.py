@@ -5,6 +5,7 @@ import contextlib
 import os
 import resource
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -124,6 +125,14 @@ def talkative(*, completion: str) -> float:
         with contextlib.suppress(OSError):
             if stat.S_ISFIFO(os.fstat(fd).st_mode):
                 os.write(fd, b"5\n")
+    return 1.0
+
+
+def printing(*, completion: str) -> float:
+    """As many lines as its completion says, then half a line that its child prints."""
+    for number in range(int(completion)):
+        print(f"line {number}")
+    subprocess.run(["printf", "half"], check=True)
     return 1.0
 
 

@@ -128,7 +128,7 @@ async def test_every_step_consumes_its_groups_and_is_saved_when_that_is_due():
 
 
 class ScriptedEvaluator:
-    async def run(self, rollouts: Any, *, version: int) -> dict[str, float]:
+    async def run(self, rollouts: Any, *, version: int, log: Any) -> dict[str, float]:
         return {"eval/reward": float(version)}
 
 
@@ -161,7 +161,8 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
         thread=InlineExecutor(),
     )
     means = {
-        (await evaluator.run(ListedRollouts(*order), version=0))["eval/reward"] for order in (groups, groups[::-1])
+        (await evaluator.run(ListedRollouts(*order), version=0, log=ListedEvents()))["eval/reward"]
+        for order in (groups, groups[::-1])
     }
     assert means == {(0.1 + 0.2 + 0.3) / 3}
 
@@ -226,7 +227,7 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
         thread=InlineExecutor(),
     )
     groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]
-    told = await evaluator.run(ListedRollouts(*groups), version=0)
+    told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
     by_source = {name: value for name, value in told.items() if name.count("/") == 2}
     assert by_source == {
         "eval/reward/easy": 0.0,

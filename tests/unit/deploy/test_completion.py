@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from deploy.cli.completion import run_directories, run_files, variant_kinds
+from deploy.cli.completion import run_directories, run_files, run_files_and_directories, settings, variant_kinds
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,16 @@ def test_an_only_folder_is_opened():
 def test_run_directories_are_offered_whole_and_those_below_runs_first():
     assert run_directories("") == ["runs/a", "runs/sweep/", "deploy/", "runs/"]
     assert run_directories("runs/s") == ["runs/sweep/b"]
+
+
+def test_what_is_evaluated_may_be_a_run_or_its_file():
+    assert run_files_and_directories("") == ["runs/a", "runs/sweep/", "deploy/", "runs/", "my.yaml"]
+
+
+def test_settings_are_offered_by_their_first_letters():
+    assert settings("buffer.groups") == ["buffer.groups_per_step"]
+    assert {"model", "buffer", "num_steps"} <= {*settings("")} and not any("." in name for name in settings(""))
+    assert settings("buffer.groups_per_step=") == []
 
 
 def test_nonsense_offers_nothing():

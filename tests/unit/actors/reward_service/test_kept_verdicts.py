@@ -73,7 +73,7 @@ async def test_a_verdict_of_a_source_that_was_edited_in_mid_run_is_not_kept_for_
     """The first process ends, and the one in its place reads the file anew."""
     edited, known = Endpoint(), dict[str, str]()
     edited.digest = "of the edited source"
-    monkeypatch.setattr(JudgeProcess, "start", lambda *_: asyncio.sleep(0, edited))
+    monkeypatch.setattr(JudgeProcess, "start", lambda *_, **__: asyncio.sleep(0, edited))
     endpoint = Endpoint()
     made = judging(endpoint, known)
     await made.judge(COLUMNS, calls(1))

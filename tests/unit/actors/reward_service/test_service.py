@@ -315,8 +315,8 @@ async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
 async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch):
     started, start = [], judging.Judging.start
 
-    async def starting(*of):
-        started.append(await start(*of))
+    async def starting(*of, **more):
+        started.append(await start(*of, **more))
         return started[-1]
 
     monkeypatch.setattr(judging.Judging, "start", starting)
@@ -372,3 +372,14 @@ async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
         assert (await scoring)[0]["reward"].to_pylist() == [1.0]
     finally:
         await rewards.close()
+
+
+async def test_what_a_judge_prints_goes_on_to_the_log_and_its_last_lines_to_the_driver(capfd):
+    async with service(f"{JUDGES}:printing") as rewards:
+        await rewards.score(batch_of(["2"]))
+        await rewards.score(batch_of(["7"]))
+        await rewards.close()
+        printed = rewards.progress().printed
+    assert printed.num_lines == 10
+    assert printed.lines == ("line 3", "line 4", "line 5", "line 6", "half")
+    assert capfd.readouterr().err.splitlines()[:3] == ["line 0", "line 1", "halfline 0"]

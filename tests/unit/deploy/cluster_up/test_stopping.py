@@ -54,10 +54,11 @@ def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = sign
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_not_come_to_log(number: int):
+def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_not_come_to_log(number: int, capsys):
     learner = ScriptedLearner()
     log = _stop(learner, number=number)
     assert log.kinds() == ["stopping"] and learner.is_saved
+    assert capsys.readouterr().err == "treadwheel: stopping; a second Ctrl-C skips what takes long\n"
     assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; Ctrl-C again skips it"
     ((version, metrics),) = log.steps
     assert version == 3 and metrics["reward/mean"] == 0.5

@@ -96,6 +96,25 @@ def test_a_run_that_begins_says_for_how_long():
     assert "starting for 1:15" in drawn(standing) and "not up yet" in drawn(standing)
 
 
+def test_a_run_that_begins_says_what_it_waits_for_and_who_is_not_up():
+    standing = standing_after(0, waited_s=20.0)
+    standing.event({"kind": "connecting", "time": BEGAN + 1, "address": None})
+    assert "starting for 0:20: Ray starts on this machine" in drawn(standing)
+    standing.event({"kind": "starting", "time": BEGAN + 8})
+    waits = [
+        {"actor": name, "phase": "starting", "since": BEGAN + at} for name, at in (("rollout-0", 8), ("rollout-1", 9))
+    ]
+    standing.status({"time": BEGAN + 9, "actors": waits})
+    text = drawn(standing)
+    assert "starting for 0:20: the actors start, the learner loads its model" in text
+    assert "0 of 2 serve, rollout-0 +1 starting 0:12" in text
+    standing.event({"kind": "started", "time": BEGAN + 15})
+    standing.event({"kind": "evaluating", "time": BEGAN + 15, "num_prompts": 64})
+    assert "step 1 for 0:05: 64 held-out prompts are evaluated" in drawn(standing)
+    standing.step(0, {"eval/accuracy": 0.5}, at=BEGAN + 18)
+    assert "step 1 for 0:05 " in drawn(standing)
+
+
 def test_the_end_is_said_and_nothing_is_left():
     standing = standing_after(80)
     standing.event({"kind": "finished", "time": BEGAN + 161})

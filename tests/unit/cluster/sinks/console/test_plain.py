@@ -58,3 +58,19 @@ def test_the_line_shows_what_is_there_and_which_kl_it_is():
     both = {"learner/kl_reference_k3_mean": 0.01234, "learner/kl_old_k3_mean": 0.5}
     assert line_of({**both, "staleness/max": 1.0, "foreign": 3.0}) == "KL to reference 0.0123  staleness 1"
     assert line_of({"learner/kl_old_k3_mean": 0.5}) == "KL to old policy 0.5000"
+
+
+def test_the_start_is_told_until_the_first_step_and_prints_as_they_come():
+    out = io.StringIO()
+    sink = PlainLines(4, stream=out)
+    sink.event({"kind": "connecting", "address": None})
+    sink.event({"kind": "evaluating", "num_prompts": 64})
+    sink.step(0, {"eval/accuracy": 0.5})
+    sink.event({"kind": "evaluating", "num_prompts": 64})
+    sink.event({"kind": "printed", "actor": "reward", "lines": ["7 of 9"], "num_more": 0})
+    assert out.getvalue().splitlines() == [
+        "starting: Ray starts on this machine",
+        "starting: 64 held-out prompts are evaluated",
+        "step 0/4  eval 0.500",
+        "reward: 7 of 9",
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.sinks.console.words import Weight, told
+from cluster.sinks.console.words import Weight, printed, stage, told
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,23 @@ def test_what_only_programs_read_has_no_words():
 
 
 def test_a_foreign_or_bare_record_of_a_known_kind_breaks_nothing():
-    from cluster.sinks.console.words import _SENTENCES
+    from cluster.sinks.console.words import _SENTENCES, _STAGES
 
     for kind in _SENTENCES:
         assert told({"kind": kind}) is not None
+    for kind in _STAGES:
+        assert stage({"kind": kind})
+    assert printed({"kind": "printed"}) == []
+
+
+def test_what_a_run_waits_for_is_said():
+    assert stage({"kind": "connecting", "address": None}) == "Ray starts on this machine"
+    assert stage({"kind": "connecting", "address": "head:6379"}) == "connects to Ray at head:6379"
+    assert stage({"kind": "evaluating", "num_prompts": 64}) == "64 held-out prompts are evaluated"
+    assert stage({"kind": "checkpoint"}) is None
+
+
+def test_what_an_actor_printed_is_shown_line_by_line():
+    record = {"kind": "printed", "actor": "reward", "lines": ["a", "b"], "num_more": 3}
+    assert printed(record) == ["reward: (3 lines before these are in its log)", "reward: a", "reward: b"]
+    assert told({**record, "time": 1.0}) is None and printed({"kind": "failure"}) == []
