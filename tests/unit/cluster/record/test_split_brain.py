@@ -8,6 +8,7 @@ import yaml
 from cluster.contracts.errors import ConfigError, InUseError, LedgerError, StorageError
 from cluster.contracts.schema import to_batch
 from cluster.record import store_claim
+from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
@@ -60,6 +61,17 @@ def test_a_driver_that_wakes_leaves_the_trajectories_that_the_next_one_recorded(
     next_one.write_file("checkpoints/step-000001/manifest.json", b"{}")
     Recorder(next_one, keep_steps=1).record(2, to_batch([row()]))
     assert [name[:11] for name in next_one.names("trajectories")] == ["pruned.json", "step-000002"]
+
+
+def test_a_driver_that_wakes_leaves_the_record_of_learning_of_the_next_one(url):
+    versions: dict[str, int] = {}
+    for version in (4, 7):  # one recorder of each driver, which were given different groups
+        recorder = Recorder(RunDirectory(url))
+        name, _ = recorder.record(1, to_batch([row(ticket_index=version)]))
+        recorder.record_learned(name, version)
+        versions[name] = version
+    found = {name: learned_of(RunDirectory(url), name) for name in versions}
+    assert {name: learned and learned.policy_version for name, learned in found.items()} == versions
 
 
 def test_a_ledger_among_faults_is_the_one_without_them(url, proxy):
