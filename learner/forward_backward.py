@@ -99,6 +99,8 @@ class Passes:
                 learned.take(mini_batch.in_batch(micro_batch), result.seen)
             losses.append(result.loss.detach())
             statistics.append(result.statistics)
+            # Else what it saw would be held through the next forward pass.
+            del result
             self._phases.move()
         learned.pass_by(mini_batch.rows)
         return torch.stack(losses), self._of_all_ranks(statistics)

@@ -11,7 +11,7 @@ from learner.algorithms.objective.batch import Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensSeen:
-    """Tensors that the loss made anyway, without gradient: keeping them costs nothing until someone asks for `columns`."""
+    """Tensors that the loss made anyway: keeping them costs no time until someone asks for `columns`."""
 
     rows: Prepared
     policy_BT: Tensor
