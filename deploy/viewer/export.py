@@ -8,7 +8,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from deploy.viewer.page import HERE
 from deploy.viewer.pages.group import group_data
 from deploy.viewer.pages.trajectory import TokensOfStep
 from deploy.viewer.runs import Run
-from deploy.viewer.steps import open_step, recorded_steps
+from deploy.viewer.steps import Group, open_step, recorded_steps
 
 _MOST_TOKENS = 400_000
 """In one file: some 60 bytes each."""
@@ -68,7 +68,7 @@ def _data(run: Run, number: int) -> dict[str, Any]:
     return {"run": run.name, "step": number, "groups": groups, "num_left_out": len(step.tickets) - len(tickets)}
 
 
-def _that_fit(groups: list[Any]) -> Iterator[int]:
+def _that_fit(groups: Sequence[Group]) -> Iterator[int]:
     """Tickets of the first groups, as many as a file takes; at least one."""
     num_tokens = 0
     for group in groups:

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
+from cluster.record.run_directory import RunDirectory
+from deploy.viewer.pages.trajectory import TokensOfStep
+from deploy.viewer.runs import Run
+from deploy.viewer.steps import open_step
 from tests.integration.commands import QUICKSTART, Background, treadwheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
@@ -136,3 +140,19 @@ def test_its_model_teaches_an_untrained_one_without_any_reward(finished, tmp_pat
     differ = treadwheel("passport", "diff", finished.run_dir, tmp_path / "run")
     assert differ.returncode == 1 and "mathematics.advantage.name: 'grpo' | 'none'" in differ.stdout
     assert "seed" not in differ.stdout
+
+
+def test_every_token_of_a_step_can_be_looked_at(finished):
+    """Texts by the tokenizer of the run's checkpoint, and what the learner saw of the first groups: the default."""
+    run = Run("run", RunDirectory(str(finished.run_dir)))
+    step = open_step(run, 80)
+    tokens, groups = TokensOfStep(run, step), step.groups()
+    assert (len(groups), len(groups[0].trajectories)) == (64, 8)
+    for group in groups:
+        for sample, text in step.completions(group.ticket_index).items():
+            seen = tokens.of(group.ticket_index, sample)
+            texts = [each for at, each in enumerate(seen["texts"]) if at not in seen["special"]]
+            assert "".join(texts) == text
+            assert (seen["learned"] is None) is (group not in groups[:8])
+            if seen["learned"]:
+                assert seen["learned"]["policy_logprobs"] == pytest.approx(seen["rollout"], abs=0.01)

@@ -33,6 +33,13 @@ LEARNED = {
     "clipped": [True, False, False],
     "entropies": [0.0, 0.5, 4.0],
 }
+ASKED = {
+    "messages": [
+        {"role": "user", "content": "What is 47 + 38?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 47}}}]},
+        {"role": "tool", "name": "add", "content": "b is missing"},
+    ]
+}
 COLOURS = {
     1: ["sequential-3", "sequential-4", "sequential-5"],  # surprise 0.5, 1, 2.5 nats
     2: ["sequential-7", "sequential-0", "sequential-8"],  # |−0.25 + 0.5| = 0.25, 0, 0.5 nats
@@ -60,7 +67,7 @@ def folder(tmp_path_factory) -> Path:
         STEP,
         [known, _row(1, [24, 25], reward=2.0)],
         [_row(0, _encoded(HOSTILE), ticket_index=8, **hostile), _row(1, [30], ticket_index=8, **hostile)],
-        [_row(0, _encoded("47 plus 38 " * 20), ticket_index=9, masked=range(40, 60))],
+        [_row(0, _encoded("47 plus 38 " * 20), ticket_index=9, masked=range(40, 60), info=json.dumps(ASKED))],
         [_row(0, [*_encoded("one two three\n") * 5000, 3][-50_000:], ticket_index=10)],
     )
     content = written_learned([pa.RecordBatch.from_pylist([LEARNED], schema=LEARNED_SCHEMA)], policy_version=3)
@@ -132,6 +139,15 @@ def test_keys_go_from_token_to_token_and_what_is_not_recorded_is_said(browser, g
         expect(page.locator(".token-card")).to_have_attribute("data-measure", "1")
         page.keyboard.press("k")
         expect(page).to_have_url(f"{group}/9/0")
+
+
+def test_a_prompt_with_tools_is_a_conversation_of_roles(browser, group):
+    with looking(browser, f"{group}/9") as page:
+        messages = page.locator(".message")
+        expect(messages.locator("b")).to_have_text(["user", "assistant", "tool add"])
+        assert json.loads(str(messages.nth(1).locator("pre").text_content())) == {"name": "add", "arguments": {"a": 47}}
+        page.get_by_text("As the policy read it").click()
+        expect(page.locator(".prompt")).to_contain_text("1+1=")
 
 
 def test_a_group_shows_its_completions_the_best_first_and_leads_to_their_tokens(browser, group):

@@ -49,7 +49,7 @@ def told_of(step: RecordedStep, found: Group) -> dict[str, Any]:
         "seconds": found.seconds,
         "prompt": {
             "text": text,
-            "messages": columns.get("messages"),
+            "messages": _conversation(columns.get("messages")),
             "columns": {name: value for name, value in columns.items() if name != "messages"},
         },
         "trajectories": [_row(each) for each in sorted(found.trajectories, key=_best_first)],
@@ -64,6 +64,12 @@ def common_beginning(texts: Sequence[str]) -> str:
     if shared not in texts:
         shared = shared[: max(shared.rfind(" "), shared.rfind("\n")) + 1]
     return shared if len(shared) >= _WORTH_FOLDING else ""
+
+
+def _conversation(messages: Any) -> list[dict[str, Any]] | None:
+    """None for what is no conversation: imported trajectories may hold anything under that name."""
+    is_one = isinstance(messages, list) and all(isinstance(each, dict) and "role" in each for each in messages)
+    return messages if is_one else None
 
 
 def _best_first(trajectory: Trajectory) -> tuple[float, int]:

@@ -1,7 +1,8 @@
 // What a group's pages share: where it is, its prompt with roles and tools, and what became of a trajectory in words.
-import { element, number, seconds } from "./words.js";
+import { element, number } from "./words.js";
 
 const LONG = 1200;
+const ROLES = ["system", "user", "assistant", "tool"];
 
 /** Links `[words, address]` from the run down to here, the last one without an address. */
 export function trail(links) {
@@ -21,13 +22,14 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "j" || event.key === "k") document.querySelector(`[data-key="${event.key}"]`)?.click();
 });
 
-function said(role, text, cls = "") {
-  return element("div", { class: `message ${cls}` }, element("b", {}, role), element("pre", {}, text));
+function said(message) {
+  const role = ROLES.includes(message.role) ? message.role : "other";
+  return element("div", { class: `message role-${role}` }, element("b", {}, message.name ? `${message.role} ${message.name}` : message.role), element("pre", {}, content(message)));
 }
 
 function content(message) {
   const text = typeof message.content === "string" ? message.content : message.content ? JSON.stringify(message.content, null, 2) : "";
-  const calls = (message.tool_calls ?? []).map((call) => JSON.stringify(call.function ?? call, null, 2));
+  const calls = (Array.isArray(message.tool_calls) ? message.tool_calls : []).map((call) => JSON.stringify(call?.function ?? call, null, 2));
   return [text, ...calls].filter(Boolean).join("\n");
 }
 
@@ -39,7 +41,7 @@ export function prompt({ text, messages, columns }, { open }) {
     element("span", { class: "soft begins" }, last.slice(0, 200)), element("small", {}, `${number(length)} characters`)));
   shown.open = open && length <= LONG;
   if (messages) {
-    shown.append(...messages.map((message) => said(message.name ? `${message.role} ${message.name}` : message.role, content(message), `role-${["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "other"}`)));
+    shown.append(...messages.map(said));
     shown.append(element("details", {}, element("summary", {}, "As the policy read it"), element("pre", {}, text)));
   } else shown.append(element("pre", {}, text));
   if (Object.keys(columns).length) shown.append(element("details", {}, element("summary", {}, "What else came with it"), element("pre", {}, JSON.stringify(columns, null, 2))));
@@ -50,7 +52,7 @@ export function reward(trajectory) {
   return trajectory.reward === null ? trajectory.reward_status ?? "no reward" : number(trajectory.reward);
 }
 
-export const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
+const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
 
 /** Names and values of one trajectory. */
 export function facts(trajectory) {
@@ -76,8 +78,4 @@ export function verdict(trajectory) {
   if (!parts.length && !trajectory.reward_message) return null;
   return element("div", { class: "verdict" }, ...(parts.length ? [element("ul", { class: "row", "aria-label": "Parts of the reward" }, ...parts)] : []),
     ...(trajectory.reward_message ? [element("p", { class: trajectory.reward === null ? "bad" : "soft" }, trajectory.reward_message)] : []));
-}
-
-export function lasting(group) {
-  return `sampled in ${seconds(group.seconds)}`;
 }

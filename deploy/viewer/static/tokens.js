@@ -63,21 +63,25 @@ export class Tokens {
     for (const piece of this.pieces) if (piece.spans) piece.spans.forEach((span, place) => this.#color(span, piece.start + place));
   }
 
-  /** Shows the numbers of the token at a place; by the keyboard it is said, and brought into the window. */
-  point(at, { said = false } = {}) {
+  /** Shows the numbers of the token at a place. */
+  point(at) {
     this.#span(this.at)?.classList.remove("at");
     this.at = at;
     const span = this.#built(at);
     span.classList.add("at");
     delete this.about.dataset.empty;
-    const text = JSON.stringify(this.tokens.texts[at]).slice(1, -1);
     const part = this.tokens.characters[at] ? ` part of “${this.tokens.characters[at]}”` : "";
+    const text = JSON.stringify(this.tokens.texts[at]).slice(1, -1) + part;
     const entries = facts(this.tokens, at, this.step).filter(([, shown]) => shown !== "–");
-    this.numbers.replaceChildren(element("div", { class: "whole-row" }, element("dt", {}, "Text"), element("dd", { class: "mono break" }, text + part)),
+    this.numbers.replaceChildren(element("div", { class: "whole-row" }, element("dt", {}, "Text"), element("dd", { class: "mono break" }, text)),
       ...entries.map(([name, shown]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown))));
-    if (!said) return;
-    span.scrollIntoView({ block: "nearest" });
-    this.said.textContent = `${text}${part}: ${entries.map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
+    return `${text}: ${entries.map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
+  }
+
+  /** As `point`, for the keyboard: brings the token into the window, and tells a screen reader its numbers. */
+  go(at) {
+    this.said.textContent = this.point(at);
+    this.#span(at).scrollIntoView({ block: "nearest" });
   }
 
   #write() {
@@ -134,13 +138,13 @@ export class Tokens {
   }
 
   #explain() {
-    const { scale, bounds, missing, what, unit } = this.measure;
-    if (missing) return this.legend.replaceChildren(element("p", { class: "missing" }, `${MEASURES[Number(this.element.dataset.measure) - 1].name}: ${missing}.`));
-    const names = scale === "mask" ? [["mask-1", "trained on"], ["mask-0", "not trained on"]]
+    const { name, scale, bounds, missing, own, what, unit } = this.measure;
+    if (missing) return this.legend.replaceChildren(element("p", { class: "missing" }, `${name}: ${missing}.`));
+    const colours = scale === "mask" ? [["mask-1", "trained on"], ["mask-0", "not trained on"]]
       : Array.from({ length: 9 }, (_, level) => [`${scale}-${level}`, level === 0 ? `< ${bounds[0]}` : String(bounds[level - 1])]);
-    const swatches = names.map(([name, words]) => element("li", { class: `t ${name}` }, words));
+    const swatches = colours.map(([colour, words]) => element("li", { class: `t ${colour}` }, words));
     if (this.measure.frames) swatches.push(element("li", { class: "t clipped" }, "clipped"));
-    this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
+    this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : "", own ? "; the scale is this trajectory’s" : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
   }
 
   /** One bar for each stretch: the colour that stands out most in it. */
@@ -164,10 +168,10 @@ export class Tokens {
     this.text.addEventListener("click", (event) => event.target.dataset.at && this.point(Number(event.target.dataset.at)));
     this.text.addEventListener("keydown", (event) => {
       const last = this.tokens.ids.length - 1, at = this.at ?? -1;
-      const goal = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: this.#below(1), ArrowUp: this.#below(-1), Home: 0, End: last }[event.key];
-      if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      const goal = { ArrowRight: () => at + 1, ArrowLeft: () => at - 1, ArrowDown: () => this.#below(1), ArrowUp: () => this.#below(-1), Home: () => 0, End: () => last }[event.key];
+      if (!goal || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
-      this.point(Math.min(Math.max(goal, 0), last), { said: true });
+      this.go(Math.min(Math.max(goal(), 0), last));
     });
     this.strip.addEventListener("click", (event) => {
       const box = this.strip.getBoundingClientRect();
@@ -197,7 +201,7 @@ export class Tokens {
     for (let at = (this.at ?? -1) + direction; at >= 0 && at < this.tokens.ids.length; at += direction) {
       if (stands(this.measure.scale, this.measure.level(at)) || this.measure.frame?.(at)) {
         this.text.focus({ preventScroll: true });
-        return this.point(at, { said: true });
+        return this.go(at);
       }
     }
     this.said.textContent = "No token stands out further on.";

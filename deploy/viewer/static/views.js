@@ -1,9 +1,9 @@
 // The views of a group and of a trajectory, from their data and the addresses of what they link to.
-import { factList, facts, lasting, neighbours, prompt, reward, trail, verdict } from "./prompts.js";
+import { factList, facts, neighbours, prompt, reward, trail, verdict } from "./prompts.js";
 import { Tokens } from "./tokens.js";
-import { element, number } from "./words.js";
+import { element, number, seconds } from "./words.js";
 
-const or = (made) => (made ? [made] : []);
+const ifAny = (made) => (made ? [made] : []);
 
 /** Each trajectory's reward as a chip; `current` is the sample of this page. */
 function siblings(group, links, current) {
@@ -31,7 +31,7 @@ export function groupView(group, links) {
     const address = links.trajectory(group.ticket, each.sample_index);
     return element("article", { class: "card completion", "aria-label": `Trajectory ${each.sample_index}` },
       element("header", {}, element("a", { href: address }, `Trajectory ${each.sample_index}`), element("b", { class: "reward" }, reward(each))),
-      ...or(verdict(each)),
+      ...ifAny(verdict(each)),
       element("pre", { tabindex: "0", "aria-label": `Completion of trajectory ${each.sample_index}` }, ...(group.folded ? [element("span", { class: "fold", title: group.folded }, "… ")] : []), each.text),
       ...(each.num_left_out ? [element("p", { class: "soft" }, `${number(each.num_left_out)} more characters: `, element("a", { href: address }, "all tokens"))] : []),
       element("dl", { class: "lines" }, ...entries));
@@ -41,7 +41,7 @@ export function groupView(group, links) {
     trail([[`Step ${group.step}`, links.step(group.step)], [`Group ${group.ticket}`, null]]),
     element("div", { class: "row spread" }, element("h1", {}, `Group ${group.ticket} of step ${group.step}`), neighbours(links.group(group.before), links.group(group.after), "group")),
     factList([...spread(group), ["Trajectories", String(group.trajectories.length)], ["Tokens", range(lengths)],
-      ["Place in the step", `${group.place}`, `of ${group.num_groups}, ${lasting(group)}`]]),
+      ["Place in the step", `${group.place}`, `of ${group.num_groups}, sampled in ${seconds(group.seconds)}`]]),
     element("p", { class: "soft break" }, `Prompt ${group.prompt_id}`),
     prompt(group.prompt, { open: true }), ...folded,
     element("section", { class: "completions", "aria-label": "Completions, the best reward first" }, ...cards),
@@ -55,7 +55,7 @@ export function trajectoryView(group, links) {
     trail([[`Step ${group.step}`, links.step(group.step)], [`Group ${group.ticket}`, links.group(group.ticket)], [`Trajectory ${group.sample}`, null]]),
     element("div", { class: "row spread" }, element("h1", {}, `Trajectory ${group.sample}`), neighbours(at(place - 1), at(place + 1), "trajectory")),
     siblings(group, links, group.sample),
-    factList(facts(each)), ...or(verdict(each)),
+    factList(facts(each)), ...ifAny(verdict(each)),
     prompt(group.prompt, { open: false }),
     ...(group.tokens.tokenizer ? [element("p", { class: "card" }, group.tokens.tokenizer)] : []),
     new Tokens(group.tokens, group.step).element,

@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
+from typer.testing import CliRunner
 
 from cluster.contracts.errors import ConfigError
+from deploy.cli import app
 from deploy.viewer import export as exporting
 from deploy.viewer.export import export
 from tests.unit.cluster.contracts.rows import row
@@ -57,3 +59,15 @@ def test_a_step_that_is_not_there_and_a_file_that_cannot_be_are_refused(folder, 
         export(str(folder), step=5, file=str(tmp_path / "step.html"))
     with pytest.raises(ConfigError, match=r"step\.html cannot be written: No such file or directory"):
         export(str(folder), step=3, file=str(tmp_path / "no/step.html"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--step", "3"], "--step says which step --export writes"),
+        (["run", "other", "--export", "step.html"], "--export writes a step of one run, and 2 were named"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments, said):
+    refused = CliRunner().invoke(app, ["view", *arguments])
+    assert refused.exit_code == 2 and said in refused.stderr

@@ -39,6 +39,12 @@ def test_a_prompt_is_a_conversation_where_it_was_one(tmp_path):
     assert data["prompt"] == {"text": "1+1=", "messages": said, "columns": {"answer": "2"}}
 
 
+@pytest.mark.parametrize("messages", ["1+1?", [1, 2], [{"content": "1+1?"}]])
+def test_what_an_import_calls_messages_need_not_be_a_conversation(tmp_path, messages):
+    data = _data(tmp_path, row(info=json.dumps({"messages": messages})))
+    assert data["prompt"]["messages"] is None
+
+
 def test_what_all_begin_with_is_told_once(tmp_path):
     texts = [f"{SAME}{end}" for end in ("seven and two", "seven and three")]
     data = _data(tmp_path, *(row(sample_index=at, completion_text=text) for at, text in enumerate(texts)))
