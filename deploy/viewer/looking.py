@@ -10,13 +10,12 @@ import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
 from deploy.viewer.runs import Run
-from deploy.viewer.steps import RecordedStep, Trajectory, open_step
+from deploy.viewer.steps import RecordedStep, Trajectory, num_readable, open_step
 
 _MOST_FOUND = 30
 _MOST_TRAJECTORIES, _MOST_CHARACTERS = 20_000, 50_000_000
 """That one answer looks at."""
-_MOST_STEPS, _MOST_STORED_STEPS = 200, 4
-"""An object store gives whole files."""
+_MOST_STEPS = 200
 _AROUND = 160
 """Characters shown on each side of what was looked for."""
 
@@ -65,7 +64,7 @@ def look(run: Run, wanted: Wanted, steps: Sequence[int], *, start: Place | None 
     ]
     answer = Answer(found=[])
     num_characters = 0
-    most = _MOST_STEPS if run.directory.is_local else _MOST_STORED_STEPS
+    most = num_readable(run, asked[0], most=_MOST_STEPS) if asked else 0
     for step in asked[:most]:
         first = start.num_groups if start and step == start.step else 0
         for place, (ticket, rows, recorded) in enumerate(_groups(run, step, first), start=first):

@@ -14,8 +14,7 @@ from deploy.viewer.steps import open_step
 REWARD = "reward"
 _MOST_TRAJECTORIES = 40_000
 """On one page, over all its steps."""
-_MOST_STEPS, _MOST_STORED_STEPS = 40, 8
-"""An object store gives whole files."""
+MOST_STEPS = 40
 _MOST_VALUES = 400
 """Of a step and a component that are kept: evenly spaced in their order."""
 NUM_ROWS = 16
@@ -82,9 +81,8 @@ def _scores(found: Sequence[tuple[float, int, int]], num_trajectories: int) -> S
     )
 
 
-def chosen(steps: Sequence[int], *, num_trajectories: int, is_local: bool) -> list[int]:
-    """Evenly spaced steps, the first and the last among them: as many as a page may read, where each has so many trajectories."""
-    most = _MOST_STEPS if is_local else _MOST_STORED_STEPS
+def chosen(steps: Sequence[int], *, num_trajectories: int, most: int = MOST_STEPS) -> list[int]:
+    """At most `most` evenly spaced steps, the first and the last among them, and fewer where each has very many trajectories."""
     most = max(min(most, _MOST_TRAJECTORIES // max(num_trajectories, 1)), 2)
     if len(steps) <= most:
         return list(steps)

@@ -32,6 +32,8 @@ from deploy.viewer.runs import Run
 
 _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
          "started_at", "finished_at", "loss_mask", "policy_versions")  # fmt: skip
+_MOST_BYTES = 64_000_000
+"""That one answer takes from an object store."""
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
 
 
@@ -195,6 +197,16 @@ def open_step(run: Run, step: int) -> RecordedStep:
 def recorded_steps(run: Run) -> list[int]:
     """Steps whose trajectories are there, in order."""
     return sorted({step for name in run.directory.names("trajectories") if (step := step_of(name)) is not None})
+
+
+def num_readable(run: Run, step: int, *, most: int) -> int:
+    """Steps that one answer may read if their files are as large as this one's: `most` on a disk, where only what is asked for is read; of
+    an object store as many as `_MOST_BYTES` hold, and one at least."""
+    record = run.chain().record(step)
+    if run.directory.is_local or record is None:
+        return most
+    size = run.directory.size_bytes(record.trajectories) or 1
+    return max(1, min(most, _MOST_BYTES // size))
 
 
 def neighbours(numbers: list[int], number: int) -> tuple[int | None, int | None]:

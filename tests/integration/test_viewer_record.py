@@ -65,8 +65,9 @@ def test_the_dots_of_a_step_are_the_rewards_of_its_file_at_their_places(browser,
         expect(page.locator("tr[data-ticket='4']")).to_contain_text("1 failed")
         page.keyboard.press("ArrowLeft")
         expect(page).to_have_url(f"{url}run/run/step/1")
-        dot = page.locator("tr[data-ticket='0'] a:has(circle[data-sample='1'])")
-        expect(dot).to_have_attribute("href", "/run/run/step/1/group/0/1")
+        page.locator("tr[data-ticket='0'] circle[data-sample='1']").click()
+        expect(page).to_have_url(f"{url}run/run/step/1/group/0/1")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("1")
 
 
 def test_a_curve_leads_to_its_step_and_the_ledger_to_a_groups(browser, folder):

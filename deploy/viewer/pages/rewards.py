@@ -10,8 +10,8 @@ from deploy.viewer.chain import Chain
 from deploy.viewer.dots import axis_of, percent
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
-from deploy.viewer.scores import NUM_ROWS, REWARD, Scores, chosen, picture, scores_of
-from deploy.viewer.steps import open_step, recorded_steps
+from deploy.viewer.scores import MOST_STEPS, NUM_ROWS, REWARD, Scores, chosen, picture, scores_of
+from deploy.viewer.steps import num_readable, open_step, recorded_steps
 
 _MOST_COMPONENTS, _MOST_FAILURES, _MOST_EXAMPLES = 12, 40, 5
 _MOST_CHARACTERS = 160
@@ -44,7 +44,7 @@ def _scores(run: Run, steps: Sequence[int]) -> dict[int, Mapping[str, Scores]]:
         return {}
     newest = scores_of(run, steps[-1])
     size = max((scores.num + scores.num_without for scores in newest.values()), default=0)
-    read = chosen(steps, num_trajectories=size, is_local=run.directory.is_local)
+    read = chosen(steps, num_trajectories=size, most=num_readable(run, steps[-1], most=MOST_STEPS))
     return {step: scores for step in read if (scores := scores_of(run, step))}
 
 

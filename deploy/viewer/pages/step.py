@@ -3,16 +3,17 @@ of steps that leads there."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cluster.contracts.errors import DataError
 from deploy.viewer import fleet
 from deploy.viewer.chain import Chain
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, percent
 from deploy.viewer.page import asked_whole_number, page
+from deploy.viewer.pages.group import common_beginning
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import Group, RecordedStep, Trajectory, neighbours, open_step, recorded_steps
 
@@ -96,7 +97,9 @@ def step(run: Run, request: Request) -> dict[str, Any]:
     rows = sorted((_row(place, group) for place, group in enumerate(groups)), key=_SORTS.get(sort, _SORTS["order"]))
     first = max(asked_whole_number(request, "from") or 0, 0)
     shown = [_drawn(row, axis, recorded) for row in rows[first : first + PER_PAGE] if recorded]
-    shared = shared_beginning([row["prompt"] for row in shown])
+    prompts = [row["prompt"] for row in shown]
+    shared = common_beginning(prompts) if len(set(prompts)) > 1 else ""
+    detailed, damage = _detailed(run, recorded)
     return {
         "step": number,
         "previous": previous,
@@ -114,7 +117,11 @@ def step(run: Run, request: Request) -> dict[str, Any]:
         "earlier": max(first - PER_PAGE, 0) if first else None,
         "later": first + PER_PAGE if first + PER_PAGE < len(rows) else None,
         "shared": shared,
-        "rows": [{**row, "prompt": _short(row["prompt"], shared)} for row in shown],
+        "num_detailed": len(detailed),
+        "damage": damage,
+        "rows": [
+            {**row, "prompt": _short(row["prompt"], shared), "is_detailed": row["ticket"] in detailed} for row in shown
+        ],
         "workers": workers(groups),
         "failed": failed(groups),
         "dropped": dropped(number, run.chain(), run.events()),
@@ -130,6 +137,18 @@ def _opened(run: Run, number: int) -> tuple[RecordedStep | None, str]:
         return open_step(run, number), ""
     except HTTPException as error:
         return None, error.detail
+
+
+def _detailed(run: Run, recorded: RecordedStep | None) -> tuple[set[int], str]:
+    """Groups of which the learner's numbers of each token are recorded, and what is wrong with that record. Of an object store it is not
+    asked for: it would be read whole."""
+    if recorded is None or not run.directory.is_local:
+        return set(), ""
+    try:
+        learned = recorded.learned()
+    except DataError as error:
+        return set(), str(error)
+    return {ticket for ticket, _ in learned.places} if learned else set(), ""
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -189,16 +208,6 @@ def said(text: str, columns: Mapping[str, Any]) -> str:
         users = [each.get("content") for each in messages if isinstance(each, dict) and each.get("role") == "user"]
         text = next((content for content in reversed(users) if isinstance(content, str)), text)
     return " ".join(text[:_MOST_CHARACTERS].split())
-
-
-def shared_beginning(texts: Sequence[str]) -> str:
-    """Whole words with which all of several texts begin; empty where those are few."""
-    if len(set(texts)) < 2:
-        return ""
-    pairs = zip(min(texts), max(texts), strict=False)
-    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    shared = shared[: shared.rfind(" ") + 1]
-    return shared if len(shared) > 12 else ""
 
 
 def _short(text: str, shared: str) -> str:

@@ -1,4 +1,4 @@
-// What every page has: the switch of colours, and times in the reader's own zone.
+// What every page has: the switch of colours, navigation that shows where one is, and times in the reader's own zone.
 const html = document.documentElement;
 const button = document.querySelector("#theme");
 const SAID = { system: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
@@ -19,6 +19,10 @@ button.addEventListener("click", () => {
   show();
 });
 show();
+
+// On a telephone the entry of this page may lie beyond the edge.
+const tabs = document.querySelector(".tabs"), current = tabs?.querySelector("[aria-current]");
+if (current && current.offsetLeft + current.offsetWidth > tabs.clientWidth) tabs.scrollLeft = current.offsetLeft - tabs.clientWidth / 3;
 
 for (const time of document.querySelectorAll("time[data-unix]")) {
   time.title = time.textContent;

@@ -37,10 +37,10 @@ def test_many_values_are_thinned_with_both_ends(tmp_path):
 
 def test_a_page_reads_few_steps_of_many_and_fewer_where_they_are_large():
     steps = list(range(1, 10_001))
-    assert len(chosen(steps, num_trajectories=100, is_local=True)) == 40
-    assert len(chosen(steps, num_trajectories=100, is_local=False)) == 8
-    assert chosen(steps, num_trajectories=20_000, is_local=True) == [1, 10_000]
-    assert chosen([3, 4], num_trajectories=100, is_local=True) == [3, 4]
+    assert len(chosen(steps, num_trajectories=100)) == 40
+    assert len(chosen(steps, num_trajectories=100, most=8)) == 8
+    assert chosen(steps, num_trajectories=20_000) == [1, 10_000]
+    assert chosen([3, 4], num_trajectories=100) == [3, 4]
 
 
 def test_a_picture_has_a_column_a_step_and_shares_in_their_place(run):

@@ -4,9 +4,10 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deploy.viewer import looking
+from deploy.viewer import looking, steps
 from deploy.viewer.app import create_app
 from deploy.viewer.pages.search import search
+from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
 from tests.unit.deploy.viewer.run_files import write_run
 
@@ -82,6 +83,15 @@ def test_few_steps_are_opened_for_one_answer(folder, monkeypatch):
     first = search(opened(folder), asking("text=needle"))
     assert (first["found"], first["further"]) == ([], "text=needle&from=1.0")
     assert len(_found(folder, first["further"])) == 3
+
+
+def test_of_an_object_store_one_answer_takes_few_bytes_and_one_step_at_least(monkeypatch):
+    with s3("searched"):
+        place = "s3://searched/run"
+        record(place, [group(0, 1.0)], [group(1, 0.0)])
+        assert [found[0] for found in _found(place, "")] == [2, 1]
+        monkeypatch.setattr(steps, "_MOST_BYTES", 1)
+        assert search(opened(place), asking("min_reward=1"))["further"] == "min_reward=1&from=1.0"
 
 
 @pytest.mark.parametrize("query", ["min_reward=much", "staleness=0.5", "steps=1-2-3", "max_reward=inf"])

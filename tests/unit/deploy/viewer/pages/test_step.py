@@ -1,9 +1,11 @@
 """One step down to each reward, and the list of steps."""
 
+import pyarrow as pa
 import pytest
 from starlette.exceptions import HTTPException
 
-from deploy.viewer.pages.step import PER_PAGE, said, shared_beginning, step, steps
+from cluster.contracts.learned import LEARNED_SCHEMA, written_learned
+from deploy.viewer.pages.step import PER_PAGE, said, step, steps
 from tests.unit.deploy.viewer import run_files
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
 from tests.unit.deploy.viewer.run_files import event, write_run
@@ -107,7 +109,7 @@ def test_ten_thousand_steps_are_listed_in_pages(tmp_path):
     assert steps(run, asking("before=1"))["older"] is None
 
 
-def test_a_prompt_is_named_by_its_last_question_and_without_what_all_prompts_say():
+def test_a_prompt_is_named_by_its_last_question():
     talk = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Ho"},
@@ -115,5 +117,21 @@ def test_a_prompt_is_named_by_its_last_question_and_without_what_all_prompts_say
     ]
     assert said("<|user|>Hi", {"messages": talk}) == "How many?"
     assert said("What  is\n1+1?", {}) == "What is 1+1?"
-    assert shared_beginning(["Please compute 1+1", "Please compute 2+2"]) == "Please compute "
-    assert shared_beginning(["Please compute 1+1"] * 2) == "" == shared_beginning(["a b", "a c"])
+
+
+def test_what_all_prompts_say_is_said_once(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rule = "Answer with a number and with nothing else, please."
+    record(folder, [group(0, 1.0, prompt_text=f"{rule} 1+1?"), group(1, 1.0, prompt_text=f"{rule} 2+2?")])
+    told = step(opened(folder), asking(step="1"))
+    assert (told["shared"], [row["prompt"] for row in told["rows"]]) == (f"{rule} ", ["…1+1?", "…2+2?"])
+
+
+def test_groups_whose_tokens_are_recorded_are_marked_and_a_damaged_record_is_said(run):
+    learned = {"ticket_index": 5, "sample_index": 1, "policy_logprobs": [-0.5]}
+    batch = pa.RecordBatch.from_pylist([learned], schema=LEARNED_SCHEMA)
+    run.directory.write_file("learned/step-000002.arrow", written_learned([batch], policy_version=1))
+    told = step(run, asking(step="2"))
+    assert (told["num_detailed"], [row["is_detailed"] for row in told["rows"]]) == (1, [False, True])
+    run.directory.write_file("learned/step-000002.arrow", b"torn")
+    assert "a damaged record of learning" in step(run, asking(step="2"))["damage"]
