@@ -218,7 +218,6 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
     with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # a judge that fails is told of
         waits, ledger = _wait_for_nodes_s(config, address), Ledger(run_dir)
-        log.event("connecting", address=named(address))
         async with (
             connected(address),
             cluster(config, run_dir, ledger, log, wait_for_nodes_s=waits) as made,

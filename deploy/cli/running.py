@@ -115,6 +115,7 @@ def evaluate(
 ) -> None:
     """Held-out evaluation of run files (their starting model), run directories (their last checkpoint) or checkpoints."""
     with reporting(debug=debug):
+        from cluster.sinks.console.waiting import waiting
         from deploy import evaluation
 
         overrides = [each for each in targets if _is_override(each)]
@@ -124,7 +125,9 @@ def evaluate(
                 f"nothing to evaluate in {' '.join(targets)!r}; name a run file, a run directory or a checkpoint"
             )
         for target in named:
-            evaluation.print_scores(target, evaluation.evaluate(target, overrides, address=address))
+            with waiting(f"evaluates {target}"):
+                scores = evaluation.evaluate(target, overrides, address=address)
+            evaluation.print_scores(target, scores)
 
 
 @app.command(rich_help_panel="Run")

@@ -43,7 +43,7 @@ class PlainLines:
         self._stream = stream
         self._now = now
         self._pace = Pace()
-        self._is_starting = True
+        self._is_starting = num_steps > 0  # an evaluation says its scores alone
 
     def step(self, version: int, metrics: Mapping[str, float], *, at: float | None = None) -> None:
         """`at` is when the step was made, in Unix seconds; now, unless given."""

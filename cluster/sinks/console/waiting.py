@@ -1,4 +1,4 @@
-"""What a command does before it has anything to show: a spinner, which leaves nothing behind; one line where there is no terminal."""
+"""What a command does before it has anything to show: in a terminal a spinner, which leaves nothing behind."""
 
 import contextlib
 import sys
@@ -18,7 +18,6 @@ _PER_SECOND = 8.0
 def waiting(doing: str) -> Iterator[None]:
     """While the block runs. What is printed meanwhile stays, above the spinner."""
     if not is_live(sys.stdout):
-        print(doing, flush=True)
         yield
         return
     began = time.monotonic()
