@@ -19,6 +19,8 @@ class Chain:
     """Of the steps from 1 on, up to where the chain breaks."""
     problem: str | None = None
     """What contradicts the last of `records`; None for a whole chain."""
+    is_torn: bool = False
+    """The last line has no end: a driver writes it, or a crash tore it."""
 
     def step_of(self, ticket: int) -> int | None:
         """The step that this group trained; None when none of the records names it."""
@@ -67,7 +69,10 @@ class ChainReader:
                 records.append(record)
         except LedgerError as error:
             problem = str(error).partition("\n")[0]
-        self._lines, self._chain = lines, Chain(records=records, problem=problem)
+        self._lines, self._chain = (
+            lines,
+            Chain(records=records, problem=problem, is_torn=problem is None and len(lines) > len(records)),
+        )
 
 
 def names_its_file(record: Record) -> bool:

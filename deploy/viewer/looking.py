@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
+from cluster.contracts.errors import DataError
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, Trajectory, num_readable, open_step
 
@@ -50,6 +51,8 @@ class Answer:
     """Looked at."""
     first_step: int | None = None
     """The oldest step that was looked at, in part or whole."""
+    damaged: list[str] = field(default_factory=list)
+    """Steps that could not be looked at, a sentence each."""
     further: Place | None = None
     """None: all that was asked for was looked at."""
 
@@ -67,18 +70,21 @@ def look(run: Run, wanted: Wanted, steps: Sequence[int], *, start: Place | None 
     most = num_readable(run, asked[0], most=_MOST_STEPS) if asked else 0
     for step in asked[:most]:
         first = start.num_groups if start and step == start.step else 0
-        for place, (ticket, rows, recorded) in enumerate(_groups(run, step, first), start=first):
-            if (
-                len(answer.found) >= _MOST_FOUND
-                or answer.num_trajectories >= _MOST_TRAJECTORIES
-                or num_characters >= _MOST_CHARACTERS
-            ):
-                answer.further = Place(step=step, num_groups=place)
-                return answer
-            answer.first_step = step
-            answer.num_trajectories += rows.num_rows
-            num_characters += rows["completion_text"].nbytes if wanted.text else 0
-            answer.found += _matches(recorded, ticket, rows, wanted)
+        try:
+            for place, (ticket, rows, recorded) in enumerate(_groups(run, step, first), start=first):
+                if (
+                    len(answer.found) >= _MOST_FOUND
+                    or answer.num_trajectories >= _MOST_TRAJECTORIES
+                    or num_characters >= _MOST_CHARACTERS
+                ):
+                    answer.further = Place(step=step, num_groups=place)
+                    return answer
+                answer.first_step = step
+                answer.num_trajectories += rows.num_rows
+                num_characters += rows["completion_text"].nbytes if wanted.text else 0
+                answer.found += _matches(recorded, ticket, rows, wanted)
+        except DataError as error:
+            answer.damaged.append(str(error))
     if len(asked) > most:
         answer.further = Place(step=asked[most])
     return answer

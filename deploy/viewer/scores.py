@@ -7,9 +7,10 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from cluster.contracts.errors import DataError
 from deploy.viewer.dots import Axis, mean_and_spread, percent
 from deploy.viewer.runs import Run
-from deploy.viewer.steps import open_step
+from deploy.viewer.steps import RecordedStep, open_step
 
 REWARD = "reward"
 _MOST_TRAJECTORIES = 40_000
@@ -38,8 +39,8 @@ class Scores:
 
 
 def scores_of(run: Run, step: int) -> Mapping[str, Scores]:
-    """By component; the reward itself is `reward`. Empty where the step has no trajectories (any more). What a step recorded does not
-    change: it is read once."""
+    """By component; the reward itself is `reward`. Empty where the step's trajectories are removed or damaged. What a step recorded does
+    not change: it is read once."""
     record = run.chain().record(step)
     return _read(run, step) if record is None else _read_once(run, step, record.trajectories_digest)
 
@@ -51,9 +52,12 @@ def _read_once(run: Run, step: int, digest: str) -> Mapping[str, Scores]:
 
 def _read(run: Run, step: int) -> Mapping[str, Scores]:
     try:
-        recorded = open_step(run, step)
-    except HTTPException:
+        return _of(open_step(run, step))
+    except (HTTPException, DataError):  # the step's own page says why
         return {}
+
+
+def _of(recorded: RecordedStep) -> Mapping[str, Scores]:
     found: dict[str, list[tuple[float, int, int]]] = {}
     num = 0
     for ticket in recorded.tickets:

@@ -37,6 +37,7 @@ def search(run: Run, request: Request) -> dict[str, Any]:
         "found": answer.found,
         "num_trajectories": answer.num_trajectories,
         "first_step": answer.first_step,
+        "damaged": answer.damaged,
         "num_recorded": len(steps),
         "further": further,
         "workers": sorted(workers),

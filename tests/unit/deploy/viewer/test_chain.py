@@ -42,9 +42,10 @@ def test_a_torn_last_line_waits_for_its_end(directory):
     whole = directory.read_file(NAME).to_pybytes()
     reader = ChainReader(directory, every_s=0)
     directory.write_file(NAME, whole[:-20])
-    assert (len(reader.read().records), reader.read().problem) == (2, None)
+    torn = reader.read()
+    assert (len(torn.records), torn.problem, torn.is_torn) == (2, None, True)
     directory.write_file(NAME, whole)
-    assert len(reader.read().records) == 3
+    assert (len(reader.read().records), reader.read().is_torn) == (3, False)
 
 
 def test_a_file_is_as_recorded_or_altered_or_missing_or_removed_or_too_much_to_read(directory):

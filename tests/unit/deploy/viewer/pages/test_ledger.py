@@ -3,6 +3,7 @@
 import pytest
 from starlette.exceptions import HTTPException
 
+from cluster.record.ledger import NAME
 from deploy.viewer.pages.ledger import PER_PAGE, ledger, ranges
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record, write_ledger
 from tests.unit.deploy.viewer.run_files import event, write_run
@@ -29,6 +30,16 @@ def test_a_whole_chain_has_no_problem_and_the_newest_record_is_vouched_for_by_no
         (1, [0, 1], "step 2"),
     ]
     assert told["rows"][0]["previous"] == told["rows"][1]["digest"]
+
+
+def test_a_torn_last_line_is_told_unless_a_driver_may_be_writing_it(folder):
+    whole = (folder / NAME).read_text()
+    (folder / NAME).write_text(whole[:-20])
+    run = opened(folder)
+    assert [ledger(run, asking())[name] for name in ("num_steps", "problem", "is_torn")] == [1, None, True]
+    run.directory.claim((folder / "run.yaml").read_text())
+    assert not ledger(opened(folder), asking())["is_torn"]
+    run.directory.release()
 
 
 def test_an_altered_file_is_told_by_its_step(folder):

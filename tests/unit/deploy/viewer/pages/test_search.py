@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 
 from deploy.viewer import looking, steps
 from deploy.viewer.app import create_app
+from deploy.viewer.pages.rewards import rewards
 from deploy.viewer.pages.search import search
 from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
@@ -76,6 +77,14 @@ def test_an_answer_ends_within_a_step_when_it_has_found_enough(folder, monkeypat
         seen.append([each["ticket"] for each in told["found"]])
         query = told["further"]
     assert seen == [[2], [3], [0, 0], [1]]
+
+
+def test_a_damaged_step_is_said_and_the_others_are_searched(folder):
+    (folder / "trajectories/step-000002.arrow").write_bytes(b"torn")
+    told = search(opened(folder), asking("text=needle"))
+    assert len(told["found"]) == 3
+    assert [each.partition(" is ")[2][:7] for each in told["damaged"]] == ["damaged"]
+    assert [each["name"] for each in rewards(opened(folder), asking())["components"]] == ["reward"]
 
 
 def test_few_steps_are_opened_for_one_answer(folder, monkeypatch):
