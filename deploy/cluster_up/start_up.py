@@ -129,9 +129,10 @@ async def learner_alone(
         places = [recorder, *([reference] if reference else [])]
         for each in (*places, learner):
             at_the_end.push_async_callback(each.stop)
+        timesheet = timesheet_of(run_dir)
         log.event("starting")
         await together(recorder.ready(), learner.start())
-        timesheet = timesheet_of(run_dir)
+        timesheet.enter("learning")
         tasks.create_task(_watch(run_dir, learner, lambda: places, supervisor, timesheet, tasks=tasks))
         async with _told_to_the_end(lambda: _living(learner, places), timesheet):
             yield learner, reference

@@ -165,7 +165,7 @@ def test_a_run_in_a_store_is_verified_shown_traced_evaluated_and_learned_from(un
     assert re.search(r"steps +12 of 12 *\n *driver +none: the run is finished", said("info", run.path))
     said("trace", run.path, "--steps", "12", "--out", tmp_path / "trace.json")
     made = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {"learning", "optimizing", "sampling", "judging"} <= {each["name"] for each in made if each["ph"] == "X"}
+    assert {"learning", "sampling", "judging"} <= {each["name"] for each in made if each["ph"] == "X"}
     prompts = "evaluation.prompts={name: reasoning_gym, task: basic_arithmetic, size: 8, seed: 2}"
     assert "eval/num_prompts 8" in said("eval", run.path, prompts)
     learned = Run("s3://runs/learned")
