@@ -80,10 +80,11 @@ def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
     speed = {"speed/sampling_tokens_per_s": "sampling", "speed/learning_tokens_per_s": "learning"}
     seconds = {"time/step_s": "step", "time/learning_s": "learning", "buffer/learner_wait_s": "waiting",
                "time/broadcast_s": "weights"}  # fmt: skip
+    parts, sources = _named(steps, _PART), _named(steps, _SOURCE)
     found = (
         Panel(title="Reward", curves=_curves(steps, {"reward/mean": "sampled"}, {"eval/reward": "held out"})),
-        Panel(title="Parts of the reward", unit="before weights", curves=_curves(steps, _named(steps, _PART))),
-        Panel(title="Reward by source", curves=_curves(steps, _named(steps, _SOURCE))),
+        Panel(title="Parts of the reward", unit=_number_shown(parts), curves=_curves(steps, parts)),
+        Panel(title="Reward by source", unit=_number_shown(sources), curves=_curves(steps, sources)),
         Panel(
             title="Held out",
             unit="share of successes",
@@ -215,6 +216,11 @@ def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
     """Metrics that the whole pattern matches, in order, with what it holds."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: found[1] for name in names if (found := pattern.fullmatch(name))}
+
+
+def _number_shown(names: Mapping[str, str]) -> str:
+    """Words where some are left out: as many as there are colours are told apart."""
+    return f"{_MOST_LINES} of {len(names)}" if len(names) > _MOST_LINES else ""
 
 
 def _last(steps: Sequence[Step], metric: str, otherwise: Any) -> Any:

@@ -31,6 +31,12 @@ def test_parts_of_the_reward_are_those_that_the_judge_named():
     assert [curve.label for curve in titled("Reward by source", *lines).curves] == ["gsm8k"]
 
 
+def test_a_panel_says_how_many_lines_it_leaves_out():
+    lines = [{**step(version), **{f"reward/part{at}": 1.0 for at in range(9)}} for version in (1, 2)]
+    panel = titled("Parts of the reward", *lines)
+    assert panel.unit == "6 of 9" and len(panel.curves) == 6
+
+
 def test_a_number_that_was_not_finite_is_no_point():
     lines = [step(1, reward__mean=0.5), {**step(2), "reward/mean": None}, step(3, reward__mean=0.75)]
     assert titled("Reward", *lines).curves[0].points == ((1, 0.5), (3, 0.75))
