@@ -59,7 +59,8 @@ def run_dir(tmp_path_factory) -> Path:
 
 
 def train(run_dir: Path, *overrides: str) -> list[str]:
-    return ["train", QUICKSTART, f"run_dir={run_dir}", *SMALL, *overrides]
+    judge = "reward.judge=tests.integration.judges:printing"
+    return ["train", QUICKSTART, f"run_dir={run_dir}", *SMALL, judge, *overrides]
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -105,8 +106,7 @@ def test_dumb_terminals_get_lines_and_no_color_means_none(tmp_path, env):
 
 
 def test_a_run_in_a_terminal_is_a_table_until_ctrl_c_and_another_process_can_watch_it(run_dir):
-    judge = "reward.judge=tests.integration.judges:printing"
-    with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000", judge), env=_SECRETS) as terminal:
+    with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000"), env=_SECRETS) as terminal:
         terminal.wait_for(lambda screen: "checks settings, model, prompts, judge and machine" in screen)
         terminal.wait_for(lambda screen: "Ray starts on this machine" in screen)
         terminal.wait_for(lambda screen: re.search(r"step [3-9] of 2000", screen) is not None)
@@ -137,5 +137,7 @@ def test_through_a_pipe_there_are_lines_and_quiet_says_the_end_alone(run_dir, tm
     assert "step 3/10  reward 0.750" in piped.stdout and "\x1b" not in piped.stdout and "╭" not in piped.stdout
     last = max(read_steps(RunDirectory(str(run_dir))), default=0)
     quiet = treadwheel(*train(run_dir, f"num_steps={last + 1}"), "--quiet")
-    assert quiet.returncode == 0 and quiet.stderr == ""
+    assert quiet.returncode == 0, quiet.stderr
+    others = [line for line in quiet.stderr.splitlines() if not line.startswith("judges '")]
+    assert others == [], "a judge that is tried prints, nobody else"
     assert re.match(rf"{last + 1} steps in \d+ s; ", quiet.stdout), quiet.stdout
