@@ -147,19 +147,20 @@ export class Tokens {
     this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : "", own ? "; the scale is this trajectory’s" : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
   }
 
-  /** One bar for each stretch: the colour that stands out most in it. */
+  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones. */
   #drawStrip() {
     const count = this.tokens.ids.length, bars = Math.min(STRIP, count);
     this.strip.hidden = count < 200 || this.measure.missing !== null;
     if (this.strip.hidden) return;
-    const far = (level) => (level === null ? -1 : this.measure.scale === "diverging" ? Math.abs(level - 4) : level);
+    const far = (level) => (this.measure.scale === "diverging" ? Math.abs(level - 4) : level);
     this.strip.replaceChildren(...Array.from({ length: bars }, (_, bar) => {
-      let most = null;
+      const levels = [];
       for (let at = Math.floor((bar * count) / bars); at < Math.floor(((bar + 1) * count) / bars); at++) {
         const level = this.measure.level(at);
-        if (far(level) > far(most)) most = level;
+        if (level !== null) levels.push(level);
       }
-      return element("i", { class: most === null ? "unknown" : `${this.measure.scale}-${most}` });
+      levels.sort((one, other) => far(other) - far(one));
+      return element("i", { class: levels.length ? `${this.measure.scale}-${levels[Math.floor(levels.length / 10)]}` : "unknown" });
     }));
   }
 
