@@ -46,7 +46,7 @@ class Costs:
 
 def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Costs:
     """`steps` are lines of metrics.jsonl by version."""
-    steps_s = _sum(steps, "time/step_s")
+    steps_s = total(steps, "time/step_s")
     stretches = list(_driven(steps, events))
     return Costs(
         driven_s=sum(stretches),
@@ -55,27 +55,28 @@ def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]
         spent=tuple(
             (words, seconds, seconds / steps_s if steps_s else 0.0)
             for metric, words in _SPENT.items()
-            if (seconds := _sum(steps, metric))
+            if (seconds := total(steps, metric))
         ),
-        of_actors=tuple(_of_actors(steps)),
-        gpu_hours=_sum(steps, "cost/gpu_hours"),
-        idle_gpu_hours=_sum(steps, "cost/idle_gpu_hours"),
-        sampled_tokens=_sum(steps, "tokens/sampled"),
-        trained_tokens=_sum(steps, "tokens/trained"),
+        of_actors=tuple(of_actors(steps)),
+        gpu_hours=total(steps, "cost/gpu_hours"),
+        idle_gpu_hours=total(steps, "cost/idle_gpu_hours"),
+        sampled_tokens=total(steps, "tokens/sampled"),
+        trained_tokens=total(steps, "tokens/trained"),
     )
 
 
-def _of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
+def of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
+    """One for each kind of which there is a second."""
     by_kind: dict[str, dict[str, float]] = {}
     for metric in dict.fromkeys(name for step in steps for name in step):
         if found := _OF_ACTORS.fullmatch(metric):
-            by_kind.setdefault(found[1], {})[found[2]] = _sum(steps, metric)
+            by_kind.setdefault(found[1], {})[found[2]] = total(steps, metric)
     for kind, causes in by_kind.items():
-        if total := sum(causes.values()):
-            shares = {cause: seconds / total for cause, seconds in causes.items()}
+        if whole := sum(causes.values()):
+            shares = {cause: seconds / whole for cause, seconds in causes.items()}
             busy = shares.pop("busy", 0.0)
             waits = sorted(shares.items(), key=lambda wait: -wait[1])
-            yield OfActors(kind=kind.replace("_", " "), seconds=total, busy=busy, waits=tuple(waits))
+            yield OfActors(kind=kind.replace("_", " "), seconds=whole, busy=busy, waits=tuple(waits))
 
 
 def _driven(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Iterator[float]:
@@ -88,5 +89,6 @@ def _driven(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
         yield last - min(event.get("started_at", event["time"]), event["time"])
 
 
-def _sum(steps: Sequence[Mapping[str, Any]], metric: str) -> float:
+def total(steps: Sequence[Mapping[str, Any]], metric: str) -> float:
+    """Over all steps that have the metric."""
     return sum(step.get(metric) or 0.0 for step in steps)

@@ -1,9 +1,8 @@
 """What a run directory says about its run, for people: `treadwheel info`, `passport diff`, and the last words of `train`."""
 
 import json
-import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +12,12 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.phases import CAUSES
 from cluster.contracts.settings import flat
 from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
+from deploy.reports.costs import of_actors, total
 from deploy.reports.summary import Summary
 
 _MOST_REASONS = 5
@@ -113,22 +112,13 @@ def _rows(
 
 def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
     """Of each kind of actor the hours, and what they went to; then the GPUs'. Nothing for a run that did not record it."""
-    total = defaultdict[str, float](float)
-    for numbers in steps.values():
-        for name in (name for name in numbers if name.startswith("cost/")):
-            total[name] += numbers[name]
-    by_kind: dict[str, dict[str, float]] = {}
-    for name in sorted(total):
-        if found := re.fullmatch(r"cost/(\w+)/(\w+)_s", name):
-            by_kind.setdefault(found[1], {})[found[2]] = total[name]
-    for kind, seconds in by_kind.items():
-        whole = sum(seconds.values()) or 1.0
-        shares = {cause: round(100 * each / whole) for cause, each in seconds.items()}
-        waits = ", ".join(f"{cause} {shares[cause]} %" for cause in CAUSES[1:] if shares.get(cause))
+    lines = list(steps.values())
+    for actors in of_actors(lines):
+        waits = ", ".join(f"{cause} {share:.0%}" for cause, share in actors.waits if round(100 * share))
         after = f", waits for {waits}" if waits else ""
-        yield f"time of {kind}", f"{duration(whole)}: busy {shares.get('busy', 0)} %{after}"
-    if "cost/gpu_hours" in total:
-        yield "idle GPU-hours", f"{total['cost/idle_gpu_hours']:,.3g} of {total['cost/gpu_hours']:,.3g}"
+        yield f"time of {actors.kind}", f"{duration(actors.seconds)}: busy {actors.busy:.0%}{after}"
+    if any("cost/gpu_hours" in line for line in lines):
+        yield "idle GPU-hours", f"{total(lines, 'cost/idle_gpu_hours'):,.3g} of {total(lines, 'cost/gpu_hours'):,.3g}"
 
 
 def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 Event = Mapping[str, Any]
 _TONES = {
     "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "groups_lost", "worker_not_joined",
-            "steering_failed", "ledger_torn", "quarantine"),
+            "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine"),
     "good": ("recovery", "worker_joined", "finished"),
     "plain": ("launched", "resumed", "checkpoint", "scale", "preempted", "stopping", "stopped", "worker_left", "worker_waits",
               "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),

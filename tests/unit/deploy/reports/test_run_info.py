@@ -40,7 +40,7 @@ def test_a_run_tells_what_its_actors_time_went_to(directory):
         gpus = {"cost/gpu_hours": 0.5, "cost/idle_gpu_hours": learner / 3600}
         directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **spent, **gpus})
     rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
-    assert "time of rollout_worker 1:00:00: busy 75 %, waits for learner 25 %" in rows
+    assert "time of rollout worker 1:00:00: busy 75%, waits for learner 25%" in rows
     assert "idle GPU-hours 0.25 of 1" in rows
 
 
