@@ -60,7 +60,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that come to be evaluated."""
     paths: list[str] = []
 
-    async def scored(production: None, *, version: int) -> dict[str, float]:
+    async def scored(production: None, *, version: int, log: object) -> dict[str, float]:
         return {}
 
     def evaluator(config: RunConfig) -> SimpleNamespace:
@@ -190,7 +190,7 @@ def test_a_replay_into_a_folder_that_exists_is_refused_before_it_begins(run: Pat
     Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
     model = run / "checkpoints" / "step-000002" / "model"
     config = CONFIG.model_copy(update={"model": ModelConfig(path=str(model))})
-    with pytest.raises(ConfigError, match=r"--out='.*checkpoints' exists; name another folder"):
+    with pytest.raises(ConfigError, match=r"--out='.*checkpoints' exists; name another one"):
         replay(directory, config, out=str(run / "checkpoints"))
 
 
