@@ -171,7 +171,10 @@ class LearnerGroup:
             step, summaries = self._asked
             if stats is None or step != self.version:
                 return None
-            await self._record_learned()
+            try:
+                await self._record_learned()
+            except TreadwheelError as error:  # the step is saved
+                self._tell_unrecorded(error)
             return stats, summaries
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
@@ -202,7 +205,8 @@ class LearnerGroup:
         try:
             stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
-            await self._save_last_step()
+            if self._records:
+                await self._save_last_step()
             saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
             raise DataError(
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
@@ -216,13 +220,28 @@ class LearnerGroup:
         """What the ranks saw in their last step. Nothing depends on it: a record that cannot be written is an event."""
         if not self._records or self._num_learned_groups == 0:
             return
+        parts = await self.learned()
+        self._ledger.check_claim()
         try:
             about = self._trajectories, self.version - 1
-            await self._recorder.call("record_learned", *about, *await self.learned(), deadline_s=self._update_s)
+            await self._recorder.call("record_learned", *about, *parts, deadline_s=self._update_s)
         except StorageError as error:
-            self._supervisor.events.event(
-                "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
-            )
+            self._tell_unrecorded(error)
+
+    async def _forget_learned(self, trajectories: str) -> None:
+        """Of a step that is learned again; what it learns takes the place of what cannot be removed."""
+        if not self._records:
+            return
+        self._ledger.check_claim()
+        try:
+            await self._recorder.call("forget_learned", trajectories, deadline_s=self._update_s)
+        except StorageError as error:
+            self._tell_unrecorded(error)
+
+    def _tell_unrecorded(self, error: TreadwheelError) -> None:
+        self._supervisor.events.event(
+            "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
+        )
 
     async def _save_last_step(self) -> StepStats | None:
         """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
@@ -270,8 +289,7 @@ class LearnerGroup:
         )
         summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=self._update_s)
         self._asked = record.step, summaries
-        if self._records:
-            await self._recorder.call("forget_learned", record.trajectories, deadline_s=self._update_s)
+        await self._forget_learned(record.trajectories)
         return await self._learn(object_refs, trajectories=record.trajectories), summaries
 
     async def _holds(self, group: Group) -> bool:

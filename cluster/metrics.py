@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import sys
@@ -281,7 +282,8 @@ class _InThread:
             return
         self._is_left_out = True
         told = f"treadwheel: metrics sink {type(self._sink).__name__} is left out from now on: {' '.join(why.split())}"
-        print(told, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+            print(told, file=sys.stderr, flush=True)
 
     def _note_caught_up(self) -> None:
         self.is_late = False

@@ -74,14 +74,15 @@ async def _owning(
 ) -> None:
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
-    with _released_in_the_end(run_dir), _reported_in_the_end(run_dir):
-        run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
-        with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log:
-            async with noting_the_end(log):
-                log.event("launched", started_at=psutil.Process().create_time())
-                paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
-                await asyncio.to_thread(_verify_models, *paths)
-                await work(run_dir, log, interrupted=interrupted)
+    with _released_in_the_end(run_dir):
+        async with _reported_in_the_end(run_dir):
+            run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
+            with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log:
+                async with noting_the_end(log):
+                    log.event("launched", started_at=psutil.Process().create_time())
+                    paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
+                    await asyncio.to_thread(_verify_models, *paths)
+                    await work(run_dir, log, interrupted=interrupted)
 
 
 @contextlib.contextmanager
@@ -98,13 +99,17 @@ def _released_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
     run_dir.release()
 
 
-@contextlib.contextmanager
-def _reported_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
-    """Also of a run that failed or was stopped: how far it came, and why no further."""
+@contextlib.asynccontextmanager
+async def _reported_in_the_end(run_dir: RunDirectory) -> AsyncIterator[None]:
+    """Also of a run that failed or was stopped: how far it came, and why no further. A node that ends leaves no time for it."""
     try:
         yield
-    finally:
-        leave(run_dir)
+    except PreemptedError:
+        raise
+    except BaseException:
+        await asyncio.to_thread(leave, run_dir)
+        raise
+    await asyncio.to_thread(leave, run_dir)
 
 
 def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, float]:

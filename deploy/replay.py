@@ -91,6 +91,10 @@ def replay_learned(
     elif not done.differs:
         *_, record = ledger.records()
         name = learned_name(record.trajectories)
+        if done.recorded_digest is None and run_dir.exists(name):
+            raise ConfigError(
+                f"{run_dir.path(name)} is the run's own, and no digest says that this replay arrives at its weights: give --out a file"
+            )
         run_dir.write_file(name, content)
         out = run_dir.path(name)
     return done, out

@@ -99,6 +99,8 @@ def cut(phases: Sequence[Phase], *, start: float = float("-inf"), end: float = f
 def coalesced(phases: Sequence[Phase], *, most: int) -> list[Phase]:
     """The same stretch in `most` phases: neighbours that are alike become one, then the shortest goes to the longer of its neighbours."""
     kept = _joined(phases)
+    while len(kept) > 4 * max(most, 1):
+        kept = _joined(_in_pairs(kept))
     while len(kept) > max(most, 1):
         place = min(range(len(kept)), key=lambda index: kept[index].seconds)
         sides = [side for side in (place - 1, place + 1) if 0 <= side < len(kept)]

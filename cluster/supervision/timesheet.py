@@ -6,6 +6,7 @@ Why an actor waits is decided here: one that has nothing to do cannot know. Cloc
 import asyncio
 import itertools
 import time
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ _LINES_A_TELLING = 64
 _LONGEST_LINE_S = 60.0
 """A phase that goes on is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
+_RESTARTING = "restarting"
+"""Between two actors of a name."""
 _NOT_COUNTED = (ActorKind.RECORDER, ActorKind.JUDGE_SERVER)
 """The one takes nothing of its seat; whether the other's program is busy is not known."""
 _STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sending weights": "weights"}
@@ -112,7 +115,7 @@ class Timesheet:
             return phases
         if not (new := cut(phases, start=last.end)) or new[0].start == last.end:
             return new
-        return [Phase(name="restarting", start=last.end, end=new[0].start), *new]
+        return [Phase(name=_RESTARTING, start=last.end, end=new[0].start), *new]
 
     def _take(self, actor: str, phases: Sequence[Phase], *, most: int) -> list[dict[str, Any]]:
         """Lines of what has ended."""
@@ -129,15 +132,15 @@ class Timesheet:
         for phase in phases if spec.kind not in _NOT_COUNTED else ():
             self._known.add((spec.kind, phase.cause))
             self._seconds[spec.kind, phase.cause] += phase.seconds
-            self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
+            if phase.name != _RESTARTING:  # nobody had its GPUs then
+                self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
 
 
 def explained(phase: Phase, kind: ActorKind, *, stages: Sequence[Phase], works: Sequence[Phase]) -> list[Phase]:
     """A wait, cut by what the driver and the work on groups were at meanwhile; any other phase as it is."""
     if phase.name not in IDLE or kind is ActorKind.JUDGE_SERVER:
         return [phase]
-    starts = {each.start for each in (*stages, *works) if phase.start < each.start < phase.end}
-    moments = sorted({phase.start, phase.end, *starts})
+    moments = sorted({phase.start, phase.end, *_starts_within(phase, stages), *_starts_within(phase, works)})
     return [
         replace(
             phase,
@@ -158,9 +161,18 @@ def awaited(kind: ActorKind, *, stage: str, works: Sequence[str]) -> str:
     return (of_stage or of_work if is_before_groups else of_work or of_stage) or "rollouts"
 
 
+def _starts_within(phase: Phase, others: Sequence[Phase]) -> list[float]:
+    first, last = bisect_right(others, phase.start, key=_start), bisect_left(others, phase.end, key=_start)
+    return [each.start for each in others[first:last]]
+
+
 def _at(phases: Sequence[Phase], moment: float) -> str:
     """The name of the phase then; of the first one before all of them."""
-    return next((phase.name for phase in reversed(phases) if phase.start <= moment), phases[0].name if phases else "")
+    return phases[max(bisect_right(phases, moment, key=_start) - 1, 0)].name if phases else ""
+
+
+def _start(phase: Phase) -> float:
+    return phase.start
 
 
 def _line(actor: str, phase: Phase) -> dict[str, Any]:

@@ -39,11 +39,12 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
         num_received += 1
         if interrupted is not None:
             interrupted.set()
-        print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
         if num_received == 2:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         task.cancel()
+        with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone, by the same Ctrl-C
+            print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
 
     for number in before:
         # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has

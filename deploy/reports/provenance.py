@@ -34,11 +34,12 @@ class RunProvenance:
         with contextlib.suppress(StorageError):  # a card that says less is no reason to save nothing
             if not self._passport and self._directory.exists(PASSPORT):
                 self._passport = json.loads(self._directory.read_text(PASSPORT))
-        made = sorted(each for each in self._evaluations if each <= version)
+        evaluations = dict(self._evaluations)  # the run goes on meanwhile
+        made = sorted(each for each in evaluations if each <= version)
         return Provenance(
             passport_digest=digest_of(self._passport) if self._passport else None,
             versions=self._passport.get("versions", {}),
-            evaluations={each: self._evaluations[each] for each in dict.fromkeys([*made[:1], *made[-1:]])},
+            evaluations={each: evaluations[each] for each in dict.fromkeys([*made[:1], *made[-1:]])},
         )
 
 

@@ -4,6 +4,7 @@ what ran, in words and whole; curves; samples before and after; failures and res
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -53,7 +54,8 @@ def leave(directory: RunDirectory) -> None:
             curves.draw(directory)
             write(directory)
     except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
-        print(f"treadwheel: {NAME} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+            print(f"treadwheel: {NAME} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def write(directory: RunDirectory, out: str | None = None) -> str:

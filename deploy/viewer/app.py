@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from cluster.contracts.errors import ConfigError, TreadwheelError
 from deploy.viewer import live, page
-from deploy.viewer.runs import Runs
+from deploy.viewer.runs import Run, Runs
 from deploy.viewer.safety import LOOPBACK, Guard
 
 _OURS = ("/run", "/static")
@@ -122,5 +122,17 @@ def _unreadable(request: Request, error: Exception) -> Response:
 def _error(request: Request, status: int, message: str) -> Response:
     if request.url.path.endswith((".json", "/live")):
         return JSONResponse({"error": message}, status_code=status)
-    run = request.app.state.runs.get(request.path_params.get("run", ""))
-    return page.render(request, "error.html", run=run, here="", status=status, code=status, message=message)
+    return page.render(
+        request, "error.html", run=_readable_run(request), here="", status=status, code=status, message=message
+    )
+
+
+def _readable_run(request: Request) -> Run | None:
+    """None as well where the run itself is what cannot be read: every page says how it stands."""
+    try:
+        run: Run | None = request.app.state.runs.get(request.path_params.get("run", ""))
+        if run is not None:
+            run.state()
+    except TreadwheelError:
+        return None
+    return run

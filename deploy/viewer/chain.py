@@ -47,8 +47,10 @@ class ChainReader:
     def read(self) -> Chain:
         with self._lock:
             if time.monotonic() - self._asked_at >= self._every_s:
-                self._read_on()
-                self._asked_at = time.monotonic()
+                try:
+                    self._read_on()
+                finally:
+                    self._asked_at = time.monotonic()
             return self._chain
 
     def _read_on(self) -> None:

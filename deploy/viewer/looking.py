@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, Trajectory, num_readable, open_step
 
@@ -81,9 +81,9 @@ def look(run: Run, wanted: Wanted, steps: Sequence[int], *, start: Place | None 
                     return answer
                 answer.first_step = step
                 answer.num_trajectories += rows.num_rows
-                num_characters += rows["completion_text"].nbytes if wanted.text else 0
+                num_characters += rows.nbytes
                 answer.found += _matches(recorded, ticket, rows, wanted)
-        except DataError as error:
+        except (DataError, StorageError) as error:
             answer.damaged.append(str(error))
     if len(asked) > most:
         answer.further = Place(step=asked[most])

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer.dots import Axis, mean_and_spread, percent
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, open_step
@@ -42,19 +42,15 @@ def scores_of(run: Run, step: int) -> Mapping[str, Scores]:
     """By component; the reward itself is `reward`. Empty where the step's trajectories are removed or damaged. What a step recorded does
     not change: it is read once."""
     record = run.chain().record(step)
-    return _read(run, step) if record is None else _read_once(run, step, record.trajectories_digest)
+    try:
+        return _of(open_step(run, step)) if record is None else _read_once(run, step, record.trajectories_digest)
+    except (HTTPException, DataError, StorageError):  # the step's own page says why
+        return {}
 
 
 @functools.lru_cache(maxsize=512)
 def _read_once(run: Run, step: int, digest: str) -> Mapping[str, Scores]:
-    return _read(run, step)
-
-
-def _read(run: Run, step: int) -> Mapping[str, Scores]:
-    try:
-        return _of(open_step(run, step))
-    except (HTTPException, DataError):  # the step's own page says why
-        return {}
+    return _of(open_step(run, step))
 
 
 def _of(recorded: RecordedStep) -> Mapping[str, Scores]:
@@ -63,7 +59,8 @@ def _of(recorded: RecordedStep) -> Mapping[str, Scores]:
     for ticket in recorded.tickets:
         for row in recorded.columns(ticket, "sample_index", "reward", "reward_components").to_pylist():
             num += 1
-            for name, value in ((REWARD, row["reward"]), *row["reward_components"]):
+            components = [(name, value) for name, value in row["reward_components"] if name != REWARD]
+            for name, value in ((REWARD, row["reward"]), *components):
                 if value is not None:
                     found.setdefault(name, []).append((value, ticket, row["sample_index"]))
     return {name: _scores(values, num) for name, values in found.items()}

@@ -12,6 +12,7 @@ A local file is mapped: what is not asked for is not read. An object store gives
 
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ class RecordedStep:
                 self._read(place, ["ticket_index"])["ticket_index"][0].as_py(): place
                 for place in range(self._reader.num_record_batches)
             }
-        except (pa.ArrowInvalid, IndexError) as error:
+        except (pa.ArrowException, OSError, IndexError) as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
 
     @property
@@ -136,7 +137,7 @@ class RecordedStep:
     def prompt(self, ticket: int) -> tuple[str, Mapping[str, Any]]:
         """The prompt's text as the policy saw it, and its columns: `messages` where it was a conversation, an answer, or other things."""
         batch = self._group(ticket, ["prompt_text", "info"])
-        return batch["prompt_text"][0].as_py(), json.loads(batch["info"][0].as_py())
+        return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
 
     def completions(self, ticket: int) -> dict[int, str]:
         """Texts of a group's completions by sample, without special tokens."""
@@ -151,9 +152,10 @@ class RecordedStep:
         """`prompt_token_ids`; and of the completion, a value a token: `completion_token_ids`, `loss_mask`, `policy_versions`,
         `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None for a column that was not recorded."""
         batch = self._group(ticket, ["sample_index", "prompt_token_ids", "completion_token_ids", *_TOKENS])
-        row = pc.index(batch["sample_index"], sample).as_py()
-        if row < 0:
+        samples = batch["sample_index"].to_pylist()
+        if sample not in samples:
             raise HTTPException(404, f"group {ticket} of step {self.step} has no trajectory {sample}")
+        row = samples.index(sample)
         return {name: batch[name][row].as_py() for name in batch.schema.names if name != "sample_index"}
 
     def learned(self) -> Learned | None:
@@ -188,7 +190,8 @@ def open_step(run: Run, step: int) -> RecordedStep:
     record = run.chain().record(step)
     if record and names_its_file(record) and run.directory.exists(record.trajectories):
         return RecordedStep(run, step, record.trajectories)
-    names = [name for name in run.directory.names("trajectories") if step_of(name) == step]
+    is_unknown = record is None or run.directory.is_local
+    names = [name for name in run.directory.names("trajectories") if step_of(name) == step and is_unknown]
     if not names:
         raise HTTPException(404, _why_missing(run, step))
     return RecordedStep(run, step, f"trajectories/{names[0]}")
@@ -236,6 +239,15 @@ def _content(directory: RunDirectory, name: str) -> "pa.NativeFile | pa.Buffer":
 def _stored(directory: RunDirectory, name: str) -> pa.Buffer:
     """In a store a file's name has the digest of its content: it never changes."""
     return directory.read_file(name)
+
+
+def _columns(info: str) -> dict[str, Any]:
+    """A prompt's columns. A number that JSON has not, as a source's NaN, becomes its name: no browser reads it."""
+
+    def told(number: str) -> float | str:
+        return value if math.isfinite(value := float(number)) else number
+
+    return json.loads(info, parse_constant=str, parse_float=told)
 
 
 def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[int]]:

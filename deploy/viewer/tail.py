@@ -49,8 +49,10 @@ class Tail:
         if self._directory.is_local:
             self._read_file()
         elif time.monotonic() - self._asked_at > _STORE_S:
-            self._read_segments()
-            self._asked_at = time.monotonic()
+            try:
+                self._read_segments()
+            finally:  # a store that is away is not asked by every request in turn
+                self._asked_at = time.monotonic()
 
     def _read_file(self) -> None:
         size = self._directory.size_bytes(self._name) or 0

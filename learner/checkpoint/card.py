@@ -54,10 +54,11 @@ def _base_metadata(config: RunConfig) -> dict[str, Any]:
     card = model_file(config.model, NAME)
     if card is None:
         return {}
-    found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8", errors="replace"), flags=re.DOTALL)
     try:
+        text = card.read_text(encoding="utf-8", errors="replace")
+        found = re.match(r"---\r?\n(.*?)\r?\n---", text, flags=re.DOTALL)
         metadata = yaml.safe_load(found[1]) if found else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, OSError):  # PyYAML raises ValueError for a date that there is not
         return {}
     texts = metadata.items() if isinstance(metadata, dict) else ()
     known = {name: text for name, text in texts if name in _LICENSES and isinstance(text, str)}

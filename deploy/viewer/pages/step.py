@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer import fleet
 from deploy.viewer.chain import Chain
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, percent
@@ -146,7 +146,7 @@ def _detailed(run: Run, recorded: RecordedStep | None) -> tuple[set[int], str]:
         return set(), ""
     try:
         learned = recorded.learned()
-    except DataError as error:
+    except (DataError, StorageError) as error:
         return set(), str(error)
     return {ticket for ticket, _ in learned.places} if learned else set(), ""
 

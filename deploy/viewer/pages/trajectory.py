@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned, LearnedTrajectory
 from deploy.viewer.page import page
 from deploy.viewer.pages.group import told_of
@@ -78,7 +78,7 @@ def _learned_of(run: Run, step: RecordedStep) -> tuple[Learned | None, str]:
     """And a sentence for a trajectory of a group that is not among them."""
     try:
         learned = step.learned()
-    except DataError as error:
+    except (DataError, StorageError) as error:
         return None, str(error)
     asked = (run.config().get("record") or {}).get("learned_groups", 0)
     remedy = f"`treadwheel replay {run.place} --learned {step.step}` makes it"

@@ -446,6 +446,17 @@ async def test_a_run_that_is_stopped_in_an_update_saves_the_step_that_the_update
     assert scene.saves == [2] and scene.group.saved_version == 2 and list(scene.kept) == ["step 1", "step 2"]
 
 
+async def test_a_run_that_is_stopped_tells_its_last_step_also_without_a_record_of_learning():
+    """Seen in review: the step was saved, and said to be not saved, and no line of metrics told of it."""
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    scene.failures.append(("learned", 1, death("learner-0", "learned")))
+    saved = await scene.group.save_progress()
+    assert saved is not None and scene.saves == [1]
+    assert scene.events.kinds()[-1] == "learned_not_recorded"
+
+
 async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_again():
     scene = Scene(("update", 1, DataError("row 3 cannot be trained on")))
     await scene.group.start()

@@ -64,6 +64,20 @@ def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_n
     assert version == 3 and metrics["reward/mean"] == 0.5
 
 
+def test_a_run_is_stopped_also_when_nobody_reads_what_it_says(monkeypatch):
+    """Seen before: `train | tee log`, and Ctrl-C ended tee first."""
+
+    class Gone:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    learner = ScriptedLearner()
+    assert _stop(learner).kinds() == ["stopping"] and learner.is_saved
+
+
 @pytest.mark.parametrize(
     ("seconds_left", "timeout_s", "told"),
     [

@@ -80,6 +80,12 @@ def test_with_a_token_the_printed_url_works_once_and_then_the_cookie(run):
     )
 
 
+def test_a_run_that_cannot_be_read_is_told_in_a_sentence(run):
+    (run / "events.jsonl").write_text("no JSON\n")
+    answer = _browser(run).get("/run/run/")
+    assert answer.status_code == 500 and "has a line that is not JSON" in answer.text
+
+
 def test_a_script_brings_the_token_as_a_bearer(run):
     browser = _browser(run, token=TOKEN)
     assert browser.get("/runs.json", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200

@@ -63,11 +63,19 @@ def test_texts_and_tokens_are_those_of_the_file(run):
     assert tokens["reference_logprobs"] is None
 
 
+def test_a_number_of_a_source_that_no_browser_reads_is_told_by_its_name(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_trajectories(folder, 1, [row(info='{"a": NaN, "b": [-Infinity, 1e999], "c": 0.5}')])
+    _, columns = open_step(Run("run", RunDirectory(str(folder))), 1).prompt(7)
+    assert columns == {"a": "NaN", "b": ["-Infinity", "1e999"], "c": 0.5}
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
         (lambda run: open_step(run, 5), "step 5 is not recorded: there are trajectories of steps 4 to 4"),
         (lambda run: open_step(run, 4).group(8), "step 4 has no group 8"),
+        (lambda run: open_step(run, 4).tokens(9, 3_000_000_000), "group 9 of step 4 has no trajectory 3000000000"),
         (lambda run: open_step(run, 4).tokens(7, 1), "group 7 of step 4 has no trajectory 1"),
     ],
 )
