@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.viewer.fleet import words
-from deploy.viewer.series import means, thinned
+from deploy.viewer.series import Point, latest, means, thinned, values
 
 Step = Mapping[str, Any]
 """A line of metrics.jsonl."""
-Point = tuple[int, float]
 NUM_COLORS = 6
 _MOST_POINTS = 400
 _MOST_MARKS = 60
@@ -75,7 +74,9 @@ class Mark:
 def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
     """Those that have a number. `config` is what run.yaml says."""
     alarm = (config.get("mismatch") or {}).get("alarm_nats")
-    bound = _last(steps, "staleness/bound", (config.get("buffer") or {}).get("max_off_policy_steps"))
+    bound = latest(steps, "staleness/bound")
+    if bound is None:
+        bound = (config.get("buffer") or {}).get("max_off_policy_steps")
     kl = {"learner/kl_reference_k3_mean": "to reference", "learner/kl_rollout_k3_mean": "to rollout"}
     speed = {"speed/sampling_tokens_per_s": "sampling", "speed/learning_tokens_per_s": "learning"}
     seconds = {"time/step_s": "step", "time/learning_s": "learning", "buffer/learner_wait_s": "waiting",
@@ -128,8 +129,8 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
 
 def limits(panel: Panel) -> tuple[float, float]:
     """Lowest and highest value of its axis."""
-    values = list(_extent(panel))
-    low, high = min(values), max(values)
+    extent = list(_extent(panel))
+    low, high = min(extent), max(extent)
     if panel.is_log:
         return 10 ** math.floor(math.log10(low)), 10 ** (math.floor(math.log10(high)) + 1)
     if panel.has_zero:
@@ -185,7 +186,7 @@ def _curves(
     """By metric the label: of `lines`, drawn through where every step has a number, and of single `points`."""
     found: list[Curve] = []
     for metric, label in {**lines, **(points or {})}.items():
-        if (known := _values(steps, metric)) and len(found) < _MOST_LINES:
+        if (known := values(steps, metric)) and len(found) < _MOST_LINES:
             is_line = metric in lines and _is_dense(known)
             found.append(_curve(steps, metric, known, label=label, color=len(found) + 1, is_line=is_line))
     return tuple(found)
@@ -193,7 +194,7 @@ def _curves(
 
 def _curve(steps: Sequence[Step], metric: str, known: list[Point], *, label: str, color: int, is_line: bool) -> Curve:
     if not is_line:
-        errors = dict(_values(steps, f"{metric}_stderr"))
+        errors = dict(values(steps, f"{metric}_stderr"))
         kept = known[-_MOST_POINTS:]
         of_points = tuple(errors.get(step) for step, _ in kept) if errors else ()
         return Curve(label=label, color=color, points=tuple(kept), is_line=False, errors=of_points)
@@ -208,10 +209,6 @@ def _is_dense(known: Sequence[Point]) -> bool:
     return len(known) * 2 > known[-1][0] - known[0][0]
 
 
-def _values(steps: Sequence[Step], metric: str) -> list[Point]:
-    return [(step["policy_version"], value) for step in steps if (value := step.get(metric)) is not None]
-
-
 def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
     """Metrics that the whole pattern matches, in order, with what it holds."""
     names = dict.fromkeys(name for step in steps for name in step)
@@ -221,10 +218,6 @@ def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
 def _number_shown(names: Mapping[str, str]) -> str:
     """Words where some are left out: as many as there are colours are told apart."""
     return f"{_MOST_LINES} of {len(names)}" if len(names) > _MOST_LINES else ""
-
-
-def _last(steps: Sequence[Step], metric: str, otherwise: Any) -> Any:
-    return next((step[metric] for step in reversed(steps) if step.get(metric) is not None), otherwise)
 
 
 def _extent(panel: Panel) -> Iterator[float]:
