@@ -21,6 +21,8 @@ SMALL = (
     "metrics.sinks=[console, jsonl]",
 )
 """Overrides of the quickstart: steps of a fraction of a second, everything else as it is."""
+_NUM_TOLD = 40
+"""Events."""
 _BIN = str(Path(sys.executable).parent)
 _MARK = "TREADWHEEL_TEST_MARK"
 """A variable that all processes of a command inherit, so that they can be told from everybody else's."""
@@ -48,10 +50,11 @@ class Background:
 
     def __init__(self, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
         self._mark = secrets.token_hex(8)
+        self._arguments = [str(argument) for argument in arguments]
         with tempfile.NamedTemporaryFile(delete=False) as output:
             self._output = Path(output.name)
             self._process = subprocess.Popen(
-                [f"{_BIN}/treadwheel", *map(str, arguments)],
+                [f"{_BIN}/treadwheel", *self._arguments],
                 cwd=cwd,
                 env={**environment(), **(env or {}), _MARK: self._mark},
                 stdout=output,
@@ -93,6 +96,14 @@ class Background:
     @property
     def output(self) -> str:
         return self._output.read_text()
+
+    @property
+    def last_words(self) -> str:
+        """What it said, and the last events of the run that it drives."""
+        folders = [word.removeprefix("run_dir=") for word in self._arguments if word.startswith("run_dir=")]
+        events = [Path(folder) / "events.jsonl" for folder in folders]
+        told = [line for file in events if file.exists() for line in file.read_text().splitlines()[-_NUM_TOLD:]]
+        return "\n".join([self.output, *told])
 
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""

@@ -242,10 +242,11 @@ def slowed(run: Run, actor: str) -> Iterator[None]:
     is_over = threading.Event()
 
     def slow() -> None:
-        while not is_over.wait(0.05) and (pid := run.strike(actor, signal.SIGSTOP)):
-            is_over.wait(0.5)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        while not is_over.wait(0.05):
+            if pid := run.strike(actor, signal.SIGSTOP):  # None while another one comes up
+                is_over.wait(0.5)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=slow)
     thread.start()
@@ -260,7 +261,7 @@ def slowed(run: Run, actor: str) -> Iterator[None]:
 def learner_held(run: Run, *, process: "Watched") -> Iterator[None]:
     """The learner stands still, and the groups that it may be given next wait for it. One that is stopped while it sends weights would
     hold up the workers too: it is let go, and stopped again."""
-    until(functools.partial(_is_held, run), process=process, seconds=90.0)
+    until(functools.partial(_is_held, run), process=process)
     try:
         yield
     finally:
@@ -298,17 +299,22 @@ class Watched(Protocol):
     def assert_runs(self) -> None: ...
 
     @property
-    def output(self) -> str: ...
+    def last_words(self) -> str:
+        """What a failed wait shows."""
+        ...
 
 
-def until(condition: Callable[[], Any], *, process: Watched | None = None, seconds: float = 900.0) -> None:
-    """Polls finely: moments such as `while a checkpoint is written` are short. Never takes more than a fifth of a core for it."""
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], Any], *, process: Watched | None = None) -> None:
+    """Polls finely: moments such as `while a checkpoint is written` are short. Never takes more than a fifth of a core for it.
+
+    The deadline is for conditions that never come true: a busy machine needs a multiple of what a quiet one does.
+    """
+    deadline = time.monotonic() + 500.0
     while True:
         asked = time.monotonic()
         if condition():
             return
-        assert asked < deadline, f"the condition never came true:\n{process.output if process else ''}"
+        assert asked < deadline, f"the condition never came true:\n{process.last_words if process else ''}"
         if process is not None:
             process.assert_runs()
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))

@@ -1,25 +1,20 @@
 """Nodes leave and join in mid-run, workers come and go by order and by rule. Several local Ray nodes, no machine but this one."""
 
 import contextlib
-import functools
 
 import pyarrow as pa
 import pytest
 
 from tests.integration.commands import Background, treadwheel
-from tests.integration.faults import Run, learner_held, slowed, write_run
-from tests.integration.faults import until as until_true
+from tests.integration.faults import Run, learner_held, slowed, until, write_run
 from tests.integration.ray_head import ray_head
 from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 LIMITS_S = {"rollout_worker": 120.0, "reward_service": 60.0, "learner": 120.0}
 """From the failure that was noticed to the replacement that serves, three of them at a time. Ray's head takes a core of the two while a
 lost seat waits for a node."""
-
-
-until = functools.partial(until_true, seconds=90.0)
 
 
 @pytest.fixture(scope="module")

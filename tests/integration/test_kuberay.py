@@ -13,13 +13,12 @@ import pytest
 import yaml
 
 from tests.integration.commands import ROOT
-from tests.integration.faults import Run, slowed
-from tests.integration.faults import until as until_true
+from tests.integration.faults import Run, slowed, until
 from tests.integration.kuberay.cluster import KubeRay, kuberay
 from tests.integration.kuberay.operator import Pod
 from tests.integration.kuberay.ray_job import RayJob
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 MANIFEST = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy/kubernetes/quickstart.yaml").read_text())}
 SHORT = (
     "buffer.groups_per_step=8",
@@ -28,8 +27,6 @@ SHORT = (
     "metrics.sinks=[console, jsonl]",
 )
 """Steps of a second. Sampling runs beside learning, so that the run can have more workers than it needs."""
-
-until = functools.partial(until_true, seconds=150.0)
 
 
 def spec() -> dict[str, Any]:

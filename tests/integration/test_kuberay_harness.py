@@ -1,7 +1,6 @@
 """What tests/integration/kuberay promises the tests that stand on it."""
 
 import contextlib
-import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,12 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.commands import environment
-from tests.integration.faults import until as until_true
+from tests.integration.faults import until
 from tests.integration.kuberay.cluster import KubeRay, kuberay
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-
-until = functools.partial(until_true, seconds=180.0)
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _CONTAINER = {
     "name": "ray",

@@ -1,7 +1,6 @@
 """Nodes that announce their end lose nothing; those that do not lose nothing that the learner took. Real `ray start --block` nodes."""
 
 import contextlib
-import functools
 import json
 
 import pytest
@@ -12,9 +11,9 @@ from tests.integration.faults import (
     learner_held,
     slowed,
     undisturbed_run,
+    until,
     write_run,
 )
-from tests.integration.faults import until as until_true
 from tests.integration.ray_nodes import SYSTEM, SpotNode, ray_nodes
 from tests.models import make_tiny_model
 
@@ -22,11 +21,9 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.own_process,
 ]
-
-until = functools.partial(until_true, seconds=90.0)
 NOTICE_S = 20.0
 
 

@@ -1,6 +1,5 @@
 """Runs on a cluster that has no node to begin with but a head without CPUs. Ray's own KubeRay autoscaler brings the nodes."""
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.integration.commands import Background, treadwheel
-from tests.integration.faults import Run, write_run
-from tests.integration.faults import until as until_true
+from tests.integration.faults import Run, until, write_run
 from tests.integration.kuberay.cluster import KubeRay, kuberay
 from tests.integration.kuberay.operator import Pod
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.timeout(1800)]
 
 _ACTORS = ("learner-0", "recorder", "reward", "rollout-0", "rollout-1")
 _CONTAINER = {"name": "ray", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
@@ -34,8 +32,6 @@ SPEC = {
     "workerGroupSpecs": [_group("steady", "on-demand", 1), _group("rollout", "spot", 2)],
 }
 """Nodes of one CPU: one that stays, and two that may be taken away."""
-
-until = functools.partial(until_true, seconds=240.0)
 
 
 @pytest.fixture(scope="module")

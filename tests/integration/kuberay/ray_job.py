@@ -27,6 +27,10 @@ class RayJob:
     def output(self) -> str:
         return self._ask("GET", f"{self._path}/logs")["logs"]
 
+    @property
+    def last_words(self) -> str:
+        return self.output
+
     def stop(self) -> None:
         self._ask("POST", f"{self._path}/stop")
 
