@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
-from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, round_numbers, spread, tick_words, ticks
+from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, spread, tick_words, ticks
+from deploy.viewer.dots import round_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

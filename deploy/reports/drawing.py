@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.reports.panels import Curve, Mark, Panel, Point, limits, round_numbers, spread, tick_words, ticks
+from deploy.reports.panels import Curve, Mark, Panel, Point, limits, spread, tick_words, ticks
+from deploy.viewer.dots import round_numbers
 
 WIDTH, HEIGHT = 400.0, 226.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 298.0, 10.0, 200.0

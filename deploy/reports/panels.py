@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.viewer.dots import round_numbers
 from deploy.viewer.fleet import words
 from deploy.viewer.series import Point, latest, means, thinned, values
 
@@ -154,17 +155,6 @@ def tick_words(value: float, *, is_log: bool) -> str:
     if is_log:
         return f"1e{round(math.log10(value))}" if not 0.01 <= value <= 1000 else f"{value:g}"
     return f"{value / 1000:g} k" if abs(value) >= 10_000 else f"{value:g}"
-
-
-def round_numbers(low: float, high: float, *, is_whole: bool) -> list[float]:
-    """Three to six between the two."""
-    rough = (high - low) / 4
-    unit = 10 ** math.floor(math.log10(rough))
-    factors = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
-    width = next(unit * factor for factor in factors if unit * factor >= rough * 0.999)
-    width = max(1.0, width) if is_whole else width
-    first = math.ceil(low / width - 1e-9)
-    return [round(number * width, 12) for number in range(first, math.floor(high / width + 1e-9) + 1)]
 
 
 def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:

@@ -20,15 +20,21 @@ class Axis:
         """0 at the left end, 1 at the right one."""
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
-    def ticks(self, count: int = 4) -> list[dict[str, float]]:
-        """About `count` round numbers, each with its `value` and its place in `percent`."""
-        rough = (self.high - self.low) / count
-        power = 10.0 ** math.floor(math.log10(rough))
-        width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-        first, last = math.ceil(self.low / width - 1e-9), math.floor(self.high / width + 1e-9)
-        # 3 * 0.1 is not 0.3.
-        values = (float(f"{number * width:.12g}") for number in range(first, last + 1))
-        return [{"value": value, "percent": percent(self.place(value))} for value in values]
+    def ticks(self) -> list[dict[str, float]]:
+        """Round numbers, each with its `value` and its place in `percent`."""
+        return [{"value": value, "percent": percent(self.place(value))} for value in round_numbers(self.low, self.high)]
+
+
+def round_numbers(low: float, high: float, *, is_whole: bool = False) -> list[float]:
+    """Five at most, between the two. With `is_whole` none is a fraction."""
+    rough = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    factors = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
+    width = next(unit * factor for factor in factors if unit * factor >= rough * (1 - 1e-9))
+    width = max(1.0, width) if is_whole else width
+    first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
+    # 3 * 0.1 is not 0.3.
+    return [float(f"{number * width:.12g}") for number in range(first, last + 1)]
 
 
 def axis_of(values: Sequence[float]) -> Axis:

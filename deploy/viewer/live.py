@@ -44,15 +44,9 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
         quiet_s += run.poll_s
 
 
-def mark(run: Run) -> str:
-    """Where the run stands now: the mark after which `since` goes on."""
-    metrics, events = run.metrics(), run.events()
-    return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{run.generation()}"
-
-
 def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
     """Kind of message, its content, and the mark to go on from. A mark that is not of this process's reading means `again`."""
-    now = mark(run)
+    now = run.mark()
     found = re.fullmatch(r"(-?\d+)/(\d+)/([\d.]+)", after)
     if found is None or found[3] != now.rpartition("/")[2]:
         return "again", {}, now

@@ -62,9 +62,12 @@ class Run:
         """What the ledger says was consumed, checked."""
         return self._chain.read()
 
-    def generation(self) -> str:
-        """Changes when lines that were there before are no longer what they were: a resumed run writes its last steps again."""
-        return f"{self._metrics.generation}.{self._events.generation}"
+    def mark(self) -> str:
+        """Where the run stands now: its last step, its number of events, and the generation of both, which changes when lines that were
+        there before are no longer what they were: a resumed run writes its last steps again."""
+        metrics, events = self.metrics(), self.events()
+        generation = f"{self._metrics.generation}.{self._events.generation}"
+        return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{generation}"
 
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""

@@ -15,7 +15,7 @@ from tests.integration.browser import NAMELESS, chromium, looking, screenshot, v
 from tests.integration.faults import until
 from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import Group, group, record, write_ledger
-from tests.unit.deploy.viewer.run_files import event, step, write_run
+from tests.unit.deploy.viewer.run_files import append, event, step, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -87,6 +87,23 @@ def test_a_curve_leads_to_its_step_and_the_ledger_to_a_groups(browser, folder):
         page.reload()
         expect(page.locator("#verdict")).to_contain_text("Broken")
         expect(page.locator("#verdict")).to_contain_text("the record before it was altered")
+
+
+def test_a_page_says_that_there_are_new_steps_and_shows_them_when_it_is_asked(browser, folder):
+    with viewing(folder) as (url, _):
+        for path in ("step", "rewards", "ledger", "search"):
+            number = RunDirectory(str(folder)).read_json_lines("metrics.jsonl")[-1]["policy_version"] + 1
+            with looking(browser, f"{url}run/run/{path}") as page:
+                expect(page.locator("#fresh")).to_be_hidden()
+                append(folder / "metrics.jsonl", [step(number, reward__mean=0.5)])
+                expect(page.locator("#fresh")).to_contain_text("1 step is new.")
+                append(folder / "metrics.jsonl", [step(number + 1, reward__mean=0.5)])
+                expect(page.locator("#fresh")).to_contain_text("2 steps are new.")
+                screenshot(page, f"fresh-{path}")
+                page.get_by_role("button", name="Show").click()
+                expect(page.locator("#fresh")).to_be_hidden()
+                if path == "step":
+                    expect(page.locator("#steps tbody tr").first).to_contain_text(str(number + 1))
 
 
 def test_search_finds_a_text_and_a_range_of_rewards_and_takes_hostile_text_for_text(browser, folder):

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from cluster.contracts.phases import IDLE, WAITING_FOR
-from deploy.viewer import fleet, live
+from deploy.viewer import fleet
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
 
@@ -39,7 +39,7 @@ _KINDS = {
 
 def actors(run: Run, request: Request) -> dict[str, Any]:
     """The query's `window` says how many seconds back from now, or from the run's end; `all` is all of them."""
-    mark = live.mark(run)
+    mark = run.mark()
     events, status, state = run.events(), run.status(), run.state()
     found = fleet.actors(events, status, state=state)
     phases = run.phases()

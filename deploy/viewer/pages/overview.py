@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from deploy.viewer import fleet, live, series
+from deploy.viewer import fleet, series
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
 
@@ -15,7 +15,7 @@ _LAST_EVENTS = 200
 
 
 def overview(run: Run, request: Request) -> dict[str, Any]:
-    mark = live.mark(run)  # first: what comes meanwhile is told again, and never left out
+    mark = run.mark()  # first: what comes meanwhile is told again, and never left out
     steps, events, status, state = run.metrics(), run.events(), run.status(), run.state()
     config = run.config()
     marks = fleet.marks(events)

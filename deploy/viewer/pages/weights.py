@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from deploy.viewer import fleet, live, series
+from deploy.viewer import fleet, series
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
 
@@ -21,7 +21,7 @@ _PANELS = (
 
 
 def weights(run: Run, request: Request) -> dict[str, Any]:
-    mark = live.mark(run)
+    mark = run.mark()
     steps, events, state = run.metrics(), run.events(), run.state()
     found = fleet.actors(events, run.status(), state=state)
     return {

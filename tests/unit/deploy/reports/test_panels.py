@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.reports.panels import Mark, limits, marks, panels, round_numbers, spread, ticks
+from deploy.reports.panels import Mark, limits, marks, panels, spread, ticks
 from tests.unit.deploy.viewer.run_files import event, step
 
 
@@ -81,10 +81,3 @@ def test_a_new_drivers_trouble_stands_where_it_began():
 def test_labels_that_would_lie_on_one_another_are_moved_apart():
     assert spread([10.0, 11.0, 50.0], gap=5.0, low=0.0, high=100.0) == [10.0, 15.0, 50.0]
     assert spread([99.0, 98.0], gap=5.0, low=0.0, high=100.0) == [100.0, 95.0]
-
-
-def test_axes_have_round_numbers():
-    assert round_numbers(0.0, 1.0, is_whole=False) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert round_numbers(1.0, 80.0, is_whole=True) == [20.0, 40.0, 60.0, 80.0]
-    assert round_numbers(0, 1, is_whole=True) == [0.0, 1.0]
-    assert round_numbers(-0.52, 1.1, is_whole=False) == [-0.5, 0.0, 0.5, 1.0]

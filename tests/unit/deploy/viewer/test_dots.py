@@ -1,6 +1,6 @@
 """Dots lie where their values are, and none on another."""
 
-from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread
+from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, round_numbers
 
 
 def test_an_axis_goes_from_the_smallest_to_the_largest_and_equal_values_are_in_its_middle():
@@ -10,14 +10,23 @@ def test_an_axis_goes_from_the_smallest_to_the_largest_and_equal_values_are_in_i
     assert axis_of([]) == Axis(low=0.0, high=1.0)
 
 
+def test_axes_have_round_numbers():
+    assert round_numbers(0.0, 1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert round_numbers(-0.52, 1.1) == [-0.5, 0.0, 0.5, 1.0]
+    assert round_numbers(1e9, 1e9 + 4) == [1e9 + at for at in range(5)]
+    assert round_numbers(0.0, 4e-15) == [0.0, 1e-15, 2e-15, 3e-15, 4e-15]
+    assert round_numbers(1.0, 80.0, is_whole=True) == [20.0, 40.0, 60.0, 80.0]
+    assert round_numbers(0, 1, is_whole=True) == [0.0, 1.0]
+
+
 def test_ticks_are_round_numbers_in_their_places():
-    assert axis_of([0.0, 1.0]).ticks() == [
-        {"value": 0.0, "percent": 0.0},
-        {"value": 0.5, "percent": 50.0},
+    assert axis_of([-1.0, 1.0]).ticks() == [
+        {"value": -1.0, "percent": 0.0},
+        {"value": -0.5, "percent": 25.0},
+        {"value": 0.0, "percent": 50.0},
+        {"value": 0.5, "percent": 75.0},
         {"value": 1.0, "percent": 100.0},
     ]
-    assert [tick["value"] for tick in Axis(low=-0.13, high=0.28).ticks()] == [0.0, 0.2]
-    assert [tick["value"] for tick in Axis(low=1e9, high=1e9 + 4).ticks()] == [1e9 + at for at in range(5)]
 
 
 def test_equal_rewards_stand_in_one_heap_and_not_on_each_other():

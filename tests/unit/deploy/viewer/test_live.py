@@ -19,7 +19,7 @@ def _run(folder) -> Run:
 
 def test_only_what_came_since_is_told(folder):
     run = _run(folder)
-    mark = live.mark(run)
+    mark = run.mark()
     append(folder / "metrics.jsonl", [step(2, reward__mean=0.75)])
     append(folder / "events.jsonl", [event("hang", 1002.0, actor="rollout-0", silent_s=9.0)])
     kind, news, after = live.since(run, mark)
@@ -34,7 +34,7 @@ def test_only_what_came_since_is_told(folder):
 
 def test_a_page_whose_lines_were_written_anew_loads_again(folder):
     run = _run(folder)
-    mark = live.mark(run)
+    mark = run.mark()
     (folder / "metrics.jsonl").write_text("")
     append(folder / "metrics.jsonl", [step(1, reward__mean=0.125)])
     kind, _, after = live.since(run, mark)
