@@ -255,7 +255,7 @@ def _nginx(folder: Path, upstream: str) -> Iterator[str]:
         }}""")
     process = subprocess.Popen([debian("nginx"), "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
-        until(lambda: _listens(port), seconds=30)
+        until(lambda: _listens(port))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
