@@ -78,7 +78,7 @@ def _split(
     before, is_told, _ = after_outline.partition(words.told)
     if not is_told:
         raise not_exact(f"it does not write the content of a message of role {messages[0]['role']!r} after the turn")
-    if words.tool in before:
+    if words.tool in after_outline:
         raise _ToolsShownAgain
     end = min((before.index(stop) + len(stop) for stop in stops if stop in before), default=0)
     start = 0

@@ -1,7 +1,7 @@
 """Text to ids in pieces: text that goes on where other ids end, and text that may not write control tokens."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,17 +20,21 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any, *, template: str) -> None:
         self._tokenizer = tokenizer
-        added = {token.content: (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
-        self._added = tuple(added)
+        added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if token.content}
+        self._added = tuple(token.content for token in added.values())
         self.controls: dict[str, int] = {
-            text: index
-            for text, (index, special) in added.items()
-            if special or (text.strip() and not text[0].isalnum() and text in template)
+            token.content: index
+            for index, token in added.items()
+            if token.special or _is_markup(token.content, template)
         }
         """Text to id."""
         # A character that the vocabulary lacks becomes it, and that is no attack.
         self._control_ids = {*self.controls.values()} - {tokenizer.unk_token_id}
-        self._starts = _any_of(self.controls)
+        self._starts = re.compile(f"(?={_any_of(self.controls)}).", re.DOTALL)
+        firsts = _any_of({text[0] for text in self.controls})
+        # A normalizer makes some other characters into these before such tokens are looked for: full-width ones, say.
+        is_normalized = any(token.normalized for token in added.values() if token.content in self.controls)
+        self._firsts = re.compile(f"{firsts}|[^\\x00-\\x7f]" if is_normalized else firsts)
 
     def encode(self, text: str) -> list[int]:
         """A text that begins here, without bos."""
@@ -63,7 +67,7 @@ class TextEncoder:
 
     def may_begin_control(self, text: str) -> bool:
         """Whether some character of `text` begins a control token: a cheap question that is seldom answered with yes."""
-        return self._first_characters.search(text) is not None
+        return self._firsts.search(text) is not None
 
     def cut_inside(self, text: str, mark: str) -> str:
         """`text` with a mark after the first character of every control token that it writes."""
@@ -71,11 +75,11 @@ class TextEncoder:
 
     def cut_everywhere(self, text: str, mark: str) -> str:
         """`text` with a mark after every character that begins some control token."""
-        return self._first_characters.sub(lambda found: found[0] + mark, text)
+        return self._firsts.sub(lambda found: found[0] + mark, text)
 
     def harmless(self, text: str) -> str:
         """As long as `text`, without a character that begins some control token."""
-        return self._first_characters.sub("x", text)
+        return self._firsts.sub("x", text)
 
     @cached_property
     def puts_space_first(self) -> bool:
@@ -102,17 +106,16 @@ class TextEncoder:
         """Control tokens that a text can write however it is cut: those of one character."""
         return tuple(text for text in self.controls if self.control_ids(self.encode_pieces([text[:1], text[1:]])))
 
-    @cached_property
-    def _first_characters(self) -> re.Pattern[str]:
-        return _any_of({text[:1] for text in self.controls}, ahead=False)
-
     def _after(self, anchor: str, text: str) -> list[int] | None:
         """None where the anchor's last token reaches into the text."""
         ahead, both = self.encode(anchor), self.encode(anchor + text)
         return both[len(ahead) :] if both[: len(ahead)] == ahead else None
 
 
-def _any_of(found: Sequence[str] | set[str] | dict[str, int], *, ahead: bool = True) -> re.Pattern[str]:
-    """Of no text where `found` is empty. `ahead` finds each place where one begins, also where they overlap, and the character there."""
-    choice = "|".join(map(re.escape, sorted(found))) or r"(?!)"
-    return re.compile(f"(?={choice})." if ahead else f"(?:{choice})", re.DOTALL)
+def _is_markup(text: str, template: str) -> bool:
+    return bool(text.strip()) and not text[0].isalnum() and text in template
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern that finds nothing where there are none."""
+    return "|".join(map(re.escape, sorted(texts))) or r"(?!)"

@@ -53,13 +53,17 @@ class Turns:
         finish_reason: FinishReason,
         tools: Sequence[Tool] = (),
     ) -> NextPrompt:
-        """`messages` are new, and the assistant is to speak after them. Raises DataError as `SuffixWriter.write` does."""
+        """`messages` are new, and the assistant is to speak after them. `sampled_ids` is its last turn, as the engine returned it.
+
+        Raises DataError as `SuffixWriter.write` does.
+        """
         suffix = self.suffixes.write(messages, tools=tools)
         turn_end = self._turn_end(sampled_ids, finish_reason, suffix)
         written = suffix.token_ids[len(suffix.close_ids) :] if turn_end is TurnEnd.CLOSE else suffix.token_ids
         return NextPrompt(token_ids=[*prompt_ids, *sampled_ids, *written], num_written=len(written), turn_end=turn_end)
 
     def _turn_end(self, sampled_ids: Sequence[int], finish_reason: FinishReason, suffix: Suffix) -> TurnEnd:
+        assert finish_reason is not FinishReason.ABORTED, "nothing goes on after a turn that was given up"
         if finish_reason is FinishReason.LENGTH:
             return TurnEnd.LENGTH
         if not sampled_ids or sampled_ids[-1] not in self._stop_token_ids:

@@ -1,8 +1,10 @@
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from actors.chat.encoding import TextEncoder
+from actors.chat.turns import Turns
+from cluster.contracts.errors import DataError
 from tests.models import make_tokenizer
 from tests.unit.actors.chat.families import tokenizer_of, turns_of
 
@@ -72,3 +74,22 @@ def test_a_control_token_of_one_character_cannot_be_written_as_text():
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
     assert TextEncoder(tokenizer, template="").unsplittable == ("\u2402",)
     assert turns_of("qwen3").encoder.unsplittable == ()
+
+
+def test_a_text_that_a_normalizer_makes_a_control_token_is_cut_as_well():
+    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<end>{% endfor %}")
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_tokens([AddedToken("<end>", normalized=True)])
+    wide = "\uff1cend\uff1e"
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    assert tokenizer(wide).input_ids == [end]
+    suffix = Turns(tokenizer, stop_token_ids=[end]).suffixes.write([{"role": "user", "content": wide}])
+    assert tokenizer.convert_ids_to_tokens(suffix.token_ids) == ["<end>", "<", "e", "n", "d", ">", "<end>"]
+
+
+def test_a_message_that_cannot_be_written_without_a_control_token_is_refused():
+    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
+    suffixes = Turns(tokenizer, stop_token_ids=[1]).suffixes
+    with pytest.raises(DataError, match=r"writes control tokens .\u2402. that cannot be told from the chat template's own"):
+        suffixes.write([{"role": "user", "content": "a \u2402"}])
