@@ -41,15 +41,15 @@ def chat_rows(formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
 def _turns(found: "ChatReport") -> str:
     if found.why_no_turns is not None:
         return f"not exact: {found.why_no_turns}"
-    end = "by no stop token" if found.stop_token is None else f"by {found.stop_token!r}"
-    begin = f"{found.generation_prompt!r} begins it" if found.generation_prompt else "nothing begins it"
-    return f"exact; {begin}, ended {end}; {'with' if found.takes_system else 'no'} system messages"
+    begin = f"begins with {found.generation_prompt!r}" if found.generation_prompt else "begins with nothing of its own"
+    end = "no stop token" if found.stop_token is None else repr(found.turn_close)
+    return f"exact; a reply {begin} and ends with {end}; {'system messages' if found.takes_system else 'no system messages'}"
 
 
 def _history(found: "ChatReport") -> str:
     if found.rewrites is None:
         return "stays as sampled"
-    return f"the template would rewrite it: {found.rewrites} when a user's message comes; an episode keeps what was sampled"
+    return f"stays as sampled, where the template would change it at a user's message: {found.rewrites}"
 
 
 def _tools(found: "ChatReport") -> str:

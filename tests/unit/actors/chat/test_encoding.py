@@ -91,5 +91,7 @@ def test_a_message_that_cannot_be_written_without_a_control_token_is_refused():
     tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
     suffixes = Turns(tokenizer, stop_token_ids=[1]).suffixes
-    with pytest.raises(DataError, match=r"writes control tokens .\u2402. that cannot be told from the chat template's own"):
+    with pytest.raises(
+        DataError, match=r"writes control tokens .\u2402. that cannot be told from the chat template's own"
+    ):
         suffixes.write([{"role": "user", "content": "a \u2402"}])

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.chat.round_trip import PROBE_TOOLS
+from actors.chat.turns import Turns
 from cluster.contracts.errors import DataError
 from tests.unit.actors.chat.families import FAMILIES, report_of, tokenizer_of, turns_of
 
@@ -192,6 +193,13 @@ def test_tools_stay_where_they_first_stood():
     )
     assert "[AVAILABLE_TOOLS]" in whole.partition("!")[2]
     assert "[AVAILABLE_TOOLS]" not in written("mistral", user("7")).text
+
+
+def test_a_call_ends_where_a_turn_of_words_would_go_on_if_no_stop_token_ends_it():
+    tokenizer = tokenizer_of("hermes")
+    turns = Turns(tokenizer, stop_token_ids=tokenizer.convert_tokens_to_ids(["<|endoftext|>"]))
+    suffix = turns.suffixes.write([answer("7")], tools=PROBE_TOOLS)
+    assert (suffix.text, suffix.close_ids) == (written("hermes", answer("7")).text, [])
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,25 @@ def test_a_model_without_a_template_has_no_chat_section():
 
 def test_three_lines_tell_what_is_exact():
     assert rows_of("qwen3") == [
-        ("turns", r"exact; '<|im_start|>assistant\n' begins it, ended by '<|im_end|>'; with system messages"),
+        ("turns", r"exact; a reply begins with '<|im_start|>assistant\n' and ends with '<|im_end|>'; system messages"),
         (
             "history",
-            "the template would rewrite it: earlier reasoning is dropped when a user's message comes; "
-            "an episode keeps what was sampled",
+            "stays as sampled, where the template would change it at a user's message: earlier reasoning is dropped",
         ),
         (
             "tools",
             "answers exact, several answers in a row; several calls a turn, read by a parser made from the chat template",
         ),
     ]
+
+
+def test_templates_with_less_of_a_frame_are_told_in_the_same_line():
+    assert (
+        dict(rows_of("llama2"))["turns"]
+        == "exact; a reply begins with nothing of its own and ends with ' </s>'; system messages"
+    )
+    assert dict(rows_of("falcon"))["turns"].endswith("and ends with no stop token; system messages")
+    assert dict(rows_of("gemma"))["turns"].endswith("; no system messages")
 
 
 def test_what_is_not_exact_says_why():
