@@ -40,6 +40,7 @@ _CASES: dict[str, list[ToolCall]] = {
     "quotes, brackets and tags in a value": [_AWKWARD],
     "numbers, booleans, null and nested values": [_TYPES],
 }
+_WORDS = "No {call} here, 1 < 2."
 _TWO = [_FIND, _call("zqset", name="b", on=False)]
 
 
@@ -62,20 +63,21 @@ def find_parser(
     as_text = wants_arguments_as_text(template, _FIND, tools=PROBE_TOOLS)
     options = {"stops": stops, "arguments_as_text": as_text}
     reasons: list[str] = []
-    for is_own in (True, False) if own else (False,):
+    if own is not None:
         try:
-            made = (
-                own
-                if own and is_own
-                else derived(template, tools=PROBE_TOOLS, generation_prompt=generation_prompt, **options)
-            )
-            parser = TemplateParser(made)
-            takes_several = prove(parser, template, **options)
+            return _proven(own, template, is_own=True, **options)
         except DataError as error:
-            reasons.append(f"the tokenizer's response template: {error}" if is_own else str(error))
-            continue
-        return ProvenParser(parser=parser, is_own=is_own, takes_several=takes_several)
-    raise DataError("; ".join(reasons))
+            reasons.append(f"the tokenizer's response template: {error}")
+    try:
+        made = derived(template, tools=PROBE_TOOLS, generation_prompt=generation_prompt, **options)
+        return _proven(made, template, is_own=False, **options)
+    except DataError as error:
+        raise DataError("; ".join([*reasons, str(error)])) from error
+
+
+def _proven(response_template: dict[str, Any], template: ChatTemplate, *, is_own: bool, **options: Any) -> ProvenParser:
+    parser = TemplateParser(response_template)
+    return ProvenParser(parser=parser, is_own=is_own, takes_several=prove(parser, template, **options))
 
 
 def prove(parser: ReplyParser, template: ChatTemplate, *, stops: Sequence[str], arguments_as_text: bool) -> bool:
@@ -86,13 +88,22 @@ def prove(parser: ReplyParser, template: ChatTemplate, *, stops: Sequence[str], 
     options = {"tools": PROBE_TOOLS, "stops": stops, "arguments_as_text": arguments_as_text}
     for case, calls in _CASES.items():
         _prove_one(parser, template, calls, case=case, **options)
-    _prove_one(parser, template, [], case="words without a call", content="No {call} here, 1 < 2.", **options)
+    _prove_one(parser, template, [], case="words without a call", content=_WORDS, **options)
+    if _keeps_words(template, **options):
+        _prove_one(parser, template, [_FIND], case="words before a call", content=_WORDS, **options)
     try:
         render_turn(template, _TWO, **options)
     except DataError:
         return False
     _prove_one(parser, template, _TWO, case="two calls", **options)
     return True
+
+
+def _keeps_words(template: ChatTemplate, **options: Any) -> bool:
+    try:
+        return _WORDS in render_turn(template, [_FIND], content=_WORDS, **options).text
+    except DataError:
+        return False
 
 
 def _prove_one(
