@@ -11,7 +11,7 @@ from tests.unit.actors.chat.families import FAMILIES, report_of, tokenizer_of, t
 
 EXACT = [name for name in FAMILIES if name != "echo"]
 WITH_TOOLS = [name for name in EXACT if report_of(name).why_no_tools is None]
-FUZZ = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def user(content):
