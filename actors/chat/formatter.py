@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from actors.chat.hub import why_not_loaded
+from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -71,6 +72,10 @@ class ChatFormatter:
     @property
     def has_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
+
+    def turns(self) -> Turns:
+        """Of a model with a chat template."""
+        return Turns(self._tokenizer, stop_token_ids=self.stop_token_ids)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Messages through the chat template, text as it is. A prompt with both gets the template where the model has one.

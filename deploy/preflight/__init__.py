@@ -16,7 +16,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.preflight import judge, machine, model, prompts, report, settings
+from deploy.preflight import chat, judge, machine, model, prompts, report, settings
 from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
@@ -60,12 +60,15 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     are_readable = formatter is not None and models is not None
     placement, memory = _check_machine(config, problems, needs, are_readable=are_readable, is_local=is_local)
     problems.raise_all()
-    assert source is not None and looks and samples is not None and memory, "no problem, so all of it is known"
+    assert formatter and source is not None and looks and samples is not None and memory, (
+        "no problem, so all of it is known"
+    )
     return Report(
         rows=(
             *report.batch_rows(config),
             *report.prompt_rows(config, source, looks),
             *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
+            *chat.chat_rows(formatter),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),

@@ -52,6 +52,10 @@ def test_a_prompt_is_shown_as_the_model_sees_it_with_special_tokens(tmp_path, mo
     assert "chat template" in text and "applied" in text
 
 
+def test_what_of_a_conversation_is_exact_is_shown(tmp_path, model):
+    assert "exact; a reply begins with '[assistant]' and ends with no stop token" in shown(run(tmp_path, model))
+
+
 def test_a_text_that_is_sent_as_it_is_shows_as_such(tmp_path, model):
     text = shown(run(tmp_path, model, "prompts.text_as=text"))
     assert "'1+1='" in text and "not applied" in text

@@ -1,0 +1,64 @@
+"""Replies with tool calls: from the text that a model sampled to words, reasoning and calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers.utils.chat_parsing import parse_response
+
+from actors.chat.rendering import Tool
+from cluster.contracts.errors import DataError, headline
+
+_OF_PARSING = (ValueError, LookupError, TypeError, AttributeError)
+"""What the parser raises: for broken JSON, and for a call that lacks what is read of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: dict[str, Any]
+    """JSON, not yet held against the tool's schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An assistant's turn, read."""
+
+    text: str
+    """Without reasoning and calls."""
+    reasoning: str | None
+    """None where the model wrote none, or the parser knows none."""
+    calls: tuple[ToolCall, ...]
+
+
+class ReplyParser(Protocol):
+    def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
+        """`sampled` and `prompt` with special tokens as they are written. Raises DataError for a malformed call."""
+        ...
+
+
+class TemplateParser:
+    """transformers' parser with a response template: the tokenizer's own, or one made from its chat template."""
+
+    def __init__(self, response_template: dict[str, Any]) -> None:
+        self.response_template = response_template
+
+    def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
+        try:
+            found = parse_response(sampled, self.response_template, prefix=prompt, tools=[dict(tool) for tool in tools])
+        except _OF_PARSING as error:
+            raise DataError(f"a tool call is malformed: {headline(error)}") from error
+        calls = tuple(_call(each) for each in found.get("tool_calls") or ())
+        return Reply(
+            text=found.get("content") or "",
+            reasoning=found.get("reasoning_content") or found.get("thinking"),
+            calls=calls,
+        )
+
+
+def _call(found: Any) -> ToolCall:
+    function = found.get("function") if isinstance(found, dict) else None
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise DataError(f"a tool call is malformed: it needs a name and an object of arguments, got {str(found)[:200]}")
+    return ToolCall(name=name, arguments=arguments)

@@ -1,0 +1,75 @@
+"""A model's chat template as a function: messages in, text out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from cluster.contracts.errors import DataError
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+"""A function's JSON schema, as OpenAI's interface writes it."""
+
+_OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What templates raise: some refuse by name, others index and add what the messages do not hold."""
+
+
+class ChatTemplate:
+    """One tokenizer's template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        found = tokenizer.chat_template
+        self.source: str = found if isinstance(found, str) else "\n".join((found or {}).values())
+        """All of them, where the tokenizer has one for tools as well."""
+
+    def __call__(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
+        """Ends with the last message. Raises DataError for messages that the template does not take."""
+        return self._rendered(messages, tools=tools, add_generation_prompt=False)
+
+    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
+        """Ends where the assistant is to speak. Raises DataError for messages that the template does not take."""
+        return self._rendered(messages, tools=tools, add_generation_prompt=True)
+
+    def _rendered(self, messages: Sequence[Message], *, tools: Sequence[Tool], add_generation_prompt: bool) -> str:
+        options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
+        except _OF_TEMPLATES as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(
+                f"the chat template does not take messages of these roles ({roles}): {type(error).__name__}: {error}; "
+                "mend them, or the template (model.chat_template replaces the tokenizer's)"
+            ) from error
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` of JSON with every text in it changed, keys of objects too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {with_texts(key, change): with_texts(each, change) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [with_texts(each, change) for each in value]
+    return value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in `value` of JSON, keys of objects too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from texts(key)
+            yield from texts(each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from texts(each)
+
+
+def fresh_word(word: str, value: Any) -> str:
+    """`word`, made longer until no text in `value` holds it. Letters alone: no template trims, quotes or escapes it."""
+    while any(word in text for text in texts(value)):
+        word += "q"
+    return word

@@ -1,0 +1,62 @@
+"""The chat template: what of a conversation with tools would be exact, as rows for people."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cluster.contracts.errors import DataError
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+    from actors.chat.report import ChatReport
+
+
+def chat_rows(formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
+    """None for a model without a chat template. A template that is not exact is no problem of a run of single turns."""
+    from actors.chat.report import chat_report
+
+    if not formatter.has_template:
+        return
+    try:
+        found = chat_report(formatter.turns())
+    except DataError as error:
+        yield "chat", "turns", f"not supported: {error}"
+        return
+    yield "chat", "turns", _turns(found)
+    yield "chat", "history", _history(found)
+    yield "chat", "tools", _tools(found)
+    if found.unsplittable:
+        yield (
+            "chat",
+            "note",
+            f"no message may hold {' '.join(map(repr, found.unsplittable))}, which cannot be written as text",
+        )
+    if not found.cuts_cleanly:
+        yield (
+            "chat",
+            "note",
+            "the tokenizer puts a space before text that goes on after a turn; it cannot be cut off exactly",
+        )
+
+
+def _turns(found: "ChatReport") -> str:
+    if found.why_no_turns is not None:
+        return f"not exact: {found.why_no_turns}"
+    begin = f"begins with {found.generation_prompt!r}" if found.generation_prompt else "begins with nothing of its own"
+    end = "no stop token" if found.stop_token is None else repr(found.turn_close)
+    return f"exact; a reply {begin} and ends with {end}; {'system messages' if found.takes_system else 'no system messages'}"
+
+
+def _history(found: "ChatReport") -> str:
+    if found.rewrites is None:
+        return "stays as sampled"
+    return f"stays as sampled, where the template would change it at a user's message: {found.rewrites}"
+
+
+def _tools(found: "ChatReport") -> str:
+    if found.why_no_tools is not None:
+        return f"not supported: {found.why_no_tools}"
+    answers = "several answers in a row" if found.takes_several_answers else "one answer a turn"
+    if found.why_no_calls is not None:
+        return f"answers exact, {answers}; calls cannot be read: {found.why_no_calls}"
+    calls = "several calls a turn" if found.takes_several_calls else "one call a turn"
+    return f"answers exact, {answers}; {calls}, read by {found.calls_are_read_by}"

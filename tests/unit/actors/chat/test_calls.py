@@ -1,0 +1,158 @@
+import pytest
+
+from actors.chat.calls import TemplateParser, ToolCall
+from actors.chat.derivation import derived
+from actors.chat.rendered_calls import wants_arguments_as_text
+from actors.chat.round_trip import PROBE_TOOLS, find_parser, prove
+from cluster.contracts.errors import DataError
+from tests.unit.actors.chat.families import FAMILIES, report_of, turns_of
+
+READ = [
+    "deepseek",
+    "glm45",
+    "granite",
+    "hermes",
+    "llama31",
+    "ministral",
+    "mistral",
+    "nemotron",
+    "phi4",
+    "qwen25",
+    "qwen3",
+    "qwen35",
+    "smollm",
+]
+MULTIPLY = ToolCall(name="multiply", arguments={"a": 6, "b": "seven"})
+TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}}}]  # fmt: skip
+
+
+def parser_of(name, *, own=None):
+    turns = turns_of(name)
+    return find_parser(
+        turns.template, own=own, stops=turns.suffixes.stops, generation_prompt=report_of(name).generation_prompt
+    )
+
+
+def read(name, sampled):
+    prompt = turns_of(name).template.prompt([{"role": "user", "content": "6 times 7?"}], tools=TOOLS)
+    return parser_of(name).parser(sampled, prompt=prompt, tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled"),
+    [
+        ("qwen25", '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": "seven"}}\n</tool_call><|im_end|>'),
+        ("qwen25", '<tool_call>{"name":"multiply","arguments":{"a":6,"b":"seven"}}</tool_call>'),
+        ("qwen25", '\n<tool_call>\n{"arguments": {"b": "seven", "a": 6}, "name": "multiply"}\n\n</tool_call>\n<|endoftext|>'),
+        ("qwen35", "Hm.\n</think>\n\n<tool_call>\n<function=multiply>\n"
+                   "<parameter=a>\n6\n</parameter>\n<parameter=b>\nseven\n</parameter>\n</function>\n</tool_call>"),
+        ("glm45", "<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>6</arg_value>\n"
+                  "<arg_key>b</arg_key><arg_value>seven</arg_value>\n</tool_call>"),
+        ("llama31", '{"name": "multiply", "parameters": {"a": 6, "b": "seven"}}<|eom_id|>'),
+        ("mistral", '[TOOL_CALLS] [{"name": "multiply", "arguments": {"a": 6, "b": "seven"}, "id": "abcdefghi"}]</s>'),
+        ("ministral", '[TOOL_CALLS]multiply[ARGS]{"a": 6, "b": "seven"}</s>'),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>multiply\n```json\n"
+                     '{"a": 6, "b": "seven"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>'),
+    ],
+)  # fmt: skip
+def test_a_call_is_read_as_its_template_writes_it_with_other_white_space_too(name, sampled):
+    reply = read(name, sampled)
+    assert (reply.text.strip(), reply.calls) == ("", (MULTIPLY,))
+
+
+def test_words_reasoning_and_several_calls_are_read_apart():
+    sampled = (
+        "<think>\nTwice, then.\n</think>\n\nLet me see.\n"
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": "seven"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "halve", "arguments": {}}\n</tool_call><|im_end|>'
+    )
+    reply = read("qwen3", sampled)
+    assert (reply.reasoning, reply.text) == ("Twice, then.", "Let me see.")
+    assert reply.calls == (MULTIPLY, ToolCall(name="halve", arguments={}))
+
+
+def test_reasoning_that_the_prompt_opened_is_none_of_the_words():
+    reply = read("qwen35", "Easy.\n</think>\n\nIt is 42.<|im_end|>")
+    assert (reply.reasoning, reply.text, reply.calls) == ("Easy.", "It is 42.", ())
+
+
+def test_a_value_in_tags_keeps_its_white_space_and_is_a_number_where_the_schema_says_so():
+    arguments = "<parameter=a>\n12\n</parameter>\n<parameter=b>\n\n 12 \n</parameter>\n"
+    sampled = f"</think>\n\n<tool_call>\n<function=multiply>\n{arguments}</function>\n</tool_call>"
+    assert read("qwen35", sampled).calls == (ToolCall(name="multiply", arguments={"a": 12, "b": "\n 12 "}),)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 6\n</tool_call>',
+        '<tool_call>\n{"name": "multiply"}\n</tool_call>',
+        '<tool_call>\n{"name": ["multiply"], "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "multiply", "arguments": "6"}\n</tool_call>',
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}',
+    ],
+)
+def test_a_malformed_call_is_an_error_and_not_left_out(broken):
+    if broken.endswith("}}"):
+        assert read("qwen25", broken).calls, "one that nothing closes is whole all the same"
+        return
+    with pytest.raises(DataError, match="a tool call is malformed"):
+        read("qwen25", broken)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_parser_made_from_these_templates_is_proved(name):
+    assert parser_of(name).takes_several is (name != "llama31")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pythonic", "no parser can be made from the chat template: nothing marks where a call, a key or a value ends"),
+        ("glm4", "no parser can be made from the chat template: nothing begins a call"),
+        ("gemma_calls", "no parser can be made"),
+        ("run_together", "a tool call is malformed"),
+        ("harmony", "words without a call is read as something else: .*final<.message.>No"),
+    ],
+)
+def test_what_fails_the_proof_is_refused_with_a_reason(name, why):
+    with pytest.raises(DataError, match=why):
+        parser_of(name)
+
+
+def test_the_proof_finds_a_parser_that_reads_too_little():
+    """It takes the first call for the last, keeps quotes, or makes numbers of texts: each is found."""
+    turns = turns_of("qwen25")
+    options = {"stops": turns.suffixes.stops, "arguments_as_text": False}
+    good = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
+    assert prove(TemplateParser(good), turns.template, **options)
+    calls = good["fields"]["tool_calls"]
+    for spoiled in ({"repeats": False}, {"close_pattern": '"'}, {"open_pattern": "<call>"}, {"close_pattern": r"\}"}):
+        fields = {**good["fields"], "tool_calls": {**calls, **spoiled}}
+        with pytest.raises(DataError):
+            prove(TemplateParser({**good, "fields": fields}), turns.template, **options)
+
+
+def test_the_tokenizers_own_response_template_comes_first_if_it_is_right():
+    turns = turns_of("qwen25")
+    options = {"stops": turns.suffixes.stops, "arguments_as_text": False}
+    own = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
+    assert parser_of("qwen25", own=own).is_own
+    wrong = {"start_anchor": "x", "fields": {"content": {"content": "text"}}}
+    assert not parser_of("qwen25", own=wrong).is_own
+    with pytest.raises(
+        DataError, match=r"the tokenizer's response template: .* is read as something else.*; no parser can"
+    ):
+        parser_of("pythonic", own=wrong)
+
+
+@pytest.mark.parametrize(("name", "as_text"), [("deepseek", True), ("qwen3", False), ("mistral", False)])
+def test_templates_that_want_arguments_as_text_are_known(name, as_text):
+    assert wants_arguments_as_text(turns_of(name).template, MULTIPLY, tools=TOOLS) is as_text
+
+
+def test_every_family_is_read_or_says_why():
+    read_by = {name for name in FAMILIES if report_of(name).calls_are_read_by}
+    assert read_by == {*READ}
+    assert all(report_of(name).why_no_calls for name in FAMILIES if name not in READ)
