@@ -20,6 +20,7 @@ SCHEMA_VERSION = "2"
 _KEY = ["group_id", "sample_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
 _STATUSES = {None, *map(str, RewardStatus)}
+_FAILED = (str(RewardStatus.ERROR), str(RewardStatus.TIMEOUT))
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
@@ -34,6 +35,7 @@ SCHEMA = pa.schema(
         pa.field("sample_index", pa.int32(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("prompt_token_ids", _TOKENS, nullable=False),
+        # Empty where an episode failed before its first token: its reward status says that it failed, and it never trains.
         pa.field("completion_token_ids", _TOKENS, nullable=False),
         # False where a tool or the environment wrote the token: no loss there.
         pa.field("loss_mask", pa.list_(pa.field("item", pa.bool_(), nullable=False)), nullable=False),
@@ -100,8 +102,8 @@ def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
         if not SCHEMA.field(name).nullable and batch[name].null_count:
             _refuse(batch, name, pc.is_null(batch[name]), "is null")
     lengths = pc.list_value_length(batch["completion_token_ids"])
-    if "completion_token_ids" in names:
-        _refuse(batch, "completion_token_ids", pc.equal(lengths, 0), "is empty: a completion has at least one token")
+    if "completion_token_ids" in names or "reward_status" in names:
+        _check_empty(batch, lengths)
     if "prompt_token_ids" in names:
         _refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
     for name in (each for each in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE) if each in names):
@@ -198,7 +200,7 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int:
+def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int | None:
     trained = versions.values.filter(loss_mask.values)
     return pc.min(trained if len(trained) else versions.values).as_py()
 
@@ -267,9 +269,17 @@ def _check_finite(batch: pa.RecordBatch, name: str) -> None:
         raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
 
 
+def _check_empty(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    failed = pc.is_in(batch["reward_status"], value_set=pa.array(_FAILED))
+    is_bad = pc.and_(pc.equal(lengths, 0), pc.invert(failed))
+    why = "is empty: only an episode whose reward_status is 'error' or 'timeout' may end without a token"
+    _refuse(batch, "completion_token_ids", is_bad, why)
+
+
 def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:
     ids, logprobs = (pc.list_value_length(batch[f"reference_top_{name}"]) for name in ("ids", "logprobs"))
-    ragged = pc.fill_null(pc.not_equal(pc.multiply(pc.divide(ids, lengths), lengths), ids), False)
+    per_token = pc.divide(ids, pc.max_element_wise(lengths, 1))
+    ragged = pc.fill_null(pc.not_equal(pc.multiply(per_token, lengths), ids), False)
     _refuse(batch, "reference_top_ids", ragged, "does not have equally many for each token of the completion")
     differs = pc.not_equal(pc.fill_null(logprobs, 0), pc.fill_null(pc.add(ids, lengths), 0))
     _refuse(batch, "reference_top_logprobs", differs, "does not have one more per token than reference_top_ids")

@@ -54,10 +54,10 @@ class Trajectory:
     """Of the completion."""
     num_trained: int
     """Of these, how many the policy wrote: the loss mask is true."""
-    oldest_version: int
-    """Policy version of the oldest token that is trained on."""
-    newest_version: int
-    staleness: int
+    oldest_version: int | None
+    """Policy version of the oldest token that is trained on. None, as are the next two, where it failed before its first token."""
+    newest_version: int | None
+    staleness: int | None
     """Version of the policy that learns from it, minus `oldest_version`."""
 
 
@@ -128,7 +128,7 @@ class RecordedStep:
                     num_trained=num_trained,
                     oldest_version=oldest,
                     newest_version=newest,
-                    staleness=self.step - 1 - oldest,
+                    staleness=None if oldest is None else self.step - 1 - oldest,
                 )
                 for row, (num_tokens, num_trained, oldest, newest) in zip(rows, spans, strict=True)
             ),
@@ -167,8 +167,11 @@ class RecordedStep:
 
     def _refuse_ragged(self, batch: pa.RecordBatch) -> None:
         lengths, others = (pc.list_value_length(batch[name]) for name in ("policy_versions", "loss_mask"))
-        if lengths != others or pc.min(lengths).as_py() < 1:
-            raise DataError(f"{self.path} is damaged: a completion is empty, or its columns have different lengths")
+        is_empty = pc.and_(pc.equal(lengths, 0), pc.is_valid(batch["reward"]))
+        if lengths != others or pc.any(is_empty).as_py():
+            raise DataError(
+                f"{self.path} is damaged: a completion with a reward is empty, or its columns have different lengths"
+            )
 
     def _group(self, ticket: int, names: list[str]) -> pa.RecordBatch:
         if ticket not in self._batches:
@@ -250,17 +253,21 @@ def _columns(info: str) -> dict[str, Any]:
     return json.loads(info, parse_constant=str, parse_float=told)
 
 
-def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[int]]:
+def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[Any]]:
     """Columns, a value a trajectory: number of tokens, of trained tokens, oldest and newest version of the trained ones (of all, where
-    none is trained)."""
+    none is trained; None without a token)."""
     lengths = pc.list_value_length(versions).to_numpy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    values = versions.flatten().to_numpy()
-    is_trained = mask.flatten().to_numpy(zero_copy_only=False)
-    num_trained = np.add.reduceat(is_trained.astype(np.int64), starts)
-    counts = is_trained | np.repeat(num_trained == 0, lengths)
+    # One token more, which counts nowhere: an empty completion at the end starts at a token too.
+    values = np.append(versions.flatten().to_numpy(), 0)
+    is_trained = np.append(mask.flatten().to_numpy(zero_copy_only=False), False)
+    num_trained = np.where(lengths == 0, 0, np.add.reduceat(is_trained.astype(np.int64), starts))
+    counts = is_trained | np.append(np.repeat(num_trained == 0, lengths), False)
     limits = np.iinfo(np.int32)
     yield lengths.tolist()
     yield num_trained.tolist()
-    yield np.minimum.reduceat(np.where(counts, values, limits.max), starts).tolist()
-    yield np.maximum.reduceat(np.where(counts, values, limits.min), starts).tolist()
+    for reduced in (
+        np.minimum.reduceat(np.where(counts, values, limits.max), starts),
+        np.maximum.reduceat(np.where(counts, values, limits.min), starts),
+    ):
+        yield [found if length else None for found, length in zip(reduced.tolist(), lengths, strict=True)]

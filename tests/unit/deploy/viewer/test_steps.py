@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from cluster.contracts.errors import DataError
 from cluster.record.run_directory import RunDirectory
+from deploy.viewer.pages.step import step as step_page
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import neighbours, open_step, recorded_steps
 from tests.unit.cluster.contracts.rows import row
@@ -61,6 +63,24 @@ def test_texts_and_tokens_are_those_of_the_file(run):
     assert (tokens["completion_token_ids"], tokens["loss_mask"]) == ([3, 4, 5], [True, False, True])
     assert tokens["rollout_logprobs"] == [-0.5, -1.0, -1.5]
     assert tokens["reference_logprobs"] is None
+
+
+@pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1, 2)])
+def test_episodes_that_failed_before_their_first_token_are_shown_among_the_others(tmp_path, places):
+    folder = write_run(tmp_path / "run")
+    empty = {name: [] for name in ("completion_token_ids", "loss_mask", "rollout_logprobs", "policy_versions")}
+    died = {**empty, "completion_text": "", "reward": None, "reward_status": "error"}
+    rows = [row(sample_index=sample, **(died if sample in places else {})) for sample in range(3)]
+    write_trajectories(folder, 4, rows)
+    run = Run("run", RunDirectory(str(folder)))
+    told = open_step(run, 4).group(7).trajectories
+    of_each = [
+        (each.num_tokens, each.num_trained, each.oldest_version, each.newest_version, each.staleness) for each in told
+    ]
+    assert of_each == [(0, 0, None, None, None) if sample in places else (3, 3, 2, 3, 1) for sample in range(3)]
+    assert open_step(run, 4).tokens(7, places[0])["completion_token_ids"] == []
+    page = step_page(run, Request({"type": "http", "query_string": b"", "path_params": {"step": 4}, "headers": []}))
+    assert page["rows"][0]["staleness"] == (None if len(places) == 3 else 1)
 
 
 def test_a_number_of_a_source_that_no_browser_reads_is_told_by_its_name(tmp_path):
