@@ -21,6 +21,9 @@ from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
 from learner.model.packing import TokenRow
 
+_ROUNDING = 1e-5
+"""Of token rewards against their sum, relative."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -86,6 +89,7 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
     loss_mask_NT = _Lists.of(batch, "loss_mask").padded(np.bool_)
     rollout_logprobs_NT = _optional(batch, "rollout_logprobs")
     is_sampler_known = rollout_logprobs_NT is not None
+    width = loss_mask_NT.shape[1]
     tensors = BatchTensors(
         loss_mask_NT=loss_mask_NT,
         rollout_logprobs_NT=rollout_logprobs_NT if is_sampler_known else torch.zeros(loss_mask_NT.shape),
@@ -101,9 +105,9 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
         group_ids=group_ids,
         prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
-        reference_logprobs_NT=_partial(batch, "reference_logprobs", width=int(completions.lengths().max())),
+        reference_logprobs_NT=_partial(batch, "reference_logprobs", width=width),
         reference_partition_NTP=_partition(batch, completions),
-        token_rewards_NT=_optional(batch, "token_rewards"),
+        token_rewards_NT=_partial(batch, "token_rewards", width=width),
         reward_components_NK=components_NK,
         reward_component_names=names,
     )
@@ -113,7 +117,24 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
             f"field 'policy_versions': a token of version {newest}, but the learner is at {current_version}"
         )
     tensors.validate()
+    _refuse_other_sums(batch, tensors)
     return tensors
+
+
+def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
+    """Rewards along the way add up to the reward: shaping places what it changed of the whole, and statistics report the whole."""
+    if tensors.token_rewards_NT is None:
+        return
+    earned_NT = tensors.token_rewards_NT.double()
+    size_N = torch.maximum(earned_NT.abs().sum(1), tensors.rewards_N.abs())
+    # The tokens' are float32. Rows without any are NaN, and compare as false.
+    bad_N = (earned_NT.sum(1) - tensors.rewards_N).abs() > _ROUNDING * size_N
+    if bool(bad_N.any()):
+        row = int(bad_N.nonzero()[0])
+        raise DataError(
+            f"{_name_of(batch, row)}, field 'token_rewards': they sum to {earned_NT[row].sum().item():g}, and the trajectory's reward is "
+            f"{tensors.rewards_N[row].item():g}; give a reward that is the sum of what its tokens earned, or leave token_rewards out"
+        )
 
 
 def _candidates(batch: pa.RecordBatch, vocabulary_size: int) -> list[np.ndarray] | list[None]:

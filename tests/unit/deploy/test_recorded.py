@@ -215,14 +215,18 @@ def test_a_group_of_which_all_rewards_but_one_failed_is_left_out_as_a_run_that_s
     assert opened(write(tmp_path / "b.arrow", alone, make_group(2, rewards=(1.0, 0.0, None)))).smallest == 2
 
 
-@pytest.mark.parametrize("name", ["rollout_logprobs", "token_rewards"])
-def test_groups_of_which_only_some_have_a_field_are_refused_at_once(tmp_path, name):
-    has = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), **{name: [[0.5], [0.5]]})
-    lacks = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [None, None, None]})
-    with pytest.raises(ConfigError, match=rf"2 of 4 trajectories have no {name}, the others have"):
+def test_groups_of_which_only_some_know_their_sampler_are_refused_at_once(tmp_path):
+    has = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), rollout_logprobs=[[-0.5], [-0.5]])
+    lacks = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), rollout_logprobs=[None, None, None])
+    with pytest.raises(ConfigError, match="2 of 4 trajectories have no rollout_logprobs, the others have"):
         opened(write(tmp_path / "a.arrow", has, lacks))
-    unjudged = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [[0.5], [0.5], None]})
+    unjudged = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), rollout_logprobs=[[-0.5], [-0.5], None])
     assert len(opened(write(tmp_path / "b.arrow", has, unjudged))) == 2, "what failed is not trained on"
+
+
+def test_rewards_of_tokens_may_be_known_of_some_trajectories_alone(tmp_path):
+    earns = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), token_rewards=[[1.0], None])
+    assert len(opened(write(tmp_path / "a.arrow", earns, make_group(1)))) == 2
 
 
 @pytest.mark.parametrize(
