@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import ModelConfig
+from cluster.contracts.episodes import episodes
 from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
@@ -93,7 +94,7 @@ class RecordedGroups:
             group,
             group_id=[f"{index:08d}"] * num_rows,
             ticket_index=[index] * num_rows,
-            sample_index=list(range(num_rows)),
+            sample_index=[sample for sample, rows in enumerate(episodes(group)) for _ in rows],
             policy_versions=[[0] * len(tokens) for tokens in group["completion_token_ids"]],
             **{name: [None] * num_rows for name in SCHEMA.names if name.startswith("reference_")},
         )
@@ -194,7 +195,7 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
             seen(content)
             with pa.ipc.open_file(content) as reader:
                 batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-                table = pa.Table.from_batches(batches, schema=reader.schema)
+                table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else reader.schema)
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         except (DataError, pa.ArrowInvalid) as error:

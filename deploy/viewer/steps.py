@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
+from cluster.contracts.episodes import SEGMENT, whole
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned
-from cluster.contracts.schema import SCHEMA
+from cluster.contracts.schema import SCHEMA, upgraded
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
@@ -85,11 +86,7 @@ class RecordedStep:
         self.path = run.directory.path(name)
         try:
             self._reader = pa.ipc.open_file(_content(run.directory, name))
-            missing = set(SCHEMA.names) - set(self._reader.schema.names)
-            if missing:
-                raise DataError(
-                    f"{self.path} was written by another version of treadwheel: it has no {', '.join(sorted(missing))}"
-                )
+            self._refuse_another_schema()
             self._batches = {
                 self._read(place, ["ticket_index"])["ticket_index"][0].as_py(): place
                 for place in range(self._reader.num_record_batches)
@@ -165,6 +162,15 @@ class RecordedStep:
         except DataError as error:
             raise DataError(f"{self._directory.path(learned_name(self._name))}: {error}") from error
 
+    def _refuse_another_schema(self) -> None:
+        if self._reader.num_record_batches == 0:
+            return
+        missing = set(SCHEMA.names) - set(upgraded(self._reader.get_batch(0)).schema.names)
+        if missing:
+            raise DataError(
+                f"{self.path} was written by another version of treadwheel: it has no {', '.join(sorted(missing))}"
+            )
+
     def _refuse_ragged(self, batch: pa.RecordBatch) -> None:
         lengths, others = (pc.list_value_length(batch[name]) for name in ("policy_versions", "loss_mask"))
         is_empty = pc.and_(pc.equal(lengths, 0), pc.is_valid(batch["reward"]))
@@ -179,12 +185,16 @@ class RecordedStep:
         return self._read(self._batches[ticket], names)
 
     def _read(self, place: int, names: list[str]) -> pa.RecordBatch:
+        """One row a trajectory: an episode of several segments is shown as one completion."""
+        needed = dict.fromkeys([*names, "group_id", "sample_index", *SEGMENT])
         try:
-            batch = self._reader.get_batch(place).select(names)
+            batch = upgraded(self._reader.get_batch(place)).select(list(needed))
             batch.validate(full=True)
+            return whole(batch).select(names)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
-        return batch
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from error
 
 
 def open_step(run: Run, step: int) -> RecordedStep:

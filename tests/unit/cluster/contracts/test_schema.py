@@ -151,7 +151,7 @@ def test_an_added_column_is_validated_too():
         (lambda rows: rows.take(pa.array([1, 0])), r"'sample_index' is \[1, 0\], in the group \[0, 1\]"),
         (lambda rows: rows.set_column(0, "group_id", pa.array(["8", "8"])), r"'group_id' is \['8', '8'\], in"),
         (lambda rows: rows.append_column("taste", pa.array([1, 2])), "'taste' of type int64 is not in the traj"),
-        (lambda rows: rows.set_column(2, "reward", pa.array([1, 2])), "'reward' of type int64 is not in the traj"),
+        (lambda rows: rows.set_column(3, "reward", pa.array([1, 2])), "'reward' of type int64 is not in the traj"),
         (lambda rows: rows.replace_schema_metadata({}), "schema version 'none', this build reads '2'"),
     ],
 )
