@@ -7,8 +7,8 @@ import pytest
 
 from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
-from cluster.contracts.schema import SCHEMA, added, columns_of, joined, summarize, to_batch, upgraded, validate
-from tests.unit.cluster.contracts.rows import row
+from cluster.contracts.schema import added, columns_of, joined, summarize, to_batch, upgraded, validate
+from tests.unit.cluster.contracts.rows import before, row
 
 
 def segments(*lengths: int, sample: int = 0, **changed: Any) -> list[dict[str, Any]]:
@@ -102,13 +102,6 @@ def test_rewards_that_are_added_to_segments_are_told_once_an_episode():
 def test_a_trajectory_that_is_chosen_keeps_all_its_segments():
     batch = to_batch([row(), *segments(1, 1, sample=1), row(sample_index=2)])
     assert joined([batch, [1, 2]])[0]["sample_index"].to_pylist() == [1, 1, 2]
-
-
-def before(*rows: dict[str, Any]) -> pa.RecordBatch:
-    """As the version before wrote it."""
-    later = ["segment_index", "num_segments", "turns", "messages", "environment", "failed_stage"]
-    kept = to_batch(rows).select([name for name in SCHEMA.names if name not in later])
-    return kept.replace_schema_metadata({"treadwheel.schema_version": "2"})
 
 
 def test_a_batch_of_the_version_before_is_read_as_single_segments():
