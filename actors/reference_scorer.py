@@ -3,7 +3,8 @@
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,12 +35,19 @@ class ReferenceScorer:
         """
         (batch,) = schema.joined(pieces)
         schema.validate(batch)
-        columns = self._model_of(batch).score(
-            batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
-        )
-        return schema.columns_of(batch, **columns)
+        prompts, completions = batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
+        # An episode that failed before its first token has nothing to score.
+        scored = [row for row, completion in enumerate(completions) if completion]
+        columns = self._model_of(batch).score([prompts[row] for row in scored], [completions[row] for row in scored])
+        return schema.columns_of(batch, **{name: _spread(found, scored, batch) for name, found in columns.items()})
 
     def _model_of(self, batch: pa.RecordBatch) -> LogprobModel:
         if not self._by_source:
             return self._model
         return self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), self._model)
+
+
+def _spread(found: Sequence[Any], rows: Sequence[int], batch: pa.RecordBatch) -> list[Any]:
+    """One entry a row of the batch, empty for the rows that are not among these."""
+    by_row = dict(zip(rows, found, strict=True))
+    return [by_row.get(row, []) for row in range(batch.num_rows)]

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 from actors.chat.hub import why_not_loaded
 from actors.reward_service.service import conversation
 from cluster.contracts import schema
+from cluster.contracts.episodes import whole
 from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.protocols import ClassifyingModel
 from cluster.contracts.reward_config import RewardModelConfig
@@ -90,12 +91,13 @@ class RewardModel:
         self._reading = reading
 
     def score(self, batch: pa.RecordBatch) -> list[dict[str, float] | str]:
-        """Of each row, the score of every label, or why there is none.
+        """Of each trajectory, the score of every label, or why there is none.
 
         One call of the model per batch, so that what is computed together depends on the group alone, and a repeated run gives the same
         bits. Raises DataError when the batch breaks the schema.
         """
         schema.validate(batch, ["info", "prompt_text", "completion_text"])
+        batch = whole(batch)
         columns, prompt = schema.info_of(batch, 0), batch["prompt_text"][0].as_py()
         rows = [
             self._reading.read(columns, prompt=prompt, completion=each) for each in batch["completion_text"].to_pylist()

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import ModelConfig
+from cluster.contracts.episodes import episodes
 from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
@@ -43,8 +44,8 @@ class RecordedGroups:
         """`place` is a run directory, a folder of .arrow files, or one file. Trajectories of one file and one `group_id` are a group.
 
         As in a run that samples, groups with too few known rewards are left out, and those for which `dropped_by` names a filter. Raises
-        ConfigError where nothing is left, and where some trajectories have a nullable field that others lack; DataError naming file,
-        row and field for what breaks the schema.
+        ConfigError where nothing is left, and where some trajectories have log-probs of the policy that sampled them and others have
+        none; DataError naming file, row and field for what breaks the schema.
         """
         digest = hashlib.sha256()
         found = [(group, summarize(group)) for group in _read(place, seen=digest.update)]
@@ -56,8 +57,7 @@ class RecordedGroups:
                 "or one file, with rewards that the algorithm's filters keep"
             )
         groups = [group for group, _ in kept]
-        for name in ("rollout_logprobs", "token_rewards"):
-            _refuse_mixed(groups, name, place=place)
+        _refuse_mixed_samplers(groups, place=place)
         smallest = min(len(summary.known_rewards) for _, summary in kept)
         return cls(groups, seed=seed, digest=digest.hexdigest(), smallest=smallest)
 
@@ -94,7 +94,7 @@ class RecordedGroups:
             group,
             group_id=[f"{index:08d}"] * num_rows,
             ticket_index=[index] * num_rows,
-            sample_index=list(range(num_rows)),
+            sample_index=[sample for sample, rows in enumerate(episodes(group)) for _ in rows],
             policy_versions=[[0] * len(tokens) for tokens in group["completion_token_ids"]],
             **{name: [None] * num_rows for name in SCHEMA.names if name.startswith("reference_")},
         )
@@ -165,13 +165,13 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
     }
 
 
-def _refuse_mixed(groups: Sequence[pa.RecordBatch], name: str, *, place: str) -> None:
-    """Every batch must be whole or without the field: a step draws its groups from anywhere."""
-    columns = [group.filter(pc.is_valid(group["reward"]))[name] for group in groups]
+def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> None:
+    """All trajectories have log-probs of the policy that sampled them, or none has: a step draws its groups from anywhere."""
+    columns = [group.filter(pc.is_valid(group["reward"]))["rollout_logprobs"] for group in groups]
     num_rows, num_null = sum(map(len, columns)), sum(column.null_count for column in columns)
     if 0 < num_null < num_rows:
         raise ConfigError(
-            f"recorded={place!r}: {num_null} of {num_rows} trajectories have no {name}, the others have; "
+            f"recorded={place!r}: {num_null} of {num_rows} trajectories have no rollout_logprobs, the others have; "
             "put the two kinds into folders of their own, and learn from one"
         )
 
@@ -195,7 +195,7 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
             seen(content)
             with pa.ipc.open_file(content) as reader:
                 batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-                table = pa.Table.from_batches(batches, schema=reader.schema)
+                table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else reader.schema)
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         except (DataError, pa.ArrowInvalid) as error:

@@ -1,5 +1,8 @@
 """Arrow groups to what the learner computes with: token rows for the model, padded tensors for the objective.
 
+An episode of several segments is one row of the tensors, its completion those of its segments one after another: the objective credits
+episodes and knows no segment. The model computes each segment behind its own prompt.
+
 The rule: a trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and is in no
 denominator and no baseline; the others of its group train as the group that they are. All failed is an error, not an empty step.
 
@@ -15,21 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import info_of, validate
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
-from learner.model.packing import TokenRow
+from learner.model.packing import EpisodeRow, Row, TokenRow
+
+_ROUNDING = 1e-5
+"""Of token rewards against their sum, relative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One optimizer step's trajectories."""
 
-    rows: list[TokenRow]
+    rows: list[Row]
     tensors: BatchTensors
     trajectories: pa.RecordBatch
-    """The trained rows as they came, for saving what went wrong."""
+    """The trained ones as they came, a row a segment, for saving what went wrong."""
+    episodes: list[range]
+    """Their rows in it."""
     num_failed: int
     """Trajectories left out because their reward failed."""
     num_aborted: int
@@ -38,7 +47,8 @@ class Batch:
         """These trajectories as an Arrow file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.trajectories.schema) as writer:
-            writer.write_batch(self.trajectories.take(pa.array(rows, type=pa.int64())))
+            segments = [segment for row in rows for segment in self.episodes[row]]
+            writer.write_batch(self.trajectories.take(pa.array(segments, type=pa.int64())))
 
 
 def assemble(
@@ -46,46 +56,71 @@ def assemble(
 ) -> Batch:
     """The groups in the order given, with these columns of their prompts.
 
-    Raises DataError naming row and field for anything that cannot be trained on.
+    Raises DataError naming row and field for anything that cannot be trained on, and an episode of which a segment is missing.
     """
     if not groups:
         raise DataError("an update was asked for without a group")
-    for group in groups:
-        validate(group)
-    everything = pa.Table.from_batches(groups).combine_chunks()
-    has_reward = pc.fill_null(pc.equal(everything["reward_status"], str(RewardStatus.OK)), False)
-    is_whole = pc.not_equal(everything["finish_reason"], str(FinishReason.ABORTED))
-    table = everything.filter(pc.and_(has_reward, is_whole)).combine_chunks()
-    num_failed = everything.num_rows - pc.sum(has_reward).as_py()
-    num_aborted = everything.num_rows - pc.sum(is_whole).as_py()
-    if table.num_rows == 0:
+    (everything,) = pa.Table.from_batches([validate(group) for group in groups]).combine_chunks().to_batches()
+    trajectories, num_failed, num_aborted = _trained(everything)
+    found = episodes(trajectories)
+    segments = _segments(trajectories, vocabulary_size)
+    rows = [
+        segments[each.start] if len(each) == 1 else EpisodeRow(segments=tuple(segments[row] for row in each))
+        for each in found
+    ]
+    episode_rows = whole(trajectories)
+    tensors = _tensors(episode_rows, current_version=current_version)
+    tensors = replace(tensors, columns={name: _column(episode_rows, name) for name in columns})
+    return Batch(
+        rows=rows,
+        tensors=tensors,
+        trajectories=trajectories,
+        episodes=found,
+        num_failed=num_failed,
+        num_aborted=num_aborted,
+    )
+
+
+def _trained(everything: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
+    """The rows of the trajectories that train, and how many trajectories do not because their reward failed, and were aborted."""
+    found = episodes(everything)
+    statuses, reasons = everything["reward_status"].to_pylist(), everything["finish_reason"].to_pylist()
+    has_reward = [statuses[rows.start] == RewardStatus.OK for rows in found]
+    is_finished = [all(reasons[row] != FinishReason.ABORTED for row in rows) for rows in found]
+    kept = [row for rows, *trains in zip(found, has_reward, is_finished, strict=True) if all(trains) for row in rows]
+    num_failed, num_aborted = has_reward.count(False), is_finished.count(False)
+    if not kept:
         raise DataError(
-            f"none of {everything.num_rows} trajectories can train: {num_failed} rewards failed, {num_aborted} were aborted; "
+            f"none of {len(found)} trajectories can train: {num_failed} rewards failed, {num_aborted} were aborted; "
             "see reward_message in the run's trajectories"
         )
-    trajectories = table.to_batches()[0]
-    prompts, completions = _Lists.of(trajectories, "prompt_token_ids"), _Lists.of(trajectories, "completion_token_ids")
-    _check_tokens(trajectories, prompts, vocabulary_size, name="prompt_token_ids")
-    _check_tokens(trajectories, completions, vocabulary_size, name="completion_token_ids")
-    masks, candidates = _Lists.of(trajectories, "loss_mask"), _candidates(trajectories, vocabulary_size)
-    rows = [
+    return everything.take(pa.array(kept, type=pa.int64())), num_failed, num_aborted
+
+
+def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
+    """Of each row."""
+    prompts, completions = _Lists.of(batch, "prompt_token_ids"), _Lists.of(batch, "completion_token_ids")
+    _check_tokens(batch, prompts, vocabulary_size, name="prompt_token_ids")
+    _check_tokens(batch, completions, vocabulary_size, name="completion_token_ids")
+    masks, candidates = _Lists.of(batch, "loss_mask"), _candidates(batch, vocabulary_size)
+    return [
         TokenRow(prompt=p, completion=c, loss_mask=m, candidates=k)
         for p, c, m, k in zip(
             prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), candidates, strict=True
         )
     ]
-    tensors = _tensors(trajectories, prompts, completions, current_version=current_version)
-    tensors = replace(tensors, columns={name: _column(trajectories, name) for name in columns})
-    return Batch(rows=rows, tensors=tensors, trajectories=trajectories, num_failed=num_failed, num_aborted=num_aborted)
 
 
-def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *, current_version: int) -> BatchTensors:
+def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
+    """Of a batch with one row a trajectory."""
+    prompts, completions = _Lists.of(batch, "prompt_token_ids"), _Lists.of(batch, "completion_token_ids")
     group_ids: list[str] = batch["group_id"].to_pylist()
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
     names, components_NK = _components(batch)
     loss_mask_NT = _Lists.of(batch, "loss_mask").padded(np.bool_)
     rollout_logprobs_NT = _optional(batch, "rollout_logprobs")
     is_sampler_known = rollout_logprobs_NT is not None
+    width = loss_mask_NT.shape[1]
     tensors = BatchTensors(
         loss_mask_NT=loss_mask_NT,
         rollout_logprobs_NT=rollout_logprobs_NT if is_sampler_known else torch.zeros(loss_mask_NT.shape),
@@ -101,9 +136,9 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
         group_ids=group_ids,
         prompt_ids=batch["prompt_id"].to_pylist(),
         current_version=current_version,
-        reference_logprobs_NT=_partial(batch, "reference_logprobs", width=int(completions.lengths().max())),
+        reference_logprobs_NT=_partial(batch, "reference_logprobs", width=width),
         reference_partition_NTP=_partition(batch, completions),
-        token_rewards_NT=_optional(batch, "token_rewards"),
+        token_rewards_NT=_partial(batch, "token_rewards", width=width),
         reward_components_NK=components_NK,
         reward_component_names=names,
     )
@@ -113,7 +148,24 @@ def _tensors(batch: pa.RecordBatch, prompts: "_Lists", completions: "_Lists", *,
             f"field 'policy_versions': a token of version {newest}, but the learner is at {current_version}"
         )
     tensors.validate()
+    _refuse_other_sums(batch, tensors)
     return tensors
+
+
+def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
+    """Rewards along the way add up to the reward: shaping places what it changed of the whole, and statistics report the whole."""
+    if tensors.token_rewards_NT is None:
+        return
+    earned_NT = tensors.token_rewards_NT.double()
+    size_N = torch.maximum(earned_NT.abs().sum(1), tensors.rewards_N.abs())
+    # The tokens' are float32. Rows without any are NaN, and compare as false.
+    bad_N = (earned_NT.sum(1) - tensors.rewards_N).abs() > _ROUNDING * size_N
+    if bool(bad_N.any()):
+        row = int(bad_N.nonzero()[0])
+        raise DataError(
+            f"{_name_of(batch, row)}, field 'token_rewards': they sum to {earned_NT[row].sum().item():g}, and the trajectory's reward is "
+            f"{tensors.rewards_N[row].item():g}; give a reward that is the sum of what its tokens earned, or leave token_rewards out"
+        )
 
 
 def _candidates(batch: pa.RecordBatch, vocabulary_size: int) -> list[np.ndarray] | list[None]:

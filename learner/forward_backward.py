@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig
+from cluster.contracts.errors import DataError
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
@@ -17,7 +18,7 @@ from learner.assemble import Batch
 from learner.distributed import Ranks, reduce_once
 from learner.learned import LearnedRows
 from learner.model.critic import Networks
-from learner.model.packing import MicroBatch, TokenRow, lay_out, plan, tokens_per_pass
+from learner.model.packing import MicroBatch, Row, TokenRow, cost, lay_out, plan, tokens_per_pass
 from learner.progress import Phases
 
 
@@ -48,14 +49,29 @@ class Passes:
         phases: Phases,
     ) -> None:
         self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
+        self._most_tokens = config.max_tokens_per_micro_batch
         self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
-        """These rows of the batch, laid out."""
+        """These rows of the batch, laid out. Raises DataError for an episode of several segments that does not fit in one pass."""
         chosen = [batch.rows[row] for row in rows]
+        self._refuse_what_does_not_fit(batch, rows)
         return MiniBatch(rows=rows, micro_batches=self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1]))
 
-    def _laid_out(self, rows: Sequence[TokenRow], *, width: int) -> list[MicroBatch]:
+    def _refuse_what_does_not_fit(self, batch: Batch, rows: Sequence[int]) -> None:
+        """An episode's segments are of one pass: a ratio of the sequence is of all of them, and statistics count it once."""
+        for row in rows:
+            num_segments = len(batch.rows[row].segments)
+            if num_segments == 1:
+                continue
+            num_tokens = cost(batch.rows, [row], layout=self._networks.policy.layout)
+            if num_tokens > self._most_tokens:
+                raise DataError(
+                    f"{batch.tensors.name(row)}: its {num_segments} segments take {num_tokens} tokens of one pass, and "
+                    f"learner.max_tokens_per_micro_batch={self._most_tokens}; raise it: the segments of an episode are learned together"
+                )
+
+    def _laid_out(self, rows: Sequence[Row], *, width: int) -> list[MicroBatch]:
         """This rank's share of the rows; every rank has equally many micro-batches."""
         layout = self._networks.policy.layout
         rows_of_ranks = plan(rows, max_tokens=self._max_tokens, layout=layout, num_ranks=self._ranks.size)

@@ -57,7 +57,8 @@ class LearnedRows:
         """The rows that this rank took; None where it took none."""
         if not self._rows:
             return None
-        keys = self._batch.trajectories.select(["ticket_index", "sample_index"]).take(pa.array(self._rows))
+        first_segments = pa.array([self._batch.episodes[row].start for row in self._rows])
+        keys = self._batch.trajectories.select(["ticket_index", "sample_index"]).take(first_segments)
         masks = [self._batch.rows[row].loss_mask for row in self._rows]
         lists = _Lists(np.concatenate(masks), np.cumsum([0, *map(len, masks)]), torch.cat(self._kept).cpu().numpy())
         columns: dict[str, pa.Array] = {name: keys[name] for name in keys.schema.names}

@@ -20,6 +20,7 @@ from actors.reward_service.judging import Judging
 from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
+from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline
 from cluster.contracts.phases import Timeline
 from cluster.contracts.plugins import OF_ONE_OR_ALL
@@ -123,12 +124,20 @@ class RewardService:
     async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> Columns:
         """Of one group: reward, status, components and message of every row. Groups may be scored at the same time.
 
-        `scores` are those of reward models, one a trajectory; none where no part of the group's recipe reads them.
+        A trajectory is judged once, with all its segments. One that failed while it was sampled is not judged, and keeps its status and
+        message. `scores` are those of reward models, one a trajectory; none where no part of the group's recipe reads them.
         """
         await self.warm_up()
         wanted = self.wanted
         schema.validate(batch, ["info", "prompt_text", *(_FIELDS.get(name, "completion_text") for name in wanted)])
-        rewards, stats = await self.judge(_asked(batch, wanted, scores))
+        trajectories = whole(batch)
+        of_each, living = _failed_before(trajectories)
+        stats: dict[str, PartStats] = {}
+        if living:
+            asked = _asked(trajectories.take(pa.array(living)), wanted, [scores[place] for place in living if scores])
+            judged, stats = await self.judge(asked)
+            of_each |= dict(zip(living, judged, strict=True))
+        rewards = [of_each[place] for place, rows in enumerate(episodes(batch)) for _ in rows]
         columns = schema.columns_of(
             batch,
             reward=[reward.value for reward in rewards],
@@ -230,6 +239,17 @@ def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) ->
     """The prompt's messages, or its text as the user's, and the completion as the assistant's answer."""
     asked = columns.get("messages") or [{"role": "user", "content": prompt}]
     return [*asked, {"role": "assistant", "content": completion}]
+
+
+def _failed_before(trajectories: pa.RecordBatch) -> tuple[dict[int, Reward], list[int]]:
+    """By place the trajectories that failed while they were sampled, and the places of the others."""
+    statuses, messages = trajectories["reward_status"].to_pylist(), trajectories["reward_message"].to_pylist()
+    dead = {
+        place: Reward(value=None, status=RewardStatus(status), message=message)
+        for place, (status, message) in enumerate(zip(statuses, messages, strict=True))
+        if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT)
+    }
+    return dead, [place for place in range(len(statuses)) if place not in dead]
 
 
 def _values(judged: Judged, size: int) -> list[float | None]:

@@ -65,7 +65,7 @@ class LearnerConfig(Section):
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
-    """Prompt and completion tokens in one forward pass, padding included."""
+    """Prompt and completion tokens in one forward pass, padding included. All segments of an episode are in one pass, and must fit."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
     """auto packs sequences into one row where the attention implementation keeps them apart; otherwise it pads buckets of sequences
     of about the same length."""

@@ -1,30 +1,41 @@
-"""The one Arrow schema of a trajectory: engine to learner to disk. One row a trajectory; no pickle anywhere.
+"""The one Arrow schema of a trajectory: engine to learner to disk. One row a segment of a trajectory, and a trajectory is one segment
+unless its history was rewritten (`cluster.contracts.episodes`); no pickle anywhere.
 
 A group is sampled as one batch; what scores it adds columns, which stay small batches of their own until `joined` makes one of all.
-`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used.
+`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used. One of the version before
+leaves it in the present one.
 """
 
 import json
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
+from cluster.contracts.row_checks import check_contents, refuse
 from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
+_VERSION_BEFORE = "2"
+"""Whose batches are read too."""
 
-_KEY = ["group_id", "sample_index"]
+_KEY = ["group_id", "sample_index", "segment_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
-_STATUSES = {None, *map(str, RewardStatus)}
 _MOST_REWARD_FAILURES = 4
 """Ways to fail that a summary tells of."""
 
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
+_TURN = pa.struct(
+    [
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("end", pa.int32(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+    ]
+)
 
 SCHEMA = pa.schema(
     [
@@ -32,8 +43,12 @@ SCHEMA = pa.schema(
         pa.field("group_id", pa.string(), nullable=False),
         pa.field("ticket_index", pa.int64(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
+        # Of the trajectory's rows, from 0. Each has the trajectory's reward; the prompt of a later one is the history as it was rewritten.
+        pa.field("segment_index", pa.int32(), nullable=False),
+        pa.field("num_segments", pa.int32(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("prompt_token_ids", _TOKENS, nullable=False),
+        # Empty where an episode failed before its first token: its reward status says that it failed, and it never trains.
         pa.field("completion_token_ids", _TOKENS, nullable=False),
         # False where a tool or the environment wrote the token: no loss there.
         pa.field("loss_mask", pa.list_(pa.field("item", pa.bool_(), nullable=False)), nullable=False),
@@ -52,10 +67,17 @@ SCHEMA = pa.schema(
         # Per completion token, for episodes that earn along the way; null when the reward is for the whole.
         pa.field("token_rewards", _FLOATS),
         pa.field("finish_reason", pa.string(), nullable=False),
+        # What the policy sampled at a time, from start to before end of the completion; null where that is the whole completion.
+        pa.field("turns", pa.list_(pa.field("item", _TURN, nullable=False))),
         pa.field("prompt_text", pa.string(), nullable=False),
         pa.field("completion_text", pa.string(), nullable=False),
         # JSON: the prompt's messages and other columns, and whatever the environment reports.
         pa.field("info", pa.string(), nullable=False),
+        # JSON: what was said after the prompt, by role, results of tools and errors among it; null where the completion says it all.
+        pa.field("messages", pa.string()),
+        pa.field("environment", pa.string(), nullable=False),
+        # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
+        pa.field("failed_stage", pa.string()),
         pa.field("reward_message", pa.string()),
         pa.field("worker", pa.string(), nullable=False),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -65,18 +87,20 @@ SCHEMA = pa.schema(
     metadata={"treadwheel.schema_version": SCHEMA_VERSION},
 )
 
+_DEFAULTS: dict[str, Any] = {"segment_index": 0, "num_segments": 1, "environment": "single_turn"}
+_LATER = frozenset({*_DEFAULTS, "turns", "messages", "failed_stage"})
+"""Fields that the version before does not have."""
+
 RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "started_at", "finished_at")
 """Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
 
-_PER_TOKEN = ("loss_mask", "policy_versions")
-_PER_TOKEN_NULLABLE = ("rollout_logprobs", "reference_logprobs", "token_rewards")
-
 
 def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Rows as a validated batch. Missing nullable fields become null; raises DataError naming row and field."""
+    """Rows as a validated batch. Missing nullable fields become null, and a row is the only segment of its trajectory unless it says
+    otherwise; raises DataError naming row and field."""
     arrays: list[pa.Array] = []
     for field in SCHEMA:
-        values = [row.get(field.name) for row in rows]
+        values = [row.get(field.name, _DEFAULTS.get(field.name)) for row in rows]
         try:
             arrays.append(pa.array(values, type=field.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -86,45 +110,45 @@ def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa.RecordBatch:
-    """The batch itself, if it is what the schema says; of these fields, if they hold what they may. Raises DataError naming row and field.
+    """The batch, `upgraded`, if it is what the schema says; of these fields, if they hold what they may. Raises DataError naming row and
+    field.
 
     Who reads a few fields of what another actor has validated need not look at every token again.
     """
+    batch = upgraded(batch)
     _check_types(batch)
     return _checked(batch, names)
+
+
+def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of the version before in the present one, its new fields at their defaults; any other batch as it is."""
+    if _version_of(batch) != _VERSION_BEFORE:
+        return batch
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
+    for field in SCHEMA:
+        if field.name in batch.schema.names:
+            fields.append(batch.schema.field(field.name))
+            arrays.append(batch[field.name])
+        elif field.name in _LATER:
+            fields.append(field)
+            arrays.append(pa.array([_DEFAULTS.get(field.name)] * batch.num_rows, type=field.type))
+    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=SCHEMA.metadata))
 
 
 def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
     """The batch, whose fields of these names hold what they may."""
     for name in names:
         if not SCHEMA.field(name).nullable and batch[name].null_count:
-            _refuse(batch, name, pc.is_null(batch[name]), "is null")
-    lengths = pc.list_value_length(batch["completion_token_ids"])
-    if "completion_token_ids" in names:
-        _refuse(batch, "completion_token_ids", pc.equal(lengths, 0), "is empty: a completion has at least one token")
-    if "prompt_token_ids" in names:
-        _refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
-    for name in (each for each in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE) if each in names):
-        differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
-        _refuse(batch, name, differs, "has another length than completion_token_ids")
-    if "reference_top_ids" in names or "reference_top_logprobs" in names:
-        _check_top_tokens(batch, lengths)
-    for name in (each for each in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs") if each in names):
-        _check_finite(batch, name)
-    if "reward" in names or "reward_status" in names:
-        _check_rewards(batch)
-    if "reward_components" in names:
-        rows = batch["reward_components"].to_pylist()
-        bad = [any(_is_not_finite(value) for _, value in row) for row in rows]
-        _refuse(batch, "reward_components", bad, "holds one that is not finite")
-    if "finish_reason" in names:
-        is_known = pc.is_in(batch["finish_reason"], value_set=pa.array([str(reason) for reason in FinishReason]))
-        _refuse(batch, "finish_reason", pc.invert(is_known), f"is none of {', '.join(FinishReason)}")
+            refuse(batch, name, pc.is_null(batch[name]), "is null")
+    check_contents(batch, names)
     return batch
 
 
 def summarize(batch: pa.RecordBatch) -> GroupSummary:
-    """What the controller may know of a group: counts, versions and rewards, no tokens."""
+    """What the controller may know of a group: counts, versions and rewards, no tokens. Each trajectory counts once, with all its
+    segments. Raises DataError for one that is incomplete."""
+    batch = whole(batch)
     lengths = pc.list_value_length(batch["completion_token_ids"]).to_pylist()
     return GroupSummary(
         group_id=batch["group_id"][0].as_py(),
@@ -142,6 +166,8 @@ def added(columns: pa.RecordBatch) -> dict[str, Any]:
     """What columns tell a GroupSummary, by its fields: their size, and the rewards if these are among them."""
     told: dict[str, Any] = {"size_bytes": columns.nbytes}
     if "reward" in columns.schema.names:
+        # All segments of a trajectory have its reward: the first one tells it.
+        columns = columns.filter(pc.equal(columns["segment_index"], 0))
         statuses = columns["reward_status"].to_pylist()
         told |= {
             "rewards": tuple(columns["reward"].to_pylist()) if any(statuses) else (),
@@ -169,19 +195,25 @@ def columns_of(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatc
 
 
 def joined(pieces: Iterable[pa.RecordBatch | list[int]]) -> list[pa.RecordBatch]:
-    """Whole groups from their pieces, one group after another: a batch, then columns that were added and rows that were chosen, in order.
+    """Whole groups from their pieces, one group after another: a batch, then columns that were added and trajectories that were chosen,
+    by their places, in order.
 
     Raises DataError for columns of other rows or of another schema; what they hold was checked when they were made.
     """
     groups: list[pa.RecordBatch] = []
     for piece in pieces:
         if isinstance(piece, list):
-            groups.append(groups.pop().take(pa.array(piece, type=pa.int64())))
+            groups.append(_chosen(groups.pop(), cast("list[int]", piece)))
         elif piece.schema.names[: len(_KEY)] != _KEY:
             groups.append(piece)
         else:
             groups.append(_with(groups.pop(), piece))
     return groups
+
+
+def _chosen(group: pa.RecordBatch, trajectories: Sequence[int]) -> pa.RecordBatch:
+    found = episodes(group)
+    return group.take(pa.array([row for place in trajectories for row in found[place]], type=pa.int64()))
 
 
 def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
@@ -198,7 +230,7 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int:
+def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int | None:
     trained = versions.values.filter(loss_mask.values)
     return pc.min(trained if len(trained) else versions.values).as_py()
 
@@ -229,12 +261,16 @@ def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | No
     return tuple(sorted(failures, key=lambda failure: -failure.count)[:_MOST_REWARD_FAILURES])
 
 
-def _check_version(batch: pa.RecordBatch) -> None:
+def _version_of(batch: pa.RecordBatch) -> str:
     metadata = cast("dict[bytes, bytes]", batch.schema.metadata or {})
-    version = metadata.get(b"treadwheel.schema_version", b"none").decode()
-    if version != SCHEMA_VERSION:
+    return metadata.get(b"treadwheel.schema_version", b"none").decode()
+
+
+def _check_version(batch: pa.RecordBatch) -> None:
+    if (version := _version_of(batch)) != SCHEMA_VERSION:
         raise DataError(
-            f"trajectory schema version {version!r}, this build reads {SCHEMA_VERSION!r}; go on with the version that wrote them"
+            f"trajectory schema version {version!r}, this build reads {_VERSION_BEFORE!r} and {SCHEMA_VERSION!r}; go on with the version "
+            "that wrote them"
         )
 
 
@@ -257,48 +293,6 @@ def _refuse_other_fields(batch: pa.RecordBatch) -> None:
         column = batch[field.name]
         if column.type != field.type:
             raise DataError(f"field {field.name!r} has type {column.type}, the trajectory schema says {field.type}")
-
-
-def _check_finite(batch: pa.RecordBatch, name: str) -> None:
-    values = pc.list_flatten(batch[name])
-    bad = pc.fill_null(pc.invert(pc.is_finite(values)), False)
-    if pc.any(bad).as_py():
-        row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
-        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
-
-
-def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:
-    ids, logprobs = (pc.list_value_length(batch[f"reference_top_{name}"]) for name in ("ids", "logprobs"))
-    ragged = pc.fill_null(pc.not_equal(pc.multiply(pc.divide(ids, lengths), lengths), ids), False)
-    _refuse(batch, "reference_top_ids", ragged, "does not have equally many for each token of the completion")
-    differs = pc.not_equal(pc.fill_null(logprobs, 0), pc.fill_null(pc.add(ids, lengths), 0))
-    _refuse(batch, "reference_top_logprobs", differs, "does not have one more per token than reference_top_ids")
-
-
-def _check_rewards(batch: pa.RecordBatch) -> None:
-    # In Python: for the few rows of a group, each call into Arrow costs more than all of them.
-    rewards, statuses = batch["reward"].to_pylist(), batch["reward_status"].to_pylist()
-    _refuse(batch, "reward", [*map(_is_not_finite, rewards)], "is not finite")
-    unknown = [status not in _STATUSES for status in statuses]
-    _refuse(batch, "reward_status", unknown, f"is none of {', '.join(RewardStatus)}")
-    differs = [
-        (status == RewardStatus.OK) is (reward is None) for reward, status in zip(rewards, statuses, strict=True)
-    ]
-    _refuse(batch, "reward", differs, "must be given exactly when its status is 'ok'")
-
-
-def _is_not_finite(value: float | None) -> bool:
-    return value is not None and not math.isfinite(value)
-
-
-def _refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
-    row = pc.index(is_bad, True).as_py() if isinstance(is_bad, pa.Array) else is_bad.index(True) if any(is_bad) else -1
-    if row >= 0:
-        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
-
-
-def _name_of(batch: pa.RecordBatch, row: int) -> str:
-    return f"group {batch['group_id'][row]}, sample {batch['sample_index'][row]}"
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

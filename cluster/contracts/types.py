@@ -141,8 +141,8 @@ class GroupSummary:
     num_tokens: int
     """Completion tokens sampled."""
     size_bytes: int
-    oldest_versions: tuple[int, ...]
-    """One per trajectory: the oldest policy version of its trained tokens, of all where none trains."""
+    oldest_versions: tuple[int | None, ...]
+    """One per trajectory: the oldest policy version of its trained tokens, of all where none trains; None where it has no token."""
     rewards: tuple[float | None, ...] = ()
     """One per trajectory once scored; None where the reward failed."""
     reward_components: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
@@ -160,8 +160,8 @@ class GroupSummary:
 
     @property
     def min_policy_version(self) -> int:
-        """What the staleness bound is measured against."""
-        return min(self.oldest_versions)
+        """The staleness bound is measured against it. Of a group with at least one token, as each that trains has."""
+        return min(version for version in self.oldest_versions if version is not None)
 
     @property
     def known_rewards(self) -> tuple[float, ...]:

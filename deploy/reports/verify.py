@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.episodes import episodes
 from cluster.contracts.errors import CheckpointError, TreadwheelError
 from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
@@ -102,7 +103,7 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
                 f"step {record.step}, group {group['group_id'][0]}: tokens of versions {oldest} to {newest} break "
                 f"buffer.max_off_policy_steps={config.buffer.max_off_policy_steps}"
             )
-    return sum(group.num_rows for group in groups), num_tokens, problems
+    return sum(len(episodes(group)) for group in groups), num_tokens, problems
 
 
 def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:

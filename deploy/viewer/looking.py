@@ -149,7 +149,7 @@ def _is_wanted(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
 
 
 def _is_stale(trajectory: Trajectory, wanted: Wanted) -> bool:
-    return wanted.staleness is None or trajectory.staleness >= wanted.staleness
+    return wanted.staleness is None or (trajectory.staleness is not None and trajectory.staleness >= wanted.staleness)
 
 
 def context(completion: str, prompt: str, text: str) -> dict[str, Any]:

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
+from cluster.contracts.episodes import SEGMENT, whole
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned
-from cluster.contracts.schema import SCHEMA
+from cluster.contracts.schema import SCHEMA, upgraded
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
@@ -54,10 +55,10 @@ class Trajectory:
     """Of the completion."""
     num_trained: int
     """Of these, how many the policy wrote: the loss mask is true."""
-    oldest_version: int
-    """Policy version of the oldest token that is trained on."""
-    newest_version: int
-    staleness: int
+    oldest_version: int | None
+    """Policy version of the oldest token that is trained on. None, as are the next two, where it failed before its first token."""
+    newest_version: int | None
+    staleness: int | None
     """Version of the policy that learns from it, minus `oldest_version`."""
 
 
@@ -85,11 +86,7 @@ class RecordedStep:
         self.path = run.directory.path(name)
         try:
             self._reader = pa.ipc.open_file(_content(run.directory, name))
-            missing = set(SCHEMA.names) - set(self._reader.schema.names)
-            if missing:
-                raise DataError(
-                    f"{self.path} was written by another version of treadwheel: it has no {', '.join(sorted(missing))}"
-                )
+            self._refuse_another_schema()
             self._batches = {
                 self._read(place, ["ticket_index"])["ticket_index"][0].as_py(): place
                 for place in range(self._reader.num_record_batches)
@@ -128,7 +125,7 @@ class RecordedStep:
                     num_trained=num_trained,
                     oldest_version=oldest,
                     newest_version=newest,
-                    staleness=self.step - 1 - oldest,
+                    staleness=None if oldest is None else self.step - 1 - oldest,
                 )
                 for row, (num_tokens, num_trained, oldest, newest) in zip(rows, spans, strict=True)
             ),
@@ -165,10 +162,22 @@ class RecordedStep:
         except DataError as error:
             raise DataError(f"{self._directory.path(learned_name(self._name))}: {error}") from error
 
+    def _refuse_another_schema(self) -> None:
+        if self._reader.num_record_batches == 0:
+            return
+        missing = set(SCHEMA.names) - set(upgraded(self._reader.get_batch(0)).schema.names)
+        if missing:
+            raise DataError(
+                f"{self.path} was written by another version of treadwheel: it has no {', '.join(sorted(missing))}"
+            )
+
     def _refuse_ragged(self, batch: pa.RecordBatch) -> None:
         lengths, others = (pc.list_value_length(batch[name]) for name in ("policy_versions", "loss_mask"))
-        if lengths != others or pc.min(lengths).as_py() < 1:
-            raise DataError(f"{self.path} is damaged: a completion is empty, or its columns have different lengths")
+        is_empty = pc.and_(pc.equal(lengths, 0), pc.is_valid(batch["reward"]))
+        if lengths != others or pc.any(is_empty).as_py():
+            raise DataError(
+                f"{self.path} is damaged: a completion with a reward is empty, or its columns have different lengths"
+            )
 
     def _group(self, ticket: int, names: list[str]) -> pa.RecordBatch:
         if ticket not in self._batches:
@@ -176,12 +185,16 @@ class RecordedStep:
         return self._read(self._batches[ticket], names)
 
     def _read(self, place: int, names: list[str]) -> pa.RecordBatch:
+        """One row a trajectory: an episode of several segments is shown as one completion."""
+        needed = dict.fromkeys([*names, "group_id", "sample_index", *SEGMENT])
         try:
-            batch = self._reader.get_batch(place).select(names)
+            batch = upgraded(self._reader.get_batch(place)).select(list(needed))
             batch.validate(full=True)
+            return whole(batch).select(names)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
-        return batch
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from error
 
 
 def open_step(run: Run, step: int) -> RecordedStep:
@@ -250,17 +263,21 @@ def _columns(info: str) -> dict[str, Any]:
     return json.loads(info, parse_constant=str, parse_float=told)
 
 
-def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[int]]:
+def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[Any]]:
     """Columns, a value a trajectory: number of tokens, of trained tokens, oldest and newest version of the trained ones (of all, where
-    none is trained)."""
+    none is trained; None without a token)."""
     lengths = pc.list_value_length(versions).to_numpy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    values = versions.flatten().to_numpy()
-    is_trained = mask.flatten().to_numpy(zero_copy_only=False)
-    num_trained = np.add.reduceat(is_trained.astype(np.int64), starts)
-    counts = is_trained | np.repeat(num_trained == 0, lengths)
+    # One token more, which counts nowhere: an empty completion at the end starts at a token too.
+    values = np.append(versions.flatten().to_numpy(), 0)
+    is_trained = np.append(mask.flatten().to_numpy(zero_copy_only=False), False)
+    num_trained = np.where(lengths == 0, 0, np.add.reduceat(is_trained.astype(np.int64), starts))
+    counts = is_trained | np.append(np.repeat(num_trained == 0, lengths), False)
     limits = np.iinfo(np.int32)
     yield lengths.tolist()
     yield num_trained.tolist()
-    yield np.minimum.reduceat(np.where(counts, values, limits.max), starts).tolist()
-    yield np.maximum.reduceat(np.where(counts, values, limits.min), starts).tolist()
+    for reduced in (
+        np.minimum.reduceat(np.where(counts, values, limits.max), starts),
+        np.maximum.reduceat(np.where(counts, values, limits.min), starts),
+    ):
+        yield [found if length else None for found, length in zip(reduced.tolist(), lengths, strict=True)]

@@ -10,6 +10,7 @@ Shapes: N rows of the batch, W completion width of the batch, C completion posit
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ Layout = Literal["shared", "packed", "padded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """One trajectory's tokens."""
+    """Tokens of one trajectory, or of one segment of it."""
 
     prompt: np.ndarray
     """int64, at least one."""
@@ -45,6 +46,29 @@ class TokenRow:
     def num_inputs(self) -> int:
         return self.num_tokens - 1
 
+    @property
+    def segments(self) -> tuple["TokenRow", ...]:
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRow:
+    """A trajectory of several segments, each with a prompt of its own. They stay in one pass, and their results are one row: a ratio of
+    the sequence is then the whole episode's."""
+
+    segments: tuple[TokenRow, ...]
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """Those of the segments, one after another."""
+        return np.concatenate([each.loss_mask for each in self.segments])
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.num_tokens for each in self.segments)
+
+
+Row = TokenRow | EpisodeRow
 
 _IDLE = TokenRow(prompt=np.zeros(1, np.int64), completion=np.zeros(1, np.int64), loss_mask=np.zeros(1, np.bool_))
 
@@ -82,16 +106,14 @@ def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
     return min(max_tokens, MAX_CPU_TOKENS) if device.type == "cpu" else max_tokens
 
 
-def plan(
-    rows: Sequence[TokenRow], *, max_tokens: int, layout: Layout, num_ranks: int = 1
-) -> list[list[tuple[int, ...]]]:
+def plan(rows: Sequence[Row], *, max_tokens: int, layout: Layout, num_ranks: int = 1) -> list[list[tuple[int, ...]]]:
     """For every rank its micro-batches, each a tuple of row places; every rank has equally many. A row beyond the budget stands alone.
 
     A rank may get empty tuples when there are fewer rows than ranks: it takes part in every collective operation.
     """
     bins = _pad_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks) if layout == "padded" else None
     bins = bins or _pack_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks, shares=layout == "shared")
-    bins = sorted(bins, key=lambda b: (-_cost(rows, b, layout=layout), b))
+    bins = sorted(bins, key=lambda b: (-cost(rows, b, layout=layout), b))
     bins += [()] * (-len(bins) % num_ranks)
     ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
     for index, rows_of_bin in enumerate(bins):
@@ -101,7 +123,7 @@ def plan(
 
 
 def lay_out(
-    rows: Sequence[TokenRow], chosen: Sequence[int], *, layout: Layout, width: int, device: torch.device | str = "cpu"
+    rows: Sequence[Row], chosen: Sequence[int], *, layout: Layout, width: int, device: torch.device | str = "cpu"
 ) -> MicroBatch:
     """The chosen rows as tensors of one forward pass; `width` is the batch's longest completion.
 
@@ -110,19 +132,20 @@ def lay_out(
     if not chosen:
         return replace(lay_out([_IDLE], [0], layout=layout, width=width, device=device), rows=(), num_tokens=0)
     starts: list[tuple[int, int]] = []
-    """Of each chosen row: place of the token that predicts its first completion token, and of its first completion input."""
+    """Of each segment: place of the token that predicts its first completion token, and of its first completion input."""
+    laid, columns = _segments(rows, chosen, width=width)
     if layout == "padded":
-        input_ids, position_ids, segments = _padded([rows[i] for i in chosen], starts)
+        input_ids, position_ids, segments = _padded(laid, starts)
     else:
-        input_ids, position_ids, segments = _packed([rows[i] for i in chosen], starts, shares=layout == "shared")
+        input_ids, position_ids, segments = _packed(laid, starts, shares=layout == "shared")
     head_index, targets, results, candidates = [], [], [], []
-    for place, (index, (before, first)) in enumerate(zip(chosen, starts, strict=True)):
-        wanted = np.flatnonzero(rows[index].loss_mask)
+    for segment, column, (before, first) in zip(laid, columns, starts, strict=True):
+        wanted = np.flatnonzero(segment.loss_mask)
         head_index.append(np.where(wanted == 0, before, first + wanted - 1))
-        targets.append(rows[index].completion[wanted])
-        results.append(place * width + wanted)
-        if (of_row := rows[index].candidates) is not None:
-            candidates.append(of_row[wanted])
+        targets.append(segment.completion[wanted])
+        results.append(column + wanted)
+        if segment.candidates is not None:
+            candidates.append(segment.candidates[wanted])
     head_index_C, targets_C, result_index_C = (
         torch.from_numpy(np.concatenate(x)).to(device) for x in (head_index, targets, results)
     )
@@ -138,6 +161,18 @@ def lay_out(
         width=width,
         num_tokens=sum(rows[i].num_tokens for i in chosen),
     )
+
+
+def _segments(rows: Sequence[Row], chosen: Sequence[int], *, width: int) -> tuple[list[TokenRow], list[int]]:
+    """Of the chosen rows, in order, and the place of each one's first completion token in flattened [B, W]."""
+    laid, columns = list[TokenRow](), list[int]()
+    for place, index in enumerate(chosen):
+        column = place * width
+        for segment in rows[index].segments:
+            laid.append(segment)
+            columns.append(column)
+            column += len(segment.completion)
+    return laid, columns
 
 
 def _packed(
@@ -189,38 +224,41 @@ def _padded(rows: Sequence[TokenRow], starts: list[tuple[int, int]]) -> tuple[np
     return input_ids, np.broadcast_to(np.arange(width), input_ids.shape).copy(), None
 
 
-def _cost(rows: Sequence[TokenRow], chosen: Iterable[int], *, layout: Layout) -> int:
+def cost(rows: Sequence[Row], chosen: Iterable[int], *, layout: Layout) -> int:
     """Tokens that a forward pass computes."""
-    chosen = list(chosen)
+    laid = [segment for i in chosen for segment in rows[i].segments]
     if layout == "padded":
-        return len(chosen) * max((rows[i].num_inputs for i in chosen), default=0)
+        return len(laid) * max((segment.num_inputs for segment in laid), default=0)
     if layout == "packed":
-        return sum(rows[i].num_inputs for i in chosen)
-    prompts = {rows[i].prompt.tobytes(): len(rows[i].prompt) for i in chosen}
-    return sum(prompts.values()) + sum(len(rows[i].completion) - 1 for i in chosen)
+        return sum(segment.num_inputs for segment in laid)
+    prompts = {segment.prompt.tobytes(): len(segment.prompt) for segment in laid}
+    return sum(prompts.values()) + sum(len(segment.completion) - 1 for segment in laid)
 
 
-def _pad_bins(rows: Sequence[TokenRow], *, max_tokens: int, num_ranks: int) -> list[tuple[int, ...]]:
+def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[tuple[int, ...]]:
     """Neighbours by length, at most `max_tokens` with padding, at least as many bins as ranks."""
-    order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_inputs, i))
+    longest = [max(segment.num_inputs for segment in row.segments) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (-longest[i], i))
     max_rows = -(-len(rows) // num_ranks)
     bins: list[tuple[int, ...]] = []
     while order:
-        size = min(max(max_tokens // max(rows[order[0]].num_inputs, 1), 1), max_rows)
+        max_segments = max_tokens // max(longest[order[0]], 1)
+        num_segments = accumulate(len(rows[i].segments) for i in order[:max_rows])
+        size = max(sum(number <= max_segments for number in num_segments), 1)
         bins.append(tuple(sorted(order[:size])))
         order = order[size:]
     return bins
 
 
-def _pack_bins(rows: Sequence[TokenRow], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
+def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
     """Longest unit first into the emptiest bin, as few bins as the budget allows, in multiples of the ranks."""
     layout: Layout = "shared" if shares else "packed"
-    total = _cost(rows, range(len(rows)), layout=layout)
+    total = cost(rows, range(len(rows)), layout=layout)
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
         limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
         units = _units(rows, max_tokens=limit, shares=shares)
-        costs = [_cost(rows, unit, layout=layout) for unit in units]
+        costs = [cost(rows, unit, layout=layout) for unit in units]
         loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
         for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
             lightest = loads.index(min(loads))
@@ -232,18 +270,18 @@ def _pack_bins(rows: Sequence[TokenRow], *, max_tokens: int, num_ranks: int, sha
         num_bins += num_ranks
 
 
-def _units(rows: Sequence[TokenRow], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:
-    """Rows that stay together: those of one prompt, in pieces of at most `max_tokens`; single rows when nothing is shared."""
+def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:
+    """Rows that stay together: those of one first prompt, in pieces of at most `max_tokens`; single rows when nothing is shared."""
     if not shares:
         return [(i,) for i in range(len(rows))]
     by_prompt: dict[bytes, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
-        by_prompt[row.prompt.tobytes()].append(i)
+        by_prompt[row.segments[0].prompt.tobytes()].append(i)
     units: list[tuple[int, ...]] = []
     for members in by_prompt.values():
         piece: list[int] = []
         for i in members:
-            if piece and _cost(rows, [*piece, i], layout="shared") > max_tokens:
+            if piece and cost(rows, [*piece, i], layout="shared") > max_tokens:
                 units.append(tuple(piece))
                 piece = []
             piece.append(i)

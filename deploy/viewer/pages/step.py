@@ -47,7 +47,7 @@ _SORTS = {
     "reward": lambda row: (row["mean"] is None, row["mean"]),
     "spread": lambda row: -(row["std"] or 0.0),
     "length": lambda row: -row["longest"],
-    "staleness": lambda row: -row["staleness"],
+    "staleness": lambda row: -(row["staleness"] or 0),
     "time": lambda row: -row["seconds"],
 }
 
@@ -167,7 +167,7 @@ def _row(place: int, group: Group) -> dict[str, Any]:
         **mean_and_spread([each.reward for each in told if each.reward is not None]),
         "shortest": min(lengths),
         "longest": max(lengths),
-        "staleness": max(each.staleness for each in told),
+        "staleness": _most_stale(told),
         "workers": sorted({each.worker for each in told}),
         "num_cut": sum(each.finish_reason == "length" for each in told),
         "num_aborted": sum(each.finish_reason == "aborted" for each in told),
@@ -210,6 +210,11 @@ def said(text: str, columns: Mapping[str, Any]) -> str:
     return " ".join(text[:_MOST_CHARACTERS].split())
 
 
+def _most_stale(told: Sequence[Trajectory]) -> int | None:
+    """None where none of them has a token."""
+    return max((each.staleness for each in told if each.staleness is not None), default=None)
+
+
 def _short(text: str, shared: str) -> str:
     line = f"…{text.removeprefix(shared)}" if shared else text
     return line if len(line) <= 100 else f"{line[:99]}…"
@@ -226,7 +231,7 @@ def workers(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "worker": name,
             "num_trajectories": len(told),
             "num_tokens": sum(each.num_tokens for each in told),
-            "staleness": max(each.staleness for each in told),
+            "staleness": _most_stale(told),
             **mean_and_spread([each.reward for each in told if each.reward is not None]),
         }
         for name, told in sorted(by_name.items())

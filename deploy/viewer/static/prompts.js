@@ -62,7 +62,7 @@ export function facts(trajectory) {
     ["Reward", reward(trajectory)],
     ["Tokens", number(trajectory.num_tokens), masked ? `${number(masked)} not trained on` : ""],
     ["End", ENDS[trajectory.finish_reason] ?? trajectory.finish_reason],
-    ["Staleness", number(trajectory.staleness), oldest === newest ? `policy ${oldest}` : `policies ${oldest} to ${newest}`],
+    ["Staleness", number(trajectory.staleness), oldest === null ? "" : oldest === newest ? `policy ${oldest}` : `policies ${oldest} to ${newest}`],
     ["Worker", trajectory.worker],
   ];
 }

@@ -67,7 +67,8 @@ class BatchTensors:
     """The critic's, at the start of the step, as its head gives them; None: no critic."""
     token_rewards_NT: Tensor | None = None
     """Rewards per step or turn, on the token that earned them or on a masked one behind it (an environment's answer), which moves them
-    to that token; 0 elsewhere, padding included. None: `rewards_N` alone, placed as configured."""
+    to that token; 0 elsewhere, padding included. A row adds up to its reward. A trajectory without any is NaN: its reward alone counts,
+    placed as configured, as where this is None for all."""
     reward_components_NK: Tensor | None = None
     """NaN where a trajectory lacks a component; None: the reward has no components."""
     reward_component_names: tuple[str, ...] = ()
@@ -121,10 +122,14 @@ class BatchTensors:
         if self.reward_components_NK is not None:
             self._refuse("reward_components", torch.isinf(self.reward_components_NK).any(1), "are not all finite")
         if self.token_rewards_NT is not None:
-            self._refuse("token_rewards", ~torch.isfinite(self.token_rewards_NT).all(1), "are not all finite")
+            earns_N = ~self.token_rewards_NT.isnan().all(1)
+            is_bad_N = earns_N & ~torch.isfinite(self.token_rewards_NT).all(1)
+            self._refuse("token_rewards", is_bad_N, "are not all finite")
             unearned_NT = (self.token_rewards_NT != 0) & (self.loss_mask_NT.cumsum(1) == 0)
             self._refuse(
-                "token_rewards", unearned_NT.any(1), "stand before the first token that trains: nothing has earned them"
+                "token_rewards",
+                unearned_NT.any(1) & earns_N,
+                "stand before the first token that trains: nothing has earned them",
             )
         for name, tensor_NT in self._of_models().items():
             may_miss = name == "reference_logprobs_NT" and not needs_reference

@@ -110,10 +110,12 @@ def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
 def _token_rewards(batch: BatchTensors, parts: Parts, shaped_N: Tensor) -> Tensor:
     """Where turns carry their own rewards, the difference that shaping made is placed as a whole trajectory's reward is."""
     mask_NT, placement = batch.loss_mask_NT, parts.config.reward_placement
+    whole_NT = place_rewards(shaped_N, loss_mask_NT=mask_NT, placement=placement)
     if batch.token_rewards_NT is None:
-        return place_rewards(shaped_N, loss_mask_NT=mask_NT, placement=placement)
+        return whole_NT
     own_NT = move_to_earner(batch.token_rewards_NT, loss_mask_NT=mask_NT)
-    return own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=mask_NT, placement=placement)
+    own_NT = own_NT + place_rewards(shaped_N - batch.rewards_N, loss_mask_NT=mask_NT, placement=placement)
+    return torch.where(batch.token_rewards_NT.isnan().all(1, keepdim=True), whole_NT, own_NT)
 
 
 def _kl(batch: BatchTensors, parts: Parts, penalty: KlRewardConfig) -> Tensor:

@@ -44,3 +44,12 @@ def test_a_group_is_scored_by_the_model_of_its_source_and_by_the_first_model_wit
     for info in ('{"kind": "math"}', '{"kind": "code"}', "{}"):
         scorer.score(with_columns(batch_of(["a"]), info=[info]))
     assert (len(math.calls), len(other.calls)) == (1, 2)
+
+
+def test_an_episode_that_failed_before_its_first_token_is_not_scored():
+    model, group = Halving(), batch_of(["a", "b"])
+    nothing = {name: [group[name][0].as_py(), []] for name in ("loss_mask", "policy_versions", "rollout_logprobs")}
+    failed = {"reward": [1.0, None], "reward_status": ["ok", "error"]}
+    group = with_columns(group, completion_token_ids=[[3], []], **nothing, **failed)
+    assert ReferenceScorer(model=model).score(group)["reference_logprobs"].to_pylist() == [[-1.5], []]
+    assert model.calls == [([[1, 2]], [[3]])]

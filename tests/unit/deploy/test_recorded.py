@@ -17,6 +17,8 @@ from deploy.recorded import RecordedGroups, import_rows
 from tests.fakes import ListedEvents
 from tests.models import make_tiny_model
 from tests.object_store import s3
+from tests.unit.cluster.contracts.rows import before, row
+from tests.unit.learner.segments import segmented
 from tests.unit.learner.trajectories import make_group
 
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<eos>\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -215,14 +217,32 @@ def test_a_group_of_which_all_rewards_but_one_failed_is_left_out_as_a_run_that_s
     assert opened(write(tmp_path / "b.arrow", alone, make_group(2, rewards=(1.0, 0.0, None)))).smallest == 2
 
 
-@pytest.mark.parametrize("name", ["rollout_logprobs", "token_rewards"])
-def test_groups_of_which_only_some_have_a_field_are_refused_at_once(tmp_path, name):
-    has = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), **{name: [[0.5], [0.5]]})
-    lacks = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [None, None, None]})
-    with pytest.raises(ConfigError, match=rf"2 of 4 trajectories have no {name}, the others have"):
+def test_groups_of_which_only_some_know_their_sampler_are_refused_at_once(tmp_path):
+    has = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), rollout_logprobs=[[-0.5], [-0.5]])
+    lacks = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), rollout_logprobs=[None, None, None])
+    with pytest.raises(ConfigError, match="2 of 4 trajectories have no rollout_logprobs, the others have"):
         opened(write(tmp_path / "a.arrow", has, lacks))
-    unjudged = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), **{name: [[0.5], [0.5], None]})
+    unjudged = make_group(1, rewards=(1.0, 0.0, None), lengths=(1, 1, 1), rollout_logprobs=[[-0.5], [-0.5], None])
     assert len(opened(write(tmp_path / "b.arrow", has, unjudged))) == 2, "what failed is not trained on"
+
+
+def test_segments_of_an_episode_keep_its_number(tmp_path):
+    place = write(tmp_path / "a.arrow", segmented((1.0, [1, 2]), (0.0, [1]), (0.5, [1, 1])))
+    group = opened(place).group(3)
+    assert group["sample_index"].to_pylist() == [0, 0, 1, 2, 2]
+    assert group["segment_index"].to_pylist() == [0, 1, 0, 0, 1]
+
+
+def test_groups_of_the_version_before_are_learned_from(tmp_path):
+    old = before(row(), row(sample_index=1, reward=0.0))
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, old.schema) as writer:
+        writer.write_batch(old)
+    assert opened(str(tmp_path / "a.arrow")).group(0)["num_segments"].to_pylist() == [1, 1]
+
+
+def test_rewards_of_tokens_may_be_known_of_some_trajectories_alone(tmp_path):
+    earns = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), token_rewards=[[1.0], None])
+    assert len(opened(write(tmp_path / "a.arrow", earns, make_group(1)))) == 2
 
 
 @pytest.mark.parametrize(

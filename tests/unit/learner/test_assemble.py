@@ -3,7 +3,9 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
+from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import DataError
+from learner.algorithms.objective import Objective
 from learner.assemble import assemble
 from tests.unit.learner.trajectories import VOCABULARY, make_group
 
@@ -67,3 +69,29 @@ def test_columns_of_prompts_are_numbers_that_every_prompt_has():
     assert assemble([group], **given, columns=["difficulty"]).tensors.columns["difficulty"].tolist() == [2.0, 0.5]
     with pytest.raises(DataError, match=r"row 1 \(group 00000000, sample 1\): column 'answer' of its prompt is None"):
         assemble([make_group(0, rewards=(1.0, 0.0), info=('{"answer": 1}', "{}"))], **given, columns=["answer"])
+
+
+def test_rewards_of_tokens_that_do_not_add_up_to_the_reward_are_refused():
+    group = make_group(0, rewards=(1.0, 0.5), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
+    said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.5"
+    with pytest.raises(DataError, match=said):
+        _assemble(group)
+
+
+def test_rewards_of_tokens_add_up_to_float32_rounding():
+    """Three times 0.1 is 0.3 in neither type; 0.1 and its opposite leave a reward of nothing."""
+    group = make_group(0, rewards=(0.3, 0.0), lengths=(3, 2), token_rewards=([0.1, 0.1, 0.1], [0.1, -0.1]))
+    assert _assemble(group).tensors.rewards_N.tolist() == [0.3, 0.0]
+
+
+def test_a_trajectory_without_rewards_of_tokens_trains_beside_one_that_has_them():
+    group = make_group(0, rewards=(1.0, 0.5), lengths=(2, 3), token_rewards=([0.25, 0.75], None))
+    objective = Objective.from_config(AlgorithmConfig(advantage="cumulative_returns"))
+    prepared = objective.prepare(_assemble(group).tensors)
+    assert prepared.batch.token_rewards_NT.tolist() == [[0.25, 0.75, 0.0], [0.0, 0.0, 0.5]]
+    assert prepared.advantages_NT.tolist() == [[1.0, 0.75, 0.0], [0.5, 0.5, 0.5]]
+
+
+def test_an_episode_that_failed_before_its_first_token_does_not_train():
+    batch = _assemble(make_group(0, rewards=(1.0, None, 0.5), lengths=(2, 0, 3)))
+    assert (batch.num_failed, len(batch.rows), batch.tensors.rewards_N.tolist()) == (1, 2, [1.0, 0.5])

@@ -13,6 +13,7 @@ from cluster.contracts.learned import Learned, LearnedTrajectory, read_learned, 
 from learner.algorithms.registry.presets import expand
 from learner.learner import Learner
 from learner.model.reference import ReferenceModel
+from tests.unit.learner.segments import segmented
 from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
 pytestmark = pytest.mark.slow
@@ -226,3 +227,11 @@ def test_a_step_after_a_restore_has_a_record_of_its_own(model_path: Path, tmp_pa
     learner.save(str(tmp_path / "step-000001"), {})
     learner.restore(str(tmp_path / "step-000001"))
     assert list(learner.learned()) == []
+
+
+def test_an_episode_of_several_segments_has_one_row_as_long_as_all_of_them(model_path: Path):
+    learner = _learner(model_path)
+    learner.update(segmented((1.0, [2, 3]), (0.0, [4]), (0.5, [1, 1, 1])))
+    lengths = {key: len(row.policy_logprobs) for key, row in _rows(_learned(learner)).items()}
+    assert lengths == {(0, 0): 5, (0, 1): 4, (0, 2): 3}
+    assert learner.last_step() is not None and learner.last_step().num_trajectories == 3

@@ -16,7 +16,7 @@ from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardPart
-from cluster.contracts.schema import added, joined, summarize, validate
+from cluster.contracts.schema import added, joined, summarize, validate, with_columns
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 
@@ -67,6 +67,33 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
         "DataError: the judge returned a reward of type str; it must be a number",
         None,
     ]
+
+
+async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status():
+    group = with_columns(
+        batch_of(["good", "", "good"]),
+        reward_status=[None, "timeout", None],
+        reward_message=[None, "the environment took 10 s", None],
+    )
+    async with service(SYNC) as rewards:
+        scored, told = await rewards.score(group)
+    assert scored["reward"].to_pylist() == [1.0, None, 1.0]
+    assert scored["reward_message"].to_pylist() == [None, "the environment took 10 s", None]
+    assert (told["num_reward_timeouts"], told["part_stats"][""].num_failed) == (1, 0)
+
+
+async def test_a_group_of_which_all_failed_while_they_were_sampled_needs_no_judge():
+    async with service(SYNC) as rewards:
+        scored, _ = await rewards.score(with_columns(batch_of(["", ""]), reward_status=["error"] * 2))
+    assert scored["reward_status"].to_pylist() == ["error", "error"]
+
+
+async def test_an_episode_is_judged_once_with_all_its_segments():
+    segments = {"sample_index": [0, 0, 1], "segment_index": [0, 1, 0], "num_segments": [2, 2, 1]}
+    async with service(SYNC) as rewards:
+        scored, told = await rewards.score(with_columns(batch_of(["go", "od", "parts"]), **segments))
+    assert scored["reward"].to_pylist() == [1.0, 1.0, 0.5]
+    assert told["rewards"] == (1.0, 0.5)
 
 
 @both_kinds

@@ -3,6 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+
+from cluster.contracts.schema import SCHEMA, to_batch
+
 
 def row(**changed: Any) -> dict[str, Any]:
     """Two prompt tokens, three completion tokens, reward 1."""
@@ -30,3 +34,10 @@ def row(**changed: Any) -> dict[str, Any]:
         "seed": 11,
         **changed,
     }
+
+
+def before(*rows: dict[str, Any]) -> pa.RecordBatch:
+    """A batch as schema 2 has it, which knew no segments."""
+    later = ["segment_index", "num_segments", "turns", "messages", "environment", "failed_stage"]
+    kept = to_batch(rows).select([name for name in SCHEMA.names if name not in later])
+    return kept.replace_schema_metadata({"treadwheel.schema_version": "2"})

@@ -64,6 +64,33 @@ def test_a_broken_row_is_named_with_its_field(changed, field):
         to_batch([row(), row(sample_index=1, **changed)])
 
 
+EMPTY = {
+    "completion_token_ids": [],
+    "loss_mask": [],
+    "rollout_logprobs": [],
+    "policy_versions": [],
+    "completion_text": "",
+}
+
+
+@pytest.mark.parametrize("status", ["error", "timeout"])
+def test_an_episode_that_failed_before_its_first_token_completes_its_group(status):
+    died = row(
+        **EMPTY, sample_index=1, reward=None, reward_status=status, reference_top_ids=[], reference_top_logprobs=[]
+    )
+    scored = {"reference_top_ids": [1, 2, 3], "reference_top_logprobs": [-1.0] * 6}
+    summary = summarize(to_batch([row(**scored), died]))
+    assert (summary.num_trajectories, summary.num_tokens, summary.completion_lengths) == (2, 3, (3, 0))
+    assert (summary.oldest_versions, summary.min_policy_version) == ((2, None), 2)
+    assert summary.can_train(max_failed_share=1.0) is False, "one that is left of two has nothing to be compared with"
+
+
+def test_a_reward_that_is_added_to_an_empty_completion_is_refused():
+    group = to_batch([row(), row(**EMPTY, sample_index=1, reward=None, reward_status="error")])
+    with pytest.raises(DataError, match=r"row 1.*field 'completion_token_ids': is empty: only an episode"):
+        with_columns(group, reward=[1.0, 0.0], reward_status=["ok", "ok"])
+
+
 def test_a_failed_reward_has_no_value():
     batch = to_batch([row(reward=None, reward_status="timeout"), row()])
     summary = summarize(batch)
@@ -124,7 +151,7 @@ def test_an_added_column_is_validated_too():
         (lambda rows: rows.take(pa.array([1, 0])), r"'sample_index' is \[1, 0\], in the group \[0, 1\]"),
         (lambda rows: rows.set_column(0, "group_id", pa.array(["8", "8"])), r"'group_id' is \['8', '8'\], in"),
         (lambda rows: rows.append_column("taste", pa.array([1, 2])), "'taste' of type int64 is not in the traj"),
-        (lambda rows: rows.set_column(2, "reward", pa.array([1, 2])), "'reward' of type int64 is not in the traj"),
+        (lambda rows: rows.set_column(3, "reward", pa.array([1, 2])), "'reward' of type int64 is not in the traj"),
         (lambda rows: rows.replace_schema_metadata({}), "schema version 'none', this build reads '2'"),
     ],
 )

@@ -3,14 +3,17 @@
 import json
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from cluster.contracts.errors import DataError
 from cluster.record.run_directory import RunDirectory
+from deploy.viewer.pages.step import step as step_page
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import neighbours, open_step, recorded_steps
-from tests.unit.cluster.contracts.rows import row
+from tests.unit.cluster.contracts.rows import before, row
 from tests.unit.deploy.viewer.run_files import write_run, write_trajectories
 
 END = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC)
@@ -61,6 +64,47 @@ def test_texts_and_tokens_are_those_of_the_file(run):
     assert (tokens["completion_token_ids"], tokens["loss_mask"]) == ([3, 4, 5], [True, False, True])
     assert tokens["rollout_logprobs"] == [-0.5, -1.0, -1.5]
     assert tokens["reference_logprobs"] is None
+
+
+@pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1, 2)])
+def test_episodes_that_failed_before_their_first_token_are_shown_among_the_others(tmp_path, places):
+    folder = write_run(tmp_path / "run")
+    empty = {name: [] for name in ("completion_token_ids", "loss_mask", "rollout_logprobs", "policy_versions")}
+    died = {**empty, "completion_text": "", "reward": None, "reward_status": "error"}
+    rows = [row(sample_index=sample, **(died if sample in places else {})) for sample in range(3)]
+    write_trajectories(folder, 4, rows)
+    run = Run("run", RunDirectory(str(folder)))
+    told = open_step(run, 4).group(7).trajectories
+    of_each = [
+        (each.num_tokens, each.num_trained, each.oldest_version, each.newest_version, each.staleness) for each in told
+    ]
+    assert of_each == [(0, 0, None, None, None) if sample in places else (3, 3, 2, 3, 1) for sample in range(3)]
+    assert open_step(run, 4).tokens(7, places[0])["completion_token_ids"] == []
+    page = step_page(run, Request({"type": "http", "query_string": b"", "path_params": {"step": 4}, "headers": []}))
+    assert page["rows"][0]["staleness"] == (None if len(places) == 3 else 1)
+
+
+def test_an_episode_of_several_segments_is_shown_as_one_completion(tmp_path):
+    folder = write_run(tmp_path / "run")
+    parts = [{"completion_text": "one "}, {"completion_text": "two", "segment_index": 1, "prompt_token_ids": [9]}]
+    rows = [row(num_segments=2, **part) for part in parts]
+    write_trajectories(folder, 4, [*rows, row(sample_index=1)])
+    step = open_step(Run("run", RunDirectory(str(folder))), 4)
+    assert [(each.sample_index, each.num_tokens) for each in step.group(7).trajectories] == [(0, 6), (1, 3)]
+    assert step.completions(7) == {0: "one two", 1: "2"}
+    tokens = step.tokens(7, 0)
+    assert (tokens["prompt_token_ids"], tokens["completion_token_ids"]) == ([1, 2], [3, 4, 5, 3, 4, 5])
+
+
+def test_a_file_of_the_version_before_is_shown(tmp_path):
+    folder = write_run(tmp_path / "run")
+    file = folder / "trajectories/step-000004.arrow"
+    file.parent.mkdir()
+    old = before(row(), row(sample_index=1))
+    with pa.ipc.new_file(str(file), old.schema) as writer:
+        writer.write_batch(old)
+    step = open_step(Run("run", RunDirectory(str(folder))), 4)
+    assert [(each.sample_index, each.num_tokens) for each in step.group(7).trajectories] == [(0, 3), (1, 3)]
 
 
 def test_a_number_of_a_source_that_no_browser_reads_is_told_by_its_name(tmp_path):

@@ -1,5 +1,7 @@
 """Packing changes how tokens are laid out, and nothing else."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.testing import assert_close
 
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
 from learner.model.attention import PACKED
-from learner.model.packing import Layout, TokenRow, lay_out, plan
+from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
 
@@ -98,6 +101,52 @@ def test_plans_cover_every_row_once_and_give_ranks_equally_many(
     for chosen in (c for rank in ranks for c in rank if len(c) > 1):
         assert lay_out(rows, chosen, layout=layout, width=20).input_ids.numel() <= max_tokens
     assert ranks == plan(rows, max_tokens=max_tokens, layout=layout, num_ranks=num_ranks)
+
+
+def _cut(row: TokenRow, *places: int) -> EpisodeRow:
+    """In segments, each behind all that stands before it."""
+    tokens, bounds = np.concatenate([row.prompt, row.completion]), [0, *places, len(row.completion)]
+    size = len(row.prompt)
+    return EpisodeRow(
+        segments=tuple(
+            TokenRow(prompt=tokens[: size + a], completion=row.completion[a:b], loss_mask=row.loss_mask[a:b])
+            for a, b in pairwise(bounds)
+        )
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_segments_give_one_row_of_the_log_probs_that_the_whole_gives(tmp_path: Path, layout: Layout):
+    model = ModelConfig(path=str(make_tiny_model(tmp_path)), dtype="float32")
+    policy = prove(
+        load(model, dtype=torch.float64), model=model, packing="auto", sampling=SamplingConfig(), head_chunk_tokens=16
+    )
+    policy.causal_lm.set_attn_implementation("sdpa" if layout == "padded" else PACKED)
+    rows = [token_row([5, 6, 7], [8, 9, 10, 11, 12]), token_row([5, 6, 7], [20, 21]), token_row([9], [4])]
+
+    def logprobs(rows: Sequence[Row]) -> Tensor:
+        batch = lay_out(rows, [0, 1, 2], layout=layout, width=5)
+        return batch.scatter(policy(batch).logprobs_C)
+
+    assert_close(logprobs([_cut(rows[0], 2, 3), rows[1], rows[2]]), logprobs(rows), rtol=1e-6, atol=1e-7)
+    assert_close(logprobs([_cut(rows[0], 4), _cut(rows[1], 1), rows[2]]), logprobs(rows), rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(40, 200), st.sampled_from(LAYOUTS))
+def test_segments_of_an_episode_are_in_one_pass_under_any_budget(
+    seed: int, num_ranks: int, max_tokens: int, layout: Layout
+):
+    rows: list[Row] = list(_rows(seed, num_prompts=seed % 5 + 1))
+    for place in range(0, len(rows), 2):
+        (whole,) = rows[place].segments
+        if len(whole.completion) > 2:
+            rows[place] = _cut(whole, 1, 2)
+    ranks = plan(rows, max_tokens=max_tokens, layout=layout, num_ranks=num_ranks)
+    assert len({len(rank) for rank in ranks}) == 1
+    assert sorted(row for rank in ranks for chosen in rank for row in chosen) == list(range(len(rows)))
+    for chosen in (c for rank in ranks for c in rank if len(c) > 1):
+        assert lay_out(rows, chosen, layout=layout, width=20).input_ids.numel() <= max_tokens
 
 
 def test_ranks_get_like_loads():

@@ -1,0 +1,107 @@
+"""What the fields of a valid row hold. Each check raises DataError that names row, group, sample and field of the first thing wrong."""
+
+import math
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cluster.contracts.errors import DataError
+from cluster.contracts.types import FinishReason, RewardStatus
+
+_STATUSES = {None, *map(str, RewardStatus)}
+_FAILED = (str(RewardStatus.ERROR), str(RewardStatus.TIMEOUT))
+_PER_TOKEN = ("loss_mask", "policy_versions")
+_PER_TOKEN_NULLABLE = ("rollout_logprobs", "reference_logprobs", "token_rewards")
+
+
+def check_contents(batch: pa.RecordBatch, names: Collection[str]) -> None:
+    """Of the fields of these names, which are of their types."""
+    lengths = pc.list_value_length(batch["completion_token_ids"])
+    if "completion_token_ids" in names or "reward_status" in names:
+        _check_empty(batch, lengths)
+    if "prompt_token_ids" in names:
+        refuse(batch, "prompt_token_ids", pc.equal(pc.list_value_length(batch["prompt_token_ids"]), 0), "is empty")
+    for name in (each for each in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE) if each in names):
+        differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
+        refuse(batch, name, differs, "has another length than completion_token_ids")
+    if "reference_top_ids" in names or "reference_top_logprobs" in names:
+        _check_top_tokens(batch, lengths)
+    for name in (each for each in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs") if each in names):
+        _check_finite(batch, name)
+    if "reward" in names or "reward_status" in names:
+        _check_rewards(batch)
+    if "reward_components" in names:
+        rows = batch["reward_components"].to_pylist()
+        bad = [any(_is_not_finite(value) for _, value in row) for row in rows]
+        refuse(batch, "reward_components", bad, "holds one that is not finite")
+    if "segment_index" in names:
+        is_bad = pc.or_(
+            pc.less(batch["segment_index"], 0), pc.greater_equal(batch["segment_index"], batch["num_segments"])
+        )
+        refuse(batch, "segment_index", is_bad, "is not one of the trajectory's num_segments")
+    if "turns" in names and batch["turns"].null_count < batch.num_rows:
+        _check_turns(batch, lengths)
+    if "finish_reason" in names:
+        is_known = pc.is_in(batch["finish_reason"], value_set=pa.array([str(reason) for reason in FinishReason]))
+        refuse(batch, "finish_reason", pc.invert(is_known), f"is none of {', '.join(FinishReason)}")
+
+
+def _check_finite(batch: pa.RecordBatch, name: str) -> None:
+    values = pc.list_flatten(batch[name])
+    bad = pc.fill_null(pc.invert(pc.is_finite(values)), False)
+    if pc.any(bad).as_py():
+        row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
+        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
+
+
+def _check_empty(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    failed = pc.is_in(batch["reward_status"], value_set=pa.array(_FAILED))
+    is_bad = pc.and_(pc.equal(lengths, 0), pc.invert(failed))
+    why = "is empty: only an episode whose reward_status is 'error' or 'timeout' may end without a token"
+    refuse(batch, "completion_token_ids", is_bad, why)
+
+
+def _check_turns(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    bad: list[bool] = []
+    for turns, length in zip(batch["turns"].to_pylist(), lengths.to_pylist(), strict=True):
+        places = [place for turn in turns or () for place in (turn["start"], turn["end"])]
+        is_in_order = all(end > start for start, end in zip(places[::2], places[1::2], strict=True))
+        bad.append(not is_in_order or places != sorted(places) or not all(0 <= place <= length for place in places))
+    refuse(batch, "turns", bad, "are not spans of the completion, one behind another")
+
+
+def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    ids, logprobs = (pc.list_value_length(batch[f"reference_top_{name}"]) for name in ("ids", "logprobs"))
+    per_token = pc.divide(ids, pc.max_element_wise(lengths, 1))
+    ragged = pc.fill_null(pc.not_equal(pc.multiply(per_token, lengths), ids), False)
+    refuse(batch, "reference_top_ids", ragged, "does not have equally many for each token of the completion")
+    differs = pc.not_equal(pc.fill_null(logprobs, 0), pc.fill_null(pc.add(ids, lengths), 0))
+    refuse(batch, "reference_top_logprobs", differs, "does not have one more per token than reference_top_ids")
+
+
+def _check_rewards(batch: pa.RecordBatch) -> None:
+    # In Python: for the few rows of a group, each call into Arrow costs more than all of them.
+    rewards, statuses = batch["reward"].to_pylist(), batch["reward_status"].to_pylist()
+    refuse(batch, "reward", [*map(_is_not_finite, rewards)], "is not finite")
+    unknown = [status not in _STATUSES for status in statuses]
+    refuse(batch, "reward_status", unknown, f"is none of {', '.join(RewardStatus)}")
+    differs = [
+        (status == RewardStatus.OK) is (reward is None) for reward, status in zip(rewards, statuses, strict=True)
+    ]
+    refuse(batch, "reward", differs, "must be given exactly when its status is 'ok'")
+
+
+def _is_not_finite(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)
+
+
+def refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
+    """Raises DataError for the first row that is bad."""
+    row = pc.index(is_bad, True).as_py() if isinstance(is_bad, pa.Array) else is_bad.index(True) if any(is_bad) else -1
+    if row >= 0:
+        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
+
+
+def _name_of(batch: pa.RecordBatch, row: int) -> str:
+    return f"group {batch['group_id'][row]}, sample {batch['sample_index'][row]}"
