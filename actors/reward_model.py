@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoTokenizer
 from actors.chat.hub import why_not_loaded
 from actors.reward_service.service import conversation
 from cluster.contracts import schema
-from cluster.contracts.episodes import whole
 from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.protocols import ClassifyingModel
 from cluster.contracts.reward_config import RewardModelConfig
+from cluster.contracts.segments import whole
 from cluster.weights.model_files import refuse_unpinned
 
 

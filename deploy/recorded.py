@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import ModelConfig
-from cluster.contracts.episodes import episodes
 from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
+from cluster.contracts.segments import episodes
 from cluster.contracts.types import FinishReason, GroupSummary, Prompt, RewardStatus
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import step_of

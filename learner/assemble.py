@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import info_of, validate
+from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
 from learner.model.packing import EpisodeRow, Row, TokenRow

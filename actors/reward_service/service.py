@@ -20,11 +20,11 @@ from actors.reward_service.judging import Judging
 from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
-from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline
 from cluster.contracts.phases import Timeline
 from cluster.contracts.plugins import OF_ONE_OR_ALL
 from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, Scores
 from cluster.record.verdicts import remember
 

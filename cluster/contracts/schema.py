@@ -1,5 +1,5 @@
 """The one Arrow schema of a trajectory: engine to learner to disk. One row a segment of a trajectory, and a trajectory is one segment
-unless its history was rewritten (`cluster.contracts.episodes`); no pickle anywhere.
+unless its history was rewritten (`cluster.contracts.segments`); no pickle anywhere.
 
 A group is sampled as one batch; what scores it adds columns, which stay small batches of their own until `joined` makes one of all.
 `validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used. One of the version before
@@ -13,9 +13,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
 from cluster.contracts.row_checks import check_contents, refuse
+from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "3"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.episodes import episodes
 from cluster.contracts.errors import CheckpointError, TreadwheelError
+from cluster.contracts.segments import episodes
 from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory

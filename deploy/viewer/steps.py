@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
-from cluster.contracts.episodes import SEGMENT, whole
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned
 from cluster.contracts.schema import SCHEMA, upgraded
+from cluster.contracts.segments import SEGMENT, whole
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory

@@ -5,9 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.episodes import episodes, whole
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import added, columns_of, joined, summarize, to_batch, upgraded, validate
+from cluster.contracts.segments import episodes, whole
 from tests.unit.cluster.contracts.rows import before, row
 
 
