@@ -232,6 +232,12 @@ def _takes(found: Callable[..., Any]) -> Takes:
     )
 
 
+def is_async(call: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
+    inner = inspect.unwrap(getattr(call, "func", call))
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
 def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> dict[str, Any]:
     """`include_extras` keeps what `Annotated` adds: bounds, and when a parameter acts."""
     target = found.__init__ if inspect.isclass(found) else found

@@ -3,7 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.reward_service.judgement import find_judge, to_reward
+from actors.returned import to_reward
+from actors.reward_service.judgement import find_judge
 from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Reward, RewardStatus
