@@ -73,6 +73,7 @@ OF_EITHER = ("columns", "rewards", "servers")
 """What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
 
 REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
+ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",))
 PROMPTS = Home(package="actors.prompts")
 TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
 SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))
