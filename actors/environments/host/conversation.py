@@ -59,6 +59,11 @@ class Conversation:
         self.on_failure: Callable[[], None] = lambda: None
         """Called at once with the first final failure: the environment has `cleanup_s` from then on."""
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is asked any more."""
+        return self._refusal is not None
+
     def earn(self, reward: float, name: str | None = None) -> None:
         if not self.num_turns:
             raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn just said")

@@ -23,7 +23,7 @@ from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
 from actors.environments.host.wire import END, LIMITS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.confinement import allow_cpu_s, limit_resources
-from actors.processes.inside import die_with_parent, own_pipes
+from actors.processes.inside import die_with_parent, end_with_self, own_pipes
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
@@ -40,6 +40,7 @@ _tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
 def main() -> None:
     die_with_parent()
     requests, answers = own_pipes()
+    end_with_self()
     brief = json.loads(requests.readline())
     limits = LIMITS.validate_python(brief["limits"])
     limit_resources(max_memory_bytes=limits.max_memory_bytes)
@@ -164,18 +165,21 @@ class _SharedHost(_Host):
     def _start(self, key: str, body: Any) -> None:
         episode = HostedEpisode(TASK.validate_python(body), self._limits, send=partial(self._send, key))
         self._open(key, episode)
-        self._playing[key] = self._loop.create_task(self._play(key, episode))
+        self._loop.create_task(self._play(key, episode))
 
     def _interrupt(self, key: str) -> None:
         if playing := self._playing.get(key):
             playing.cancel()
 
     async def _play(self, key: str, episode: HostedEpisode) -> None:
+        # Here, not where the task is made: one that is cancelled before its first step takes none, and its end would not be told.
+        if task := asyncio.current_task():
+            self._playing[key] = task
         started: set[asyncio.Task[Any]] = set()
         _tasks.set(started)
         is_spent = False
         try:
-            end = returned(await self._environment(episode=episode))
+            end = failure("cancelled") if episode.is_over else returned(await self._environment(episode=episode))
         except BaseException as error:  # noqa: BLE001 - an environment is foreign code, and this is one episode of it
             end, is_spent = raised(error), isinstance(error, MemoryError)
         del self._playing[key]  # nothing cancels the rest

@@ -406,17 +406,19 @@ async def blocks_a_while(episode: Episode):
 
 
 async def cleans_up(episode: Episode, *, file: str):
-    """Adds a byte to the file as it begins, and another at its end, however it ends."""
-    mark(file)
+    """Writes to the file that it begins, and that it ends, however it ends. Asked to count, returns how many tasks there are."""
+    if episode.columns["do"] == "count":
+        return float(len(asyncio.all_tasks()))
+    mark(file, "b")
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.sleep(1000))
-            for _ in range(1000):
+            while True:
                 await asyncio.sleep(0)
                 await episode.ask("More.", tools=[nap])
     finally:
         await asyncio.sleep(0)
-        mark(file)
+        mark(file, "e")
 
 
 @tool
@@ -426,9 +428,9 @@ async def nap() -> str:
     return "rested"
 
 
-def mark(file: str) -> None:
+def mark(file: str, letter: str) -> None:
     with open(file, "a") as marks:
-        marks.write(".")
+        marks.write(letter)
 
 
 class OfAClass:
