@@ -92,7 +92,8 @@ class Converse(Protocol):
 
     async def __call__(self, asked: Asked) -> Said:
         """Raises EpisodeOver(limit=Limit.CONTEXT) if the turn does not fit, and DataError for messages that do not go through the
-        template: both go to the environment. All other errors end the episode, and are its caller's."""
+        template: both go to the environment, and the messages are not added; the events count. All other errors end the episode, and
+        are its caller's. Cancelled where nobody wants the answer any more."""
         ...
 
 

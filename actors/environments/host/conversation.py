@@ -76,7 +76,14 @@ class Conversation:
         known = value if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
         self._events.append(Logged(name=name, value=known))
 
-    async def converse(self, messages: Messages, *, tools: Tools, max_tokens: int | None, stop: Sequence[str]) -> Said:
+    async def converse(
+        self,
+        messages: Messages = None,
+        *,
+        tools: Tools = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Said:
         """As `Episode.ask`. Raises RuntimeError while another task asks, and for an episode that cannot go on."""
         if self._asking is not None:
             raise asks_at_once(self.id)

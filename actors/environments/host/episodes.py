@@ -6,12 +6,12 @@ import contextvars
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from actors.environments.host.conversation import Conversation, Messages, asks_at_once
-from cluster.contracts.episodes import EpisodeLimits, EpisodeTask, Said, Tools
+from cluster.contracts.episodes import EpisodeLimits, EpisodeTask, Said
 
 Send = Callable[[str, Any], None]
 STRAY = "stray tool"
@@ -24,15 +24,7 @@ class HostedEpisode(Conversation):
     def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send) -> None:
         super().__init__(task, limits, send=send, run_blocking=_run_in_thread)
 
-    async def ask(
-        self,
-        messages: Messages = None,
-        *,
-        tools: Tools = (),
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Said:
-        return await self.converse(messages, tools=tools, max_tokens=max_tokens, stop=stop)
+    ask = Conversation.converse
 
 
 class BlockingHostedEpisode(Conversation):
@@ -46,21 +38,14 @@ class BlockingHostedEpisode(Conversation):
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """For the thread that asks; None: the ask is answered."""
 
-    def ask(
-        self,
-        messages: Messages = None,
-        *,
-        tools: Tools = (),
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Said:
+    def ask(self, messages: Messages = None, **how: Any) -> Said:
+        """As `converse`, from the environment's thread."""
         if os.getpid() != self._pid:  # a fork of the environment: the parent asks
             os._exit(0)
         if not self._is_free.acquire(blocking=False):
             raise asks_at_once(self.id)
         try:
-            asking = self.converse(messages, tools=tools, max_tokens=max_tokens, stop=stop)
-            answer = asyncio.run_coroutine_threadsafe(asking, self._loop)
+            answer = asyncio.run_coroutine_threadsafe(self.converse(messages, **how), self._loop)
             answer.add_done_callback(lambda _: self._calls.put(None))
             while (call := self._calls.get()) is not None:
                 call()

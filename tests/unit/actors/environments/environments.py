@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -216,12 +217,32 @@ RETURNED: dict[str, Any] = {
 }
 
 
+IMAGE = {"role": "user", "content": [{"type": "image", "url": "http://cat"}]}
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "earn nan": lambda episode: episode.earn(float("nan")),
+    "earn text": lambda episode: episode.earn("1"),
+    "log infinity": lambda episode: episode.log("loss", float("inf")),
+    "rewrite with an image": lambda episode: episode.rewrite([IMAGE]),
+    "ask with bytes": lambda episode: episode.ask({"role": "user", "content": "x", "name": b"y"}),
+    "ask with half a character": lambda episode: episode.ask("\ud83d"),
+    "ask without a role": lambda episode: episode.ask([{"content": "x"}]),
+    "ask with two tools of one name": lambda episode: episode.ask("x", tools=[slow, slow]),
+    "ask at length": lambda episode: episode.ask("x" * 2**24),
+}
+
+
 async def obedient(episode: Episode):
     """Does what the prompt's column `do` says."""
     do = episode.columns["do"]
     if do in RETURNED:
         return RETURNED[do]
     match do:
+        case "earn first":
+            episode.earn(1.0)
+        case do if do in REFUSED:
+            await episode.ask()
+            if awaitable := REFUSED[do](episode):
+                await awaitable
         case "hang":
             await asyncio.Event().wait()
         case "block":

@@ -234,6 +234,26 @@ async def test_two_asks_at_once_are_refused(kind):
     assert end.message == "RuntimeError: two tasks ask at once in episode 'e'; its turns follow one another"
 
 
+async def test_what_cannot_be_said_is_refused_where_it_is_said():
+    expected = {
+        "earn first": "DataError: earn(1.0) before the first turn",
+        "earn nan": "DataError: the environment returned a reward that is not finite: nan",
+        "earn text": "DataError: the environment returned a reward of type str",
+        "log infinity": "DataError: the environment returned a value of 'loss' that is not finite: inf",
+        "rewrite with an image": "DataError: the content of a message is text, not list: images are not supported",
+        "ask with bytes": "DataError: a message of role 'user' is not JSON: Object of type bytes",
+        "ask with half a character": "DataError: a message of role 'user' is not JSON: 'utf-8' codec can't encode",
+        "ask without a role": "DataError: a message is a text or a dict with a role, not {'content': 'x'}",
+        "ask with two tools of one name": "ConfigError: two tools have one name: slow, slow",
+        "ask at length": "DataError: the environment says 16777",
+    }
+    async with hosted("obedient") as host:
+        for do, message in expected.items():
+            end = await host.run(task(do), Scripted())
+            assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
+            assert end.message.startswith(message)
+
+
 async def test_an_ask_without_messages_goes_only_first():
     async with hosted("obedient") as host:
         end = await host.run(task("ask nothing"), Scripted())

@@ -9,7 +9,7 @@ import pytest
 from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeEnd, Said
 from cluster.contracts.types import RewardStatus
-from tests.unit.actors.environments.scripted import Scripted, Silent, hosted, task
+from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, task
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
@@ -112,10 +112,10 @@ async def test_code_that_holds_the_interpreter_is_killed_at_the_deadline(kind, m
 
 async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(monkeypatch):
     monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
-    async with hosted("obedient", timeout_s=6, cleanup_s=0.2) as host:
+    async with hosted("obedient", timeout_s=4, cleanup_s=0.2) as host:
         async with asyncio.TaskGroup() as tasks:
             blocking = tasks.create_task(host.run(task("block", id="blocker"), Scripted()))
-            await asyncio.wait([blocking], timeout=3)  # so that the other's deadline is later
+            await asyncio.wait([blocking], timeout=2)  # so that the other's deadline is later
             other = tasks.create_task(host.run(task("good"), Silent()))
         assert (blocking.result().status, blocking.result().is_suspect) == (RewardStatus.TIMEOUT, True)
         message = "its process was killed: episode 'blocker' blocked it"
@@ -212,6 +212,16 @@ async def test_a_task_that_an_environment_leaves_behind_is_cancelled_or_its_proc
         assert await host.run(task("leave a task"), Scripted()) == GOOD
         assert await host.run(task("count tasks"), Scripted()) == EpisodeEnd(reward=0.0)  # a new process
         assert not first.is_running()
+
+
+async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode():
+    async with hosted("with_tools") as host:
+        (first,) = psutil.Process().children()
+        for _ in range(5):
+            assert first.is_running()
+            assert (await host.run(task(), Scripted(calls("slow_blocking")))).status == RewardStatus.TIMEOUT
+        assert not first.is_running()
+        assert (await host.run(task(), Scripted("four"))).reward == 4.0
 
 
 async def test_a_turn_that_is_given_up_is_the_last_one():
