@@ -99,7 +99,7 @@ class Converse(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeTask:
-    """What an episode is of."""
+    """One task, as one episode of its group gets it."""
 
     id: str
     """Stable over retries: for side effects that must not happen twice."""
@@ -132,7 +132,7 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
-    """What an episode came to. A failure has a status and a stage, and never a reward."""
+    """How an episode ended. A failure has a status and a stage, and never a reward."""
 
     reward: float | None = None
     """What the environment returned, without what was earned. None: it returned none, met a limit, or failed."""
@@ -151,7 +151,7 @@ class EpisodeEnd:
     num_malformed_calls: int = 0
     """Of these: unknown tools, arguments that do not fit, and those that the tool refused."""
     is_suspect: bool = False
-    """Its process ended with it: by its doing, or by that of an episode beside it."""
+    """Its process ended while it ran: this episode is the cause, or another one of the process."""
 
 
 class EpisodeFacts(Protocol):
@@ -176,11 +176,12 @@ class EpisodeFacts(Protocol):
         ...
 
     def earn(self, reward: float, name: str | None = None) -> None:
-        """A reward for the turn just said, beside what is returned. Raises DataError for what is no finite number, or before a turn."""
+        """A reward for the turn just said, added to the returned one. Raises DataError before the first turn, and for NaN, infinity and
+        anything that is not a number."""
         ...
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        """From here on these messages are the whole context. Raises DataError for what are no messages."""
+        """From here on these messages are the whole context. Raises DataError for anything but messages of text."""
         ...
 
     def log(self, name: str, value: float | str) -> None:

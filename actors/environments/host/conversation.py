@@ -1,4 +1,4 @@
-"""An episode inside its host process: what the environment says goes out, what the model says comes in.
+"""An episode inside its host process: the environment's messages go out, the model's turns come in.
 
 The event loop's thread alone asks. A failure of a tool and the deadline are final: a value returned after them counts for nothing.
 """
@@ -102,7 +102,7 @@ class Conversation:
             self._asking = None
 
     def hear(self, said: Said | BaseException) -> None:
-        """What the model said, or why it says nothing. Nobody waits for it where the episode was stopped meanwhile."""
+        """The model's turn, or the reason why there is none. It is dropped if the episode was stopped meanwhile."""
         if self._answer is None or self._answer.done():
             return
         if isinstance(said, Said):
@@ -128,7 +128,7 @@ class Conversation:
             self._asking.cancel()
 
     def close(self, end: EpisodeEnd) -> EpisodeEnd:
-        """How it ends, where the environment would have `end`. It is asked nothing more."""
+        """Its end: an earlier final failure, or else `end`. No ask succeeds from here on."""
         self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended; nothing asks in it any more")
         return replace(
             self._failure or end,

@@ -121,7 +121,7 @@ class HostProcess:
         await asyncio.wait([self._reading])
 
     async def _stop(self, key: str, task: EpisodeTask, limit: Limit | None) -> None:
-        """Has the episode end, and the process with it if it does not listen."""
+        """Ends the episode; kills the process if it does not answer."""
         episode = self._open[key]
         await self._give_up_answering(episode)
         self._process.write([key, "stop", limit])

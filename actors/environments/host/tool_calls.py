@@ -30,7 +30,7 @@ def by_name(tools: Tools) -> dict[str, Tool]:
 
 
 async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: RunBlocking) -> str:
-    """For the model. Raises ToolError for a mistake of the model's, OverrunError at the deadline, and whatever else the tool raises."""
+    """For the model. Raises ToolError for a mistake of the model's, OverrunError at the deadline, and all other exceptions of the tool."""
     tool = tools.get(call.name)
     if tool is None:
         raise ToolError(f"there is no tool {call.name!r}; there are: {', '.join(tools)}")
