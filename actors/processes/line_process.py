@@ -53,6 +53,10 @@ class LineProcess:
         return cls(process, printed)
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """Negative for a signal; None while it runs."""
         return self._process.returncode
