@@ -136,7 +136,8 @@ class Limit(StrEnum):
 class EpisodeOver(TreadwheelError):
     """An episode asks beyond its `limit`. An environment may catch it and return a reward, but not beyond the deadline."""
 
-    def __init__(self, message: str, *, limit: Limit, **facts: Any) -> None:
+    def __init__(self, message: str, *, limit: Limit = Limit.CONTEXT, **facts: Any) -> None:
+        """The default is the only limit that the model's side knows of."""
         super().__init__(message, **facts)
         self.limit = limit
 
