@@ -11,18 +11,15 @@ of the request's others.
 """
 
 import asyncio
-import ctypes
-import io
 import json
 import os
-import signal
-import sys
 from typing import Any, TextIO
 
-from actors.reward_service.confinement import allow_cpu_s, limit_resources
+from actors.processes.confinement import allow_cpu_s, limit_resources
+from actors.processes.inside import die_with_parent, own_pipes
+from actors.returned import MAX_MESSAGE
 from actors.reward_service.deadline import verdict_within
 from actors.reward_service.judgement import (
-    MAX_MESSAGE,
     Judge,
     Judged,
     failed,
@@ -39,8 +36,8 @@ _CPU_SHARE = 4
 
 
 def main() -> None:
-    _die_with_parent()
-    requests, answers = _own_pipes()
+    die_with_parent()
+    requests, answers = own_pipes()
     brief = json.loads(requests.readline())
     limit_resources(max_memory_bytes=brief["max_memory_bytes"])
     try:
@@ -120,32 +117,6 @@ def _answer(answers: TextIO, number: int, judged: Judged | UnavailableError, *, 
 def _say(answers: TextIO, message: Any) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
-
-
-def _own_pipes() -> tuple[TextIO, TextIO]:
-    """The pipes to and from the service. What a judge or its children print goes to stderr, and they find nothing to read."""
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # a print is seen when it is made, not kilobytes later
-
-    def leave_pipes() -> None:
-        # The service knows by the end of its pipe that this process has ended: a fork that outlives it must not hold the other end.
-        for pipe in (requests, answers):
-            os.dup2(nothing, pipe.fileno(), inheritable=False)
-
-    os.register_at_fork(after_in_child=leave_pipes)
-    return requests, answers
-
-
-def _die_with_parent() -> None:
-    """A hanging judge does not notice that its pipe closed: without this it would outlive a killed service (Linux only)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,18 @@
 """One process that runs a judge, from outside: start it, call it under a deadline per call, kill it with all it started."""
 
 import asyncio
-import contextlib
 import itertools
-import json
-import os
-import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from actors.reward_service.confinement import environment
+from actors.processes.line_process import LineProcess
+from actors.processes.printed import PrintedLines
 from actors.reward_service.judgement import Judged, failed, timed_out
-from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 
-_START_S = 120.0
-"""Deadline for a judge's process to import the judge: heavy packages on a busy machine take a while."""
 _BLOCKED_S = 5.0
 """Beyond its deadline, after which an asynchronous judge is taken to block its event loop."""
 _MAX_LINE_BYTES = 2**20
@@ -35,9 +28,8 @@ _Answer = tuple[Judged | UnavailableError, bool]
 class JudgeProcess:
     """The service's end of `actors.reward_service.judge_main`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, part: Part, printed: PrintedLines) -> None:
+    def __init__(self, process: LineProcess, part: Part) -> None:
         self._process = process
-        self._printed = printed
         self._part = part
         self.asks: frozenset[str] = frozenset()
         """Names of what the judge is given."""
@@ -58,29 +50,17 @@ class JudgeProcess:
     @classmethod
     async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
         """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
+        what = f"the process of {part.setting}.judge={part.judge.name!r}"
+        process = await LineProcess.start(
+            "actors.reward_service.judge_main",
+            env=config.env,
+            max_line_bytes=_MAX_LINE_BYTES,
+            printed=printed,
+            what=what,
+        )
+        started = cls(process, part)
         try:
-            with printed.pipe() as stderr:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",  # the working directory is searched last, as everywhere
-                    "-m",
-                    "actors.reward_service.judge_main",
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=stderr,
-                    limit=_MAX_LINE_BYTES,
-                    # A session of its own: what the judge starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
-                    start_new_session=True,
-                    # A user's judge is found where this process finds it.
-                    env=environment(os.environ, names=config.env, search_path=sys.path),
-                )
-        except OSError as error:  # no room for one more: of processes, of memory, of open files
-            raise WorkerError(
-                f"the process of {part.setting}.judge={part.judge.name!r} cannot start: {error}"
-            ) from error
-        started = cls(process, part, printed)
-        try:
-            await started._introduce(config)
+            await started._introduce(config, what=what)
             started._reading = asyncio.create_task(started._read())
         except BaseException:
             await started.kill()
@@ -89,7 +69,7 @@ class JudgeProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.exit_code is None
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         """Answers to the first calls: to all, or up to and with the one that overran its deadline, ended this process or found
@@ -125,10 +105,7 @@ class JudgeProcess:
 
     async def kill(self) -> None:
         """Ends the process and whatever it started at once, and waits until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        self._printed.drain()
+        await self._process.kill()
 
     async def _answer_to(self, number: int, *, after: Any) -> _Answer | Reward:
         """The answer; a failure if the process has ended, or is ended for its silence. An asynchronous judge's process keeps the deadline
@@ -137,29 +114,21 @@ class JudgeProcess:
         try:
             async with asyncio.timeout(timeout_s + (_BLOCKED_S if self.is_async else 0)):
                 if after is not None:
-                    await self._send(after)
+                    await self._process.send(after)
                 return await self._waiting[number]
         except TimeoutError:
             await self.kill()
             return timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
 
-    async def _introduce(self, config: RewardConfig) -> None:
+    async def _introduce(self, config: RewardConfig, *, what: str) -> None:
         part = self._part
-        who = f"the process of {part.setting}.judge={part.judge.name!r}"
         brief = {
             "judge": part.judge.model_dump(mode="json"),
             "setting": part.setting,
             "timeout_s": part.timeout_s,
             "max_memory_bytes": config.max_memory_bytes,
         }
-        try:
-            async with asyncio.timeout(_START_S):
-                await self._send(brief)
-                answer = await self._receive()
-        except TimeoutError:
-            raise WorkerError(f"{who} is not ready after {_START_S:g} s") from None
-        if answer is None:
-            raise WorkerError(f"{who} died while it started, with its message on stderr")
+        answer = await self._process.introduce(brief, what=what)
         if "refused" in answer:
             raise ConfigError(answer["refused"])
         self.asks = frozenset(answer["asks"])
@@ -169,7 +138,7 @@ class JudgeProcess:
     async def _read(self) -> None:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
         try:
-            while (answer := await self._receive()) is not None:
+            while (answer := await self._process.receive()) is not None:
                 number, said, is_spent = answer
                 verdict = (
                     UnavailableError(said.pop("away"), **said)
@@ -181,7 +150,7 @@ class JudgeProcess:
                     waiting.set_result((verdict, is_spent))
             await self._process.wait()
             await self.kill()  # what it started may be there still
-            ended = WorkerError(f"the judge ended its process (exit code {self._process.returncode})")
+            ended = WorkerError(f"the judge ended its process (exit code {self._process.exit_code})")
             last = failed(ended)
         except Exception as error:  # noqa: BLE001 - the judge, or what it starts, can write anything there
             await self.kill()
@@ -189,21 +158,6 @@ class JudgeProcess:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(last)
-
-    async def _send(self, message: Any) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        # A process that is gone is noticed by the next receive.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            stdin.write(json.dumps(message).encode() + b"\n")
-            await stdin.drain()
-
-    async def _receive(self) -> Any:
-        """The next answer; None if the process has ended. Raises ValueError for one longer than a line may be."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        line = await stdout.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
 
 
 def _reward(answer: list[Any]) -> Reward:

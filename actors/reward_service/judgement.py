@@ -7,17 +7,14 @@ import asyncio
 import dataclasses
 import hashlib
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.returned import MAX_MESSAGE, to_reward
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
-from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, resolve
+from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
 from cluster.contracts.types import Reward, RewardStatus
-
-MAX_MESSAGE = 500
-"""Characters of an error kept per trajectory: a message goes into every row that failed."""
 
 Judged = list[Reward] | None
 """One reward a trajectory of a call; None where a judge of groups gives no verdict on any."""
@@ -52,7 +49,7 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
         call=call,
         asks=asks,
         is_of_groups=bool(asks & {*OF_ONE_OR_ALL.values()}),
-        is_async=_is_async(call),
+        is_async=is_async(call),
         keeps_verdicts=getattr(getattr(call, "func", call), "keeps_verdicts", False),
         digest=_digest(getattr(call, "func", call)),
     )
@@ -86,24 +83,6 @@ async def judge_async(judge: Judge, given: Mapping[str, Any], *, size: int = 1) 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def to_reward(value: Any) -> Reward:
-    """A number, a dict of components with `reward` among them, or a Reward. Raises DataError for anything else, NaN and infinity."""
-    if isinstance(value, Reward):
-        components = _components(value.components)
-        if value.status == RewardStatus.OK:
-            return Reward(value=_finite(value.value, "reward"), components=components)
-        message = None if value.message is None else str(value.message)[:MAX_MESSAGE]
-        return Reward(value=None, status=RewardStatus(value.status), components=components, message=message)
-    if isinstance(value, Mapping):
-        if "reward" not in value:
-            raise DataError(
-                f"the judge returned a dict without 'reward', with: {', '.join(map(str, value)) or 'nothing'}"
-            )
-        rest = {str(name): item for name, item in value.items() if name != "reward"}
-        return Reward(value=_finite(value["reward"], "reward"), components=_components(rest))
-    return Reward(value=_finite(value, "reward"))
 
 
 def to_rewards(value: Any, *, size: int) -> Judged:
@@ -175,12 +154,6 @@ def _source(of: Any) -> bytes:
     return Path(file).read_bytes() if file else b""
 
 
-def _is_async(call: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
-    inner = inspect.unwrap(getattr(call, "func", call))
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
-
-
 def _judged(judge: Judge, value: Any, size: int) -> Judged:
     return to_rewards(value, size=size) if judge.is_of_groups else [to_reward(value)]
 
@@ -190,24 +163,3 @@ def _reward_or_failure(value: Any) -> Reward:
         return to_reward(value)
     except DataError as error:
         return failed(error)
-
-
-def _components(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """None stays None: a component that this trajectory does not have."""
-    return {
-        str(name): None if value is None else _finite(value, f"component {name!r}") for name, value in values.items()
-    }
-
-
-def _finite(value: Any, what: str) -> float:
-    # Numbers of NumPy and torch are taken too: they convert, strings and None do not count as numbers.
-    if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise DataError(f"the judge returned a {what} of type {type(value).__name__}; it must be a number")
-    try:
-        number = float(value)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        # A whole number of 400 digits, an array of two.
-        raise DataError(f"the judge returned a {what} that is no number: {error}") from error
-    if not math.isfinite(number):
-        raise DataError(f"the judge returned a {what} that is not finite: {number}")
-    return number

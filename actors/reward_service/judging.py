@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.processes.printed import PrintedLines
 from actors.reward_service.breaker import Breaker
 from actors.reward_service.judge_process import Call, JudgeProcess
 from actors.reward_service.judgement import Judged, failed
-from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig, server_of

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.processes.printed import PrintedLines
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
-from actors.reward_service.printed import PrintedLines
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
 from cluster.contracts import schema
 from cluster.contracts.errors import DataError, TreadwheelError, WorkerError, headline

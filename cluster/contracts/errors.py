@@ -118,6 +118,34 @@ class UnavailableError(TreadwheelError):
         self.retry_after_s = retry_after_s
 
 
+class Limit(StrEnum):
+    """Of an episode."""
+
+    TURNS = "max_turns"
+    """The model has had all its turns."""
+    CONTEXT = "context"
+    """The next turn does not fit into the model's context."""
+    DEADLINE = "timeout_s"
+
+    @property
+    def is_policys_doing(self) -> bool:
+        """Then the episode ends as `length`, with what it earned; else it fails, and has no reward."""
+        return self is not Limit.DEADLINE
+
+
+class EpisodeOver(TreadwheelError):
+    """An episode asks beyond its `limit`. An environment may catch it and return a reward, but not beyond the deadline."""
+
+    def __init__(self, message: str, *, limit: Limit = Limit.CONTEXT, **facts: Any) -> None:
+        """The default is the only limit that the model's side knows of."""
+        super().__init__(message, **facts)
+        self.limit = limit
+
+
+class ToolError(TreadwheelError):
+    """The model used a tool wrongly: the message goes to the model, and the episode goes on."""
+
+
 class NumericsError(TreadwheelError):
     """Loss or gradient stayed non-finite for more steps in a row than allowed."""
 

@@ -73,6 +73,7 @@ OF_EITHER = ("columns", "rewards", "servers")
 """What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
 
 REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
+ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",))
 PROMPTS = Home(package="actors.prompts")
 TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
 SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))
@@ -230,6 +231,12 @@ def _takes(found: Callable[..., Any]) -> Takes:
         tuple(each.name for each in parameters if each.kind not in variadic),
         any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters),
     )
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
+    inner = inspect.unwrap(getattr(call, "func", call))
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from actors.reward_service.judgement import to_reward
+from actors.returned import to_reward
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import Reward
 from deploy.docs.variants import page

@@ -1,4 +1,7 @@
-"""What judges print. All of it goes on to this process's own stderr, where Ray keeps it. Heartbeats take the last lines to the driver."""
+"""What code of a user's prints. All of it goes on to this process's own stderr, where Ray keeps it.
+
+Heartbeats take the last lines to the driver.
+"""
 
 import asyncio
 import contextlib
@@ -15,7 +18,7 @@ _STDERR = 2
 
 
 class PrintedLines:
-    """Of all judges' processes of a service, and of what they start."""
+    """Of all processes of an actor that run such code, and of what they start."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)

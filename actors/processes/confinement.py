@@ -1,6 +1,6 @@
-"""What a judge's process sees of the environment, and how much of the machine it may take.
+"""What a process with code of a user's sees of the environment, and how much of the machine it may take.
 
-A guard against leaks and mistakes, not a sandbox: a judge runs as the user who started the run, and can read that user's files.
+A guard against leaks and mistakes, not a sandbox: the code runs as the user who started the run, and can read that user's files.
 """
 
 import math

@@ -1,0 +1,1 @@
+"""Processes that run environments, and both ends of the pipes to them."""

@@ -1,0 +1,213 @@
+"""An episode inside its host process: the environment's messages go out, the model's turns come in.
+
+The event loop's thread alone asks. A failure of a tool and the deadline are final: a value returned after them counts for nothing.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.environments.host.ends import described, failure
+from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
+from actors.environments.host.wire import ASKED
+from actors.returned import finite
+from cluster.contracts.episodes import (
+    Asked,
+    Earned,
+    EpisodeEnd,
+    EpisodeLimits,
+    EpisodeTask,
+    Event,
+    Logged,
+    Message,
+    Rewritten,
+    Said,
+    ToolCall,
+    Tools,
+)
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
+from cluster.contracts.tools import Tool
+from cluster.contracts.types import RewardStatus
+
+Messages = str | Message | Sequence[Message] | None
+
+
+class Conversation:
+    """`cluster.contracts.episodes.EpisodeFacts`, and the way to ask that both kinds of episode share."""
+
+    def __init__(
+        self, task: EpisodeTask, limits: EpisodeLimits, *, send: Callable[[str, Any], None], run_blocking: RunBlocking
+    ) -> None:
+        """`send` takes a kind of line and its body, and raises DataError for one that is too long."""
+        self.id, self.prompt, self.columns = task.id, task.prompt, task.columns
+        self.messages, self.seed, self.index = task.messages, task.seed, task.index
+        self.num_turns = 0
+        self.num_context_tokens = 0
+        self._limits = limits
+        self._send = send
+        self._run_blocking = run_blocking
+        self._events: list[Event] = []
+        self._num_calls = 0
+        self._num_malformed_calls = 0
+        self._asking: asyncio.Task[Any] | None = None
+        self._answer: asyncio.Future[Said] | None = None
+        self._refusal: Callable[[], BaseException] | None = None
+        """What an ask raises; None while the episode goes on."""
+        self._failure: EpisodeEnd | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called at once with the first final failure: the environment has `cleanup_s` from then on."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is asked any more."""
+        return self._refusal is not None
+
+    def earn(self, reward: float, name: str | None = None) -> None:
+        if not self.num_turns:
+            raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn just said")
+        self._events.append(Earned(reward=finite(reward, "reward", by="the environment"), name=name))
+
+    def rewrite(self, messages: Sequence[Message]) -> None:
+        self._events.append(Rewritten(messages=_checked(messages)))
+
+    def log(self, name: str, value: float | str) -> None:
+        known = value if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
+        self._events.append(Logged(name=name, value=known))
+
+    async def converse(
+        self,
+        messages: Messages = None,
+        *,
+        tools: Tools = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Said:
+        """As `Episode.ask`. Raises RuntimeError while another task asks, and for an episode that cannot go on."""
+        if self._asking is not None:
+            raise asks_at_once(self.id)
+        self._asking = asyncio.current_task()
+        try:
+            added, named = _checked(messages), by_name(tools)
+            num_tokens, num_calls = 0, 0
+            while True:
+                said = await self._turn(added, tools=named, max_tokens=max_tokens, stop=stop)
+                num_tokens += said.num_tokens
+                if not named or not said.tool_calls:
+                    return replace(said, num_tokens=num_tokens, num_calls=num_calls)
+                num_calls += len(said.tool_calls)
+                added = tuple([await self._called(call, named) for call in said.tool_calls])
+        finally:
+            self._asking = None
+
+    def hear(self, said: Said | BaseException) -> None:
+        """The model's turn, or the reason why there is none. It is dropped if the episode was stopped meanwhile."""
+        if self._answer is None or self._answer.done():
+            return
+        if isinstance(said, Said):
+            self._answer.set_result(said)
+        else:
+            self._answer.set_exception(said)
+
+    def stop(self, limit: Limit | None) -> bool:
+        """Ends it from outside, at the deadline or unwanted. Whether a waiting ask has raised EpisodeOver; else what runs must be
+        cancelled."""
+        if limit is None:
+            self._fail(failure("cancelled"), asyncio.CancelledError)
+            return False
+        message = f"episode {self.id!r} is over its deadline, timeout_s={self._limits.timeout_s:g}"
+        over = EpisodeOver(message, limit=limit)
+        self._fail(failure(message, status=RewardStatus.TIMEOUT), lambda: over)
+        is_waiting = self._answer is not None and not self._answer.done()
+        self.hear(over)
+        return is_waiting
+
+    def cancel_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def close(self, end: EpisodeEnd) -> EpisodeEnd:
+        """Its end: an earlier final failure, or else `end`. No ask succeeds from here on."""
+        self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended; nothing asks in it any more")
+        return replace(
+            self._failure or end,
+            events=tuple(self._events),
+            num_calls=self._num_calls,
+            num_malformed_calls=self._num_malformed_calls,
+        )
+
+    async def _turn(
+        self, messages: tuple[Message, ...], *, tools: Mapping[str, Tool], max_tokens: int | None, stop: Sequence[str]
+    ) -> Said:
+        if self._refusal:
+            raise self._refusal()
+        if self.num_turns >= self._limits.max_turns:
+            raise EpisodeOver(f"the model has had max_turns={self._limits.max_turns} turns", limit=Limit.TURNS)
+        events = tuple(self._events)
+        if self.num_turns and not messages and not any(isinstance(event, Rewritten) for event in events):
+            raise DataError(
+                "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
+            )
+        schemas = tuple(tool.schema for tool in tools.values())
+        asked = Asked(events=events, messages=messages, tools=schemas, max_tokens=max_tokens, stop=tuple(stop))
+        self._answer = asyncio.get_running_loop().create_future()
+        self._send("ask", ASKED.dump_python(asked, mode="json"))
+        del self._events[: len(events)]
+        try:
+            said = await self._answer
+        except asyncio.CancelledError:
+            why = f"a turn of episode {self.id!r} was given up before the model had answered; it cannot go on"
+            self._refusal = self._refusal or (lambda: RuntimeError(why))
+            raise
+        self.num_turns += 1
+        self.num_context_tokens = said.num_context_tokens
+        return said
+
+    async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:
+        self._num_calls += 1
+        try:
+            text = await answer_of(call, tools, self._run_blocking)
+        except ToolError as error:
+            self._num_malformed_calls += 1
+            text = f"error: {error}"
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise
+            status = RewardStatus.TIMEOUT if isinstance(error, OverrunError) else RewardStatus.ERROR
+            # One that would end the event loop, as SystemExit, stays here.
+            failed = error if isinstance(error, Exception) else RuntimeError(described(error))
+            self._fail(failure(described(error), status=status, stage=f"tool:{call.name}"), lambda: failed)
+            raise failed from error
+        named = {} if call.id is None else {"tool_call_id": call.id}
+        return {"role": "tool", "name": call.name, "content": text, **named}
+
+    def _fail(self, end: EpisodeEnd, refusal: Callable[[], BaseException]) -> None:
+        self._refusal = self._refusal or refusal
+        if self._failure is None:
+            self._failure = end
+            self.on_failure()
+
+
+def asks_at_once(episode_id: str) -> RuntimeError:
+    return RuntimeError(f"two tasks ask at once in episode {episode_id!r}; its turns follow one another")
+
+
+def _checked(given: Messages) -> tuple[Message, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        given = {"role": "user", "content": given}
+    messages = (given,) if isinstance(given, Mapping) else tuple(given)
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"a message is a text or a dict with a role, not {message!r:.200}")
+        if not isinstance(message.get("content"), str | None):
+            raise DataError(
+                f"the content of a message is text, not {type(message['content']).__name__}: images are not supported"
+            )
+        try:
+            json.dumps(dict(message), ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a message of role {message['role']!r} is not JSON: {error}") from error
+    return messages

@@ -1,0 +1,38 @@
+"""What an environment's return value or exception makes of its episode: a failure is a status and a stage, never a zero."""
+
+from typing import Any
+
+from actors.returned import MAX_MESSAGE, to_reward
+from cluster.contracts.episodes import EpisodeEnd
+from cluster.contracts.errors import EpisodeOver
+from cluster.contracts.types import RewardStatus
+
+ENVIRONMENT = "environment"
+"""The stage of all that is not a tool's."""
+
+
+def returned(value: Any) -> EpisodeEnd:
+    """Raises DataError, with what came back, for what is not a reward."""
+    if value is None:
+        return EpisodeEnd()
+    reward = to_reward(value, by="the environment")
+    if reward.status is RewardStatus.OK:
+        return EpisodeEnd(reward=reward.value, components=reward.components)
+    return failure(reward.message or "no message", status=reward.status)
+
+
+def raised(error: BaseException) -> EpisodeEnd:
+    """A limit of the policy's doing is no failure."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # of a TaskGroup that asks in a task
+        error = error.exceptions[0]
+    if isinstance(error, EpisodeOver) and error.limit.is_policys_doing:
+        return EpisodeEnd(limit=error.limit)
+    return failure(described(error))
+
+
+def failure(message: str, *, status: RewardStatus = RewardStatus.ERROR, stage: str = ENVIRONMENT) -> EpisodeEnd:
+    return EpisodeEnd(status=status, failed_stage=stage, message=message[:MAX_MESSAGE])
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,0 +1,89 @@
+"""Episodes of one environment, in processes that start as they are needed, beside the process that samples."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection
+
+from actors.environments.host.process import HostProcess
+from actors.processes.printed import PrintedLines
+from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeLimits, EpisodeTask
+from cluster.contracts.plugins import Plugin
+
+
+class EnvironmentHost:
+    """All episodes of an asynchronous environment share one process; each of a synchronous one has a process to itself."""
+
+    def __init__(
+        self,
+        environment: Plugin,
+        limits: EpisodeLimits,
+        first: HostProcess,
+        *,
+        setting: str,
+        env: Collection[str],
+        printed: PrintedLines,
+    ) -> None:
+        """As `start`; `first` is a process of the same."""
+        self._environment = environment
+        self._limits = limits
+        self._setting = setting
+        self._env = env
+        self._printed = printed
+        self._processes = [first]
+        self._places = None if first.is_async else asyncio.Semaphore(limits.max_processes)
+        self._is_choosing = asyncio.Lock()
+
+    @classmethod
+    async def start(
+        cls,
+        environment: Plugin,
+        limits: EpisodeLimits,
+        *,
+        setting: str = "environment",
+        env: Collection[str] = (),
+        printed: PrintedLines,
+    ) -> "EnvironmentHost":
+        """`env` names the environment variables that it sees beside those of every process; what it prints goes to `printed`.
+
+        Raises ConfigError, naming `setting`, if it does not import or its parameters do not fit, and WorkerError if no process starts.
+        """
+        first = await HostProcess.start(environment, limits, setting=setting, env=env, printed=printed)
+        return cls(environment, limits, first, setting=setting, env=env, printed=printed)
+
+    async def run(self, task: EpisodeTask, converse: Converse) -> EpisodeEnd:
+        """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
+        first, which is not counted in `timeout_s`.
+
+        Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle; ConfigError and
+        WorkerError as `start`, where a new process is needed. Cancelled, it lets the environment clean up for `cleanup_s`.
+        """
+        async with self._places or contextlib.nullcontext(), self._place() as process:
+            return await process.run(task, converse)
+
+    async def close(self) -> None:
+        """Kills all processes. Episodes that run fail."""
+        await asyncio.gather(*(process.kill(because="its host was closed") for process in self._processes))
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[HostProcess]:
+        async with self._is_choosing:
+            process = next(filter(_has_room, self._processes), None) or await self._started()
+            process.num_episodes += 1
+        try:
+            yield process
+        finally:
+            process.num_episodes -= 1
+            if process.is_spent and not process.num_episodes:
+                await process.kill(because="it was given up")
+
+    async def _started(self) -> HostProcess:
+        """One more. Those that died are forgotten."""
+        process = await HostProcess.start(
+            self._environment, self._limits, setting=self._setting, env=self._env, printed=self._printed
+        )
+        self._processes = [*(each for each in self._processes if each.is_alive), process]
+        return process
+
+
+def _has_room(process: HostProcess) -> bool:
+    return process.is_alive and not process.is_spent and (process.is_async or not process.num_episodes)

@@ -1,0 +1,231 @@
+"""A process that runs episodes of one environment, which it finds by name: no code travels, and nothing is pickled.
+
+Asynchronous environments share its event loop, which is watched. A synchronous one has the main thread, one episode at a time; the loop
+then runs beside it. Lines in and out are those of `wire`; the first ones are a brief, and `{"is_async": ...}` or `{"refused": why}`.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import inspect
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TextIO
+
+from actors.environments.host.ends import failure, raised, returned
+from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
+from actors.environments.host.wire import END, LIMITS, MAX_LINE_BYTES, SAID, TASK
+from actors.processes.confinement import allow_cpu_s, limit_resources
+from actors.processes.inside import die_with_parent, end_with_self, own_pipes
+from cluster.contracts.episodes import EpisodeEnd
+from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
+
+_CPU_SHARE = 4
+"""Processor seconds that a synchronous environment may use for each second of its deadline: it may compute in threads."""
+_MAX_STRAY_THREADS = 4
+"""Threads of tools that outlived their episodes, after which the process gets no other episode."""
+
+_tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
+"""That the running episode has started."""
+
+
+def main() -> None:
+    die_with_parent()
+    requests, answers = own_pipes()
+    end_with_self()
+    brief = json.loads(requests.readline())
+    limits = LIMITS.validate_python(brief["limits"])
+    limit_resources(max_memory_bytes=limits.max_memory_bytes)
+    try:
+        environment = find_environment(Plugin.model_validate(brief["environment"]), field=brief["field"])
+    except ConfigError as error:
+        print(json.dumps({"refused": str(error)}), file=answers, flush=True)
+        return
+    is_shared = is_async(environment)
+    print(json.dumps({"is_async": is_shared}), file=answers, flush=True)
+    kind = _SharedHost if is_shared else _OwnHost
+    kind(environment, requests, answers, brief).run()
+
+
+def find_environment(plugin: Plugin, *, field: str) -> Callable[..., Any]:
+    """The environment with its parameters bound. Raises ConfigError as `resolve`, and for a class."""
+    environment = resolve(plugin, home=ENVIRONMENTS, field=field)
+    if inspect.isclass(environment.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
+        raise ConfigError(f"{field}={plugin.name!r} is a class; an environment is a function of an episode")
+    return environment
+
+
+class _Host:
+    """What both kinds share: the pipes, and the episodes by their keys."""
+
+    def __init__(
+        self, environment: Callable[..., Any], requests: TextIO, answers: TextIO, brief: dict[str, Any]
+    ) -> None:
+        self._environment = environment
+        self._requests, self._answers = requests, answers
+        self._limits = LIMITS.validate_python(brief["limits"])
+        self._blocked_s = float(brief["blocked_s"])
+        self._episodes: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop
+
+    async def _serve(self) -> None:
+        """Until the process ends. Where the loop stands still, the stacks of all threads go to stderr, even where C code holds Python."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._listen, daemon=True).start()
+        while True:
+            faulthandler.dump_traceback_later(self._blocked_s, file=2)
+            slept_at = time.monotonic()
+            await asyncio.sleep(self._blocked_s / 5)
+            if (blocked_s := time.monotonic() - slept_at) > self._blocked_s:
+                print(
+                    f"an environment blocked the event loop for {blocked_s:.1f} s, where the stack above says: await instead, or "
+                    "make it synchronous (`def`), for a process of its own",
+                    file=sys.stderr,
+                )
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # the environment closed the pipe
+            for line in self._requests:
+                self._loop.call_soon_threadsafe(self._hear, *json.loads(line))
+        os._exit(0)
+
+    def _hear(self, key: str, kind: str, body: Any) -> None:
+        if kind == "start":
+            self._start(key, body)
+            return
+        episode = self._episodes.get(key)
+        if episode is None:  # it has ended meanwhile
+            return
+        if kind == "said":
+            episode.hear(SAID.validate_python(body))
+        elif kind == "over":
+            episode.hear(EpisodeOver(body["message"], limit=Limit(body["limit"])))
+        elif kind == "refused":
+            episode.hear(DataError(body))
+        elif not episode.stop(body and Limit(body)):
+            self._interrupt(key)
+
+    def _start(self, key: str, body: Any) -> None:
+        raise NotImplementedError
+
+    def _interrupt(self, key: str) -> None:
+        raise NotImplementedError
+
+    def _open(self, key: str, episode: Any) -> None:
+        self._episodes[key] = episode
+        episode.on_failure = lambda: self._loop.call_later(self._limits.cleanup_s, self._give_up, key)
+
+    def _give_up(self, key: str) -> None:
+        """It has not ended in `cleanup_s`, and may never end."""
+        self._end(key, failure("given up"), is_spent=True)
+
+    def _end(self, key: str, end: EpisodeEnd, *, is_spent: bool = False) -> None:
+        episode = self._episodes.pop(key, None)
+        if episode is None:  # it was given up before
+            return
+        end = episode.close(end)
+        is_spent |= sum(thread.name == STRAY for thread in threading.enumerate()) > _MAX_STRAY_THREADS
+        try:
+            self._send(key, "end", END.dump_python(end, mode="json"), is_spent)
+        except DataError as error:
+            self._send(key, "end", END.dump_python(raised(error), mode="json"), is_spent)
+
+    def _send(self, *message: Any) -> None:
+        line = json.dumps(message)
+        if len(line) >= MAX_LINE_BYTES:
+            raise DataError(f"the environment says {len(line)} bytes at once, of which {MAX_LINE_BYTES} are allowed")
+        try:
+            print(line, file=self._answers, flush=True)
+        except OSError:  # the environment closed the pipe: there is no other way to say so
+            os._exit(1)
+
+
+class _SharedHost(_Host):
+    """Of an asynchronous environment."""
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._playing: dict[str, asyncio.Task[None]] = {}
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(_kept_task)
+        # A fork of an environment that comes back to the loop would go on with all other episodes.
+        os.register_at_fork(after_in_child=partial(loop.call_soon, os._exit, 0))
+        await self._serve()
+
+    def _start(self, key: str, body: Any) -> None:
+        episode = HostedEpisode(TASK.validate_python(body), self._limits, send=partial(self._send, key))
+        self._open(key, episode)
+        self._loop.create_task(self._play(key, episode))
+
+    def _interrupt(self, key: str) -> None:
+        if playing := self._playing.get(key):
+            playing.cancel()
+
+    async def _play(self, key: str, episode: HostedEpisode) -> None:
+        # Here, not where the task is made: one that is cancelled before its first step takes none, and its end would not be told.
+        if task := asyncio.current_task():
+            self._playing[key] = task
+        started: set[asyncio.Task[Any]] = set()
+        _tasks.set(started)
+        is_spent = False
+        try:
+            end = failure("cancelled") if episode.is_over else returned(await self._environment(episode=episode))
+        except BaseException as error:  # noqa: BLE001 - an environment is foreign code, and this is one episode of it
+            end, is_spent = raised(error), isinstance(error, MemoryError)
+        del self._playing[key]  # nothing cancels the rest
+        if left := set(started):
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=self._limits.cleanup_s)
+        self._end(key, end, is_spent=is_spent or bool(left))
+
+
+class _OwnHost(_Host):
+    """Of a synchronous environment."""
+
+    def run(self) -> None:
+        self._turns: queue.SimpleQueue[tuple[str, BlockingHostedEpisode]] = queue.SimpleQueue()
+        threading.Thread(target=asyncio.run, args=(self._serve(),), daemon=True).start()
+        pid = os.getpid()
+        while True:
+            key, episode = self._turns.get()
+            allow_cpu_s(_CPU_SHARE * self._limits.timeout_s + 1)
+            is_spent = False
+            try:
+                end = returned(self._environment(episode=episode))
+            except BaseException as error:  # noqa: BLE001 - an environment is foreign code, and this is one episode of it
+                end, is_spent = raised(error), isinstance(error, MemoryError)
+            if os.getpid() != pid:  # a fork of the environment: the parent tells how it ended
+                os._exit(0)
+            self._loop.call_soon_threadsafe(partial(self._end, key, end, is_spent=is_spent))
+
+    def _start(self, key: str, body: Any) -> None:
+        episode = BlockingHostedEpisode(TASK.validate_python(body), self._limits, send=partial(self._send, key))
+        self._open(key, episode)
+        self._turns.put((key, episode))
+
+    def _interrupt(self, key: str) -> None:
+        self._episodes[key].cancel_asking()
+
+
+def _kept_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
+    """A task that its episode knows: none outlives it."""
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **named)
+    if (tasks := _tasks.get(None)) is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""One host process, from outside: it runs episodes of one environment, and each ends within its limits, whatever the process does."""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from actors.environments.host.ends import described, failure
+from actors.environments.host.wire import ASKED, END, LIMITS, MAX_LINE_BYTES, SAID, TASK
+from actors.processes.line_process import LineProcess
+from actors.processes.printed import PrintedLines
+from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeLimits, EpisodeTask
+from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.types import RewardStatus
+
+_BLOCKED_S = 5.0
+"""How long an event loop may stand still before its stack is printed. Beyond `cleanup_s`, a process that says nothing for so long is
+killed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """An episode that has not ended."""
+
+    converse: Converse
+    end: EpisodeEnd | None = None
+    error: BaseException | None = None
+    """What the model's side raised."""
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    has_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has ended, or the model's side has raised."""
+    answering: asyncio.Task[None] | None = None
+
+    def finish(self, end: EpisodeEnd) -> None:
+        if self.end is None:
+            self.end = end
+            self.has_ended.set()
+            self.has_changed.set()
+
+
+class HostProcess:
+    """The parent's end of `actors.environments.host.main`."""
+
+    def __init__(self, process: LineProcess, limits: EpisodeLimits) -> None:
+        self._process = process
+        self._limits = limits
+        self.is_async = False
+        """Whether its episodes run side by side; else one at a time."""
+        self.is_spent = False
+        """It gets no other episode."""
+        self.num_episodes = 0
+        """Places taken, as its owner counts them."""
+        self._numbers = itertools.count()
+        self._open: dict[str, _Open] = {}
+        self._killed_because: str | None = None
+        self._reading: asyncio.Task[None]
+
+    @classmethod
+    async def start(
+        cls, environment: Plugin, limits: EpisodeLimits, *, setting: str, env: Collection[str], printed: PrintedLines
+    ) -> "HostProcess":
+        """Raises ConfigError if it refuses the environment, WorkerError if it dies or is not ready in time."""
+        what = f"the process of {setting}={environment.name!r}"
+        process = await LineProcess.start(
+            "actors.environments.host.main", env=env, max_line_bytes=MAX_LINE_BYTES, printed=printed, what=what
+        )
+        started = cls(process, limits)
+        brief = {
+            "environment": environment.model_dump(mode="json"),
+            "field": setting,
+            "limits": LIMITS.dump_python(limits, mode="json"),
+            "blocked_s": _BLOCKED_S,
+        }
+        try:
+            answer = await process.introduce(brief, what=what)
+            if "refused" in answer:
+                raise ConfigError(answer["refused"])
+        except BaseException:
+            await process.kill()
+            raise
+        started.is_async = answer["is_async"]
+        started._reading = asyncio.create_task(started._read())
+        return started
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._reading.done() and self._killed_because is None
+
+    async def run(self, task: EpisodeTask, converse: Converse) -> EpisodeEnd:
+        """An episode, until it has ended. Raises what `converse` raises, but for EpisodeOver and DataError.
+
+        Cancelled, it first lets the environment clean up.
+        """
+        key = str(next(self._numbers))
+        episode = self._open[key] = _Open(converse)
+        try:
+            self._process.write([key, "start", TASK.dump_python(task, mode="json")])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.timeout_s):
+                    await episode.has_changed.wait()
+            if episode.error:
+                raise episode.error
+            if episode.end is None:
+                await self._stop(key, task, Limit.DEADLINE)
+            assert episode.end is not None
+            return episode.end
+        finally:
+            if episode.end is None:
+                await self._stop(key, task, None)
+            await self._give_up_answering(episode)
+            del self._open[key]
+
+    async def kill(self, *, because: str) -> None:
+        """Ends the process and all that it started. Its episodes fail for this reason."""
+        self._killed_because = self._killed_because or because
+        await self._process.kill()
+        await asyncio.wait([self._reading])
+
+    async def _stop(self, key: str, task: EpisodeTask, limit: Limit | None) -> None:
+        """Ends the episode; kills the process if it does not answer."""
+        episode = self._open[key]
+        await self._give_up_answering(episode)
+        self._process.write([key, "stop", limit])
+        try:
+            async with asyncio.timeout(self._limits.cleanup_s + _BLOCKED_S):
+                await episode.has_ended.wait()
+        except TimeoutError:
+            why = f"no reward within timeout_s={self._limits.timeout_s:g}, and it blocks its process"
+            end = failure(why, status=RewardStatus.TIMEOUT)
+            episode.finish(replace(end, is_suspect=True))
+            await self.kill(because=f"its process was killed: episode {task.id!r} blocked it")
+
+    async def _give_up_answering(self, episode: _Open) -> None:
+        if episode.answering and not episode.answering.done():
+            episode.answering.cancel()
+            await asyncio.wait([episode.answering])
+
+    async def _read(self) -> None:
+        """Hands on what the process says, until it ends or talks nonsense: then all its episodes fail."""
+        try:
+            while (line := await self._process.receive()) is not None:
+                self._hear(*line)
+            why = await self._why_it_ended()
+        except Exception as error:  # noqa: BLE001 - an environment, or what it starts, can write anything there
+            why = f"what its process writes cannot be read: {described(error)}"
+        is_suspect = self._killed_because is None
+        why = self._killed_because or why
+        await self._process.kill()  # what it started may be there still
+        for episode in self._open.values():
+            episode.finish(replace(failure(why), is_suspect=is_suspect))
+
+    def _hear(self, key: str, kind: str, body: Any, is_spent: bool = False) -> None:
+        self.is_spent |= is_spent
+        if (episode := self._open.get(key)) is None:  # nobody waits any more
+            return
+        if kind == "end":
+            episode.finish(END.validate_python(body))
+        else:
+            episode.answering = asyncio.create_task(self._answer(key, episode, ASKED.validate_python(body)))
+
+    async def _answer(self, key: str, episode: _Open, asked: Asked) -> None:
+        try:
+            said = await episode.converse(asked)
+        except EpisodeOver as over:
+            self._process.write([key, "over", {"limit": over.limit, "message": str(over)}])
+        except DataError as error:
+            self._process.write([key, "refused", str(error)])
+        except BaseException as error:  # noqa: BLE001 - it is raised where the episode runs
+            episode.error = error
+            episode.has_changed.set()
+        else:
+            self._process.write([key, "said", SAID.dump_python(said, mode="json")])
+
+    async def _why_it_ended(self) -> str:
+        try:
+            async with asyncio.timeout(_BLOCKED_S):
+                await self._process.wait()
+        except TimeoutError:
+            return "its process is there, and closed its pipe"
+        code = self._process.exit_code
+        assert code is not None  # it has ended
+        return (
+            f"its process was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"its process ended: exit code {code}"
+        )

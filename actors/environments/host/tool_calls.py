@@ -1,0 +1,68 @@
+"""One call of a tool: checked, made under its deadline, and put into words for the model."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from actors.environments.host.ends import described
+from cluster.contracts.episodes import ToolCall, Tools
+from cluster.contracts.errors import ConfigError, DataError, ToolError
+from cluster.contracts.plugins import is_async
+from cluster.contracts.tools import Tool, as_tool
+
+RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls what may block, somewhere that is not the event loop."""
+
+
+class OverrunError(TimeoutError):
+    """A tool is over its own deadline."""
+
+
+def by_name(tools: Tools) -> dict[str, Tool]:
+    """Raises ConfigError for two of one name."""
+    made: Sequence[Tool] = [as_tool(each) for each in tools]
+    named = {each.name: each for each in made}
+    if len(named) < len(made):
+        raise ConfigError(f"two tools have one name: {', '.join(each.name for each in made)}")
+    return named
+
+
+async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: RunBlocking) -> str:
+    """For the model. Raises ToolError for a mistake of the model's, OverrunError at the deadline, and all other exceptions of the tool."""
+    tool = tools.get(call.name)
+    if tool is None:
+        raise ToolError(f"there is no tool {call.name!r}; there are: {', '.join(tools)}")
+    arguments = tool.checked(call.arguments)
+    try:
+        return _as_text(await _value(tool, arguments, run_blocking), name=tool.name)
+    except ToolError:
+        raise
+    except Exception as error:
+        if tool.on_error == "tell":
+            raise ToolError(described(error)) from error
+        raise
+
+
+async def _value(tool: Tool, arguments: dict[str, Any], run_blocking: RunBlocking) -> Any:
+    call = partial(tool.call, **arguments)
+    try:
+        async with asyncio.timeout(tool.timeout_s) as deadline:
+            return await (call() if is_async(tool.call) else run_blocking(call))
+    except TimeoutError as error:
+        if deadline.expired():
+            raise OverrunError(f"no answer within timeout_s={tool.timeout_s:g}") from error
+        raise
+
+
+def _as_text(value: Any, *, name: str) -> str:
+    """Texts as they are, without halves of characters; all else as JSON."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"tool {name!r} returned a {type(value).__name__} that is neither text nor JSON: {error}"
+        ) from error

@@ -1,0 +1,19 @@
+"""What goes over the pipes of a host process: after a first line each way, lines of [episode, kind, body].
+
+To the process: `start` an EpisodeTask; `said` a Said; `over` a limit and a message, or `refused` a message, in place of it; `stop` a limit,
+or null for an episode that nobody wants any more. From it: `ask` an Asked; `end` an EpisodeEnd, and whether the process gets no other
+episode.
+"""
+
+from pydantic import TypeAdapter
+
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeLimits, EpisodeTask, Said
+
+MAX_LINE_BYTES = 16 * 1024**2
+"""Of what a process writes: a longer one is refused where it is made."""
+
+ASKED = TypeAdapter(Asked)
+SAID = TypeAdapter(Said)
+END = TypeAdapter(EpisodeEnd)
+TASK = TypeAdapter(EpisodeTask)
+LIMITS = TypeAdapter(EpisodeLimits)

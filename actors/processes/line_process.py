@@ -1,0 +1,106 @@
+"""A process that runs code of a user's, from outside: started, told and heard in lines of JSON, killed with all that it started."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from actors.processes.confinement import environment
+from actors.processes.printed import PrintedLines
+from cluster.contracts.errors import WorkerError
+
+_START_S = 120.0
+"""Deadline for a process to import the user's code: heavy packages on a busy machine take a while."""
+
+
+class LineProcess:
+    """The parent's end of a module that begins with `actors.processes.inside`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, printed: PrintedLines) -> None:
+        self._process = process
+        self._printed = printed
+
+    @classmethod
+    async def start(
+        cls, module: str, *, env: Collection[str], max_line_bytes: int, printed: PrintedLines, what: str
+    ) -> "LineProcess":
+        """`env` names the variables that it sees beside those that every process needs; what it prints goes to `printed`.
+
+        Raises WorkerError naming `what` if it cannot start.
+        """
+        try:
+            with printed.pipe() as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # the working directory is searched last, as everywhere
+                    "-m",
+                    module,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=stderr,
+                    limit=max_line_bytes,
+                    # A session of its own: what the code starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
+                    start_new_session=True,
+                    # A user's code is found where this process finds it.
+                    env=environment(os.environ, names=env, search_path=sys.path),
+                )
+        except OSError as error:  # no room for one more: of processes, of memory, of open files
+            raise WorkerError(f"{what} cannot start: {error}") from error
+        return cls(process, printed)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def introduce(self, brief: dict[str, Any], *, what: str) -> dict[str, Any]:
+        """Its answer to its first line. Raises WorkerError naming `what` if it dies or does not answer in time."""
+        try:
+            async with asyncio.timeout(_START_S):
+                await self.send(brief)
+                answer = await self.receive()
+        except TimeoutError:
+            raise WorkerError(f"{what} is not ready after {_START_S:g} s") from None
+        if answer is None:
+            raise WorkerError(f"{what} died while it started, with its message on stderr")
+        return answer
+
+    def write(self, message: Any) -> None:
+        """Returns at once: the pipe takes it when it can. A process that is gone is noticed by the next receive."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def send(self, message: Any) -> None:
+        """Returns when the pipe has room again."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.write(message)
+            await stdin.drain()
+
+    async def receive(self) -> Any:
+        """Its next line; None if it has ended. Raises ValueError for one that is not JSON, or longer than a line may be."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        line = await stdout.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        """Ends it and whatever it started at once, and waits until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._printed.drain()

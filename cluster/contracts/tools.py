@@ -1,0 +1,120 @@
+"""Tools that a model may call: typed functions, with a JSON schema made from their signatures and docstrings."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, cast, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from cluster.contracts.errors import ConfigError, ToolError
+from cluster.contracts.plugins import type_hints
+
+OnError = Literal["fail", "tell"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function with a schema. In a class it is a method, and may be called as one."""
+
+    name: str
+    call: Callable[..., Any]
+    schema: dict[str, Any]
+    """As chat templates take it."""
+    timeout_s: float
+    """Deadline of a call."""
+    on_error: OnError
+    """What an exception, or a call over its deadline, is. `fail`: the environment's failure. `tell`: text for the model, as for a
+    ToolError."""
+    arguments: type[BaseModel]
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """As the function itself, unchecked."""
+        return self.call(*args, **named)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> "Tool":
+        return self if instance is None else dataclasses.replace(self, call=self.call.__get__(instance, owner))
+
+    def checked(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
+        """Converted to the types of the parameters. Raises ToolError, with all that is wrong."""
+        if isinstance(arguments, str):
+            raise ToolError(f"the arguments of {self.name} must be a JSON object, not {arguments[:200]!r}")
+        try:
+            model = self.arguments.model_validate(arguments)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ToolError(f"wrong arguments of {self.name}: {wrong}") from error
+        fields = type(model).model_fields
+        return {str(fields[name].alias): getattr(model, name) for name in model.model_fields_set}
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(*, timeout_s: float = ..., on_error: OnError = ...) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, *, timeout_s: float = 60.0, on_error: OnError = "fail"
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Makes a tool of a function, synchronous or not, as `@tool` or `@tool(timeout_s=2)`.
+
+    Raises ConfigError for a function without a docstring, or with a parameter that has no type.
+    """
+
+    def made(function: Callable[..., Any]) -> Tool:
+        name = function.__name__
+        described, described_each = _docstring(function)
+        if not described:
+            raise ConfigError(f"tool {name!r} has no docstring, by which the model knows what it does")
+        arguments = _arguments(function, described_each)
+        about = {"name": name, "description": described, "parameters": _untitled(arguments.model_json_schema())}
+        schema = {"type": "function", "function": about}
+        return Tool(
+            name=name, call=function, schema=schema, timeout_s=timeout_s, on_error=on_error, arguments=arguments
+        )
+
+    return made if function is None else made(function)
+
+
+def as_tool(function: Tool | Callable[..., Any]) -> Tool:
+    """Raises ConfigError as `tool`."""
+    return function if isinstance(function, Tool) else tool(function)
+
+
+def _arguments(function: Callable[..., Any], described: dict[str, str]) -> type[BaseModel]:
+    """A model of the parameters. Its fields have numbers for names: a parameter may be called as a method of models is."""
+    hints = type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for number, parameter in enumerate(_parameters(function)):
+        if parameter.name not in hints or parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"tool {function.__name__!r}: parameter {parameter.name!r} needs a type and a name")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        hint = hints[parameter.name]
+        if text := described.get(parameter.name):
+            hint = Annotated[hint, Field(description=text)]
+        fields[f"field_{number}"] = (hint, Field(default, alias=parameter.name))
+    return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            raise ConfigError(f"tool {function.__name__!r} takes {parameter}; name its parameters")
+        if number > 0 or parameter.name != "self":  # a method, before it is bound
+            yield parameter
+
+
+def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """What stands before `Args:`, and what stands there of each parameter."""
+    text, _, listed = (inspect.getdoc(function) or "").partition("Args:\n")
+    return text.strip(), dict(re.findall(r"^\s+(\w+)\s*(?:\([^)]*\))?:\s*(.+)$", listed, re.MULTILINE))
+
+
+def _untitled(schema: Any) -> Any:
+    """Without the titles that pydantic adds: they say the names again. A parameter named `title` has a schema there, not a text."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in cast(list[Any], schema)]
+    if not isinstance(schema, dict):
+        return schema
+    named = cast(dict[str, Any], schema)
+    return {name: _untitled(each) for name, each in named.items() if name != "title" or isinstance(each, dict)}

@@ -1,0 +1,87 @@
+"""The model's side of an episode, scripted; and host processes to try environments in."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from actors.environments.host.hosting import EnvironmentHost
+from actors.processes.printed import PrintedLines
+from cluster.contracts.episodes import Asked, EpisodeLimits, EpisodeTask, Said, ToolCall
+from cluster.contracts.plugins import Plugin
+
+HERE = "tests.unit.actors.environments.environments"
+
+
+class Scripted:
+    """A model that gives these answers in turn: texts, tool calls, whole answers; or raises them. Then it says `done`."""
+
+    def __init__(self, *answers: str | ToolCall | Said | BaseException) -> None:
+        self.asked: list[Asked] = []
+        self._answers = iter(answers)
+
+    async def __call__(self, asked: Asked) -> Said:
+        self.asked.append(asked)
+        match next(self._answers, "done"):
+            case str(text):
+                return Said(text=text, num_tokens=1, num_context_tokens=10 * len(self.asked))
+            case ToolCall() as call:
+                return Said(text="", tool_calls=(call,), num_tokens=1, num_context_tokens=10 * len(self.asked))
+            case Said() as said:
+                return said
+            case error:
+                raise error
+
+    @property
+    def heard(self) -> list[str]:
+        """The texts that were added to the context, in order."""
+        return [message["content"] for asked in self.asked for message in asked.messages]
+
+
+class Silent:
+    """A model that never answers. `asked` is set when it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.was_cancelled = False
+
+    async def __call__(self, asked: Asked) -> Said:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        raise AssertionError
+
+
+def task(do: str = "", *, seed: int = 0, id: str = "e", **columns: Any) -> EpisodeTask:
+    return EpisodeTask(
+        id=id,
+        prompt="Guess.",
+        messages=({"role": "user", "content": "Guess."},),
+        columns={"do": do, **columns},
+        seed=seed,
+        index=0,
+    )
+
+
+def calls(name: str, *, id: str | None = None, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments, id=id)
+
+
+@contextlib.asynccontextmanager
+async def hosted(
+    environment: str,
+    *,
+    printed: PrintedLines | None = None,
+    env: tuple[str, ...] = (),
+    params: Any = None,
+    **limits: Any,
+) -> AsyncIterator[EnvironmentHost]:
+    plugin = Plugin(name=f"{HERE}:{environment}", params=params or {})
+    host = await EnvironmentHost.start(plugin, EpisodeLimits(**limits), env=env, printed=printed or PrintedLines())
+    try:
+        yield host
+    finally:
+        await host.close()

@@ -1,0 +1,285 @@
+"""Environments that misbehave: each costs its own episodes, has a status and a stage, and never a zero."""
+
+import asyncio
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from actors.processes.printed import PrintedLines
+from cluster.contracts.episodes import Asked, EpisodeEnd, Said
+from cluster.contracts.types import RewardStatus
+from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, task
+
+pytestmark = pytest.mark.slow  # all of it: each environment is a process
+
+both_kinds = pytest.mark.parametrize("kind", ["", "_blocking"])
+GOOD = EpisodeEnd(reward=1.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("raise", "ValueError: no opinion"),
+        ("system exit", "SystemExit: 3"),
+        ("keyboard interrupt", "KeyboardInterrupt"),
+        ("base exception", "BaseException: bare"),
+        ("cancelled", "CancelledError: of its own"),
+    ],
+)
+async def test_what_an_environment_raises_fails_its_episode_alone(kind, do, message):
+    async with hosted(f"obedient{kind}") as host:
+        end = await host.run(task(do), Scripted())
+        pid = await host.run(task("pid"), Scripted()) if kind else None
+        assert end == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
+        assert (await host.run(task("good"), Scripted())) == GOOD
+        assert pid == (await host.run(task("pid"), Scripted()) if kind else None)  # the process goes on
+
+
+async def test_several_exceptions_of_a_group_are_an_error():
+    async with hosted("obedient") as host:
+        end = await host.run(task("raise a group"), Scripted())
+    assert end.message == "ExceptionGroup: several (2 sub-exceptions)"
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("exit", "its process ended: exit code 3"),
+        ("kill", "its process was ended by SIGKILL"),
+        ("close pipes", "its process was ended by SIGKILL"),
+        ("nonsense", "what its process writes cannot be read"),
+    ],
+)
+async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message, monkeypatch):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    async with hosted(f"obedient{kind}") as host:
+        silent = Silent()
+        async with asyncio.TaskGroup() as tasks:
+            other = tasks.create_task(host.run(task("good", id="beside it"), silent))
+            await silent.asked.wait()
+            end = await host.run(task(do), Scripted())
+            if kind:  # in a process of its own
+                assert not other.done()
+                other.cancel()
+        ends = [end] if kind else [end, other.result()]
+        for each in ends:
+            assert (each.reward, each.status, each.failed_stage) == (None, RewardStatus.ERROR, "environment")
+            assert message in each.message
+            assert each.is_suspect
+        assert await host.run(task("good"), Scripted()) == GOOD
+        assert silent.was_cancelled  # its turn is sampled for nobody
+
+
+@both_kinds
+async def test_too_much_memory_fails_the_episode_and_its_process_gets_no_other(kind):
+    async with hosted(f"obedient{kind}", max_memory_bytes=2**30) as host:
+        end = await host.run(task("allocate"), Scripted())
+        assert end.message.startswith("MemoryError")
+        assert not end.is_suspect
+        assert await host.run(task("good"), Scripted()) == GOOD
+
+
+@both_kinds
+async def test_an_environment_that_never_asks_ends_at_its_deadline(kind, monkeypatch):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    async with hosted(f"obedient{kind}", timeout_s=0.5, cleanup_s=0.2) as host:
+        end = await host.run(task("block" if kind else "hang"), Scripted())
+        assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.TIMEOUT, "environment")
+        assert "timeout_s=0.5" in end.message
+
+
+@both_kinds
+async def test_code_that_holds_the_interpreter_is_killed_at_the_deadline(kind, monkeypatch):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    async with hosted(f"obedient{kind}", timeout_s=2, cleanup_s=0.2) as host:
+        end = await host.run(task("compute in C"), Scripted())
+        assert (end.reward, end.status, end.is_suspect) == (None, RewardStatus.TIMEOUT, True)
+        assert await host.run(task("good"), Scripted()) == GOOD
+
+
+async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(monkeypatch):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    async with hosted("obedient", timeout_s=4, cleanup_s=0.2) as host:
+        async with asyncio.TaskGroup() as tasks:
+            blocking = tasks.create_task(host.run(task("block", id="blocker"), Scripted()))
+            await asyncio.wait([blocking], timeout=2)  # so that the other's deadline is later
+            other = tasks.create_task(host.run(task("good"), Silent()))
+        assert (blocking.result().status, blocking.result().is_suspect) == (RewardStatus.TIMEOUT, True)
+        message = "its process was killed: episode 'blocker' blocked it"
+        assert other.result() == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
+        assert await host.run(task("good"), Scripted()) == GOOD
+
+
+async def test_a_loop_that_stands_still_is_named_with_its_stack(monkeypatch, capfd):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.2)
+    printed: list[str] = []
+
+    def is_named() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "an environment blocked the event loop for" in "".join(printed)
+
+    async with hosted("blocks_a_while", cleanup_s=60) as host:
+        assert await host.run(task(), Scripted()) == GOOD
+        await until(is_named)
+    assert "in blocks_a_while" in "".join(printed)
+
+
+async def test_the_deadline_is_raised_out_of_a_waiting_ask_and_is_final(tmp_path):
+    file = tmp_path / "file"
+    silent = Silent()
+    async with hosted("obedient", timeout_s=0.5) as host:
+        end = await host.run(task("stop at the deadline", file=str(file)), silent)
+    assert file.read_text() == "timeout_s"
+    assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.TIMEOUT, "environment")
+    assert silent.was_cancelled
+
+
+@both_kinds
+async def test_a_slow_model_is_the_infrastructures_doing_whatever_the_environment_does(kind, tmp_path):
+    file = tmp_path / "file"
+    async with hosted(f"obedient{kind}", timeout_s=0.5) as host:
+        end = await host.run(task("clean up", file=str(file)), Silent())
+    assert (end.reward, end.status) == (None, RewardStatus.TIMEOUT)
+    assert file.read_text() == "clean"
+
+
+@both_kinds
+async def test_a_cancelled_episode_cleans_up_before_it_is_gone(kind, tmp_path):
+    file = tmp_path / "file"
+    silent = Silent()
+    async with hosted(f"obedient{kind}") as host:
+        running = asyncio.create_task(host.run(task("clean up", file=str(file)), silent))
+        await silent.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert file.read_text() == "clean"
+        assert silent.was_cancelled
+        assert await host.run(task("good"), Scripted()) == GOOD
+
+
+@pytest.mark.parametrize("do", ["clean up for ever", "swallow"])
+async def test_what_swallows_its_cancellation_is_given_up_and_others_of_its_process_end_well(do):
+    silent, patient, given_up = Silent(), asyncio.Event(), asyncio.Event()
+
+    async def late(asked: Asked) -> Said:
+        patient.set()
+        await given_up.wait()
+        return Said(text="at last")
+
+    async with hosted("obedient", timeout_s=60, cleanup_s=0.2) as host:
+        async with asyncio.TaskGroup() as tasks:
+            other = tasks.create_task(host.run(task("good"), late))
+            await patient.wait()
+            running = asyncio.create_task(host.run(task(do), silent))
+            if do == "swallow":  # it does not ask
+                await host.run(task("good"), Scripted())
+            else:
+                await silent.asked.wait()
+            (process,) = psutil.Process().children()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert await host.run(task("good"), Scripted()) == GOOD
+            assert process.is_running()
+            given_up.set()
+        assert other.result() == GOOD
+        assert not process.is_running()
+
+
+async def test_a_deadline_that_is_swallowed_is_a_timeout_within_the_time_to_clean_up():
+    async with hosted("obedient", timeout_s=0.5, cleanup_s=0.2) as host:
+        end = await host.run(task("clean up for ever"), Silent())
+        assert (end.status, end.is_suspect) == (RewardStatus.TIMEOUT, False)
+
+
+async def test_a_task_that_an_environment_leaves_behind_is_cancelled_or_its_process_gets_no_other_episode():
+    async with hosted("obedient", cleanup_s=0.2) as host:
+        (first,) = psutil.Process().children()
+        assert await host.run(task("leave a task"), Scripted()) == GOOD
+        assert await host.run(task("count tasks"), Scripted()) == EpisodeEnd(reward=0.0)  # a new process
+        assert not first.is_running()
+
+
+async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode():
+    async with hosted("with_tools") as host:
+        (first,) = psutil.Process().children()
+        for _ in range(5):
+            assert first.is_running()
+            assert (await host.run(task(), Scripted(calls("slow_blocking")))).status == RewardStatus.TIMEOUT
+        assert not first.is_running()
+        assert (await host.run(task(), Scripted("four"))).reward == 4.0
+
+
+async def test_a_turn_that_is_given_up_is_the_last_one():
+    async with hosted("obedient") as host:
+        end = await host.run(task("ask impatiently"), Silent())
+    assert end.message.startswith("RuntimeError: a turn of episode 'e' was given up before the model had answered")
+
+
+@pytest.mark.parametrize(
+    "environment_and_do",
+    [("obedient", "fork"), ("obedient_blocking", "fork"), ("obedient_blocking", "fork and return")],
+)
+async def test_a_fork_does_not_speak_for_its_episode(environment_and_do):
+    environment, do = environment_and_do
+    model = Scripted("once")
+    async with hosted(environment) as host:
+        (process,) = psutil.Process().children()
+        before = process.children()
+        assert await host.run(task(do), model) == GOOD
+        assert len(model.asked) == 1
+        await until(lambda: all(is_gone(child.pid) for child in process.children() if child not in before))
+        assert await host.run(task("good"), Scripted()) == GOOD
+
+
+@both_kinds
+async def test_what_an_environment_starts_ends_with_its_process(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    file = tmp_path / "pid"
+    async with hosted(f"obedient{kind}", timeout_s=3, cleanup_s=0.2) as host:
+        await host.run(task("leave a process", file=str(file)), Scripted())
+        await until(lambda: is_gone(int(file.read_text())))
+
+
+async def test_gigabytes_of_prints_pass_through(capfd):
+    lines = PrintedLines()
+    async with hosted("obedient", printed=lines) as host:
+        assert await host.run(task("print"), Scripted()) == GOOD
+    assert lines.last().num_lines == 64
+    assert len(capfd.readouterr().err) >= 64 * 2**20
+    assert lines.last().lines[-1] == "x" * 200
+
+
+async def test_a_message_of_an_error_is_cut():
+    async with hosted("obedient") as host:
+        assert len((await host.run(task("long message"), Scripted())).message) == 500
+
+
+async def test_episodes_of_a_blocking_environment_wait_for_a_free_process():
+    async with hosted("obedient_blocking", max_processes=2) as host:
+        async with asyncio.TaskGroup() as tasks:
+            pids = [tasks.create_task(host.run(task("pid"), Scripted())) for _ in range(6)]
+        assert 1 <= len({end.result().reward for end in pids}) <= 2
+
+
+async def test_a_host_that_is_closed_fails_what_runs():
+    silent = Silent()
+    async with hosted("obedient") as host, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(host.run(task("good"), silent))
+        await silent.asked.wait()
+        await host.close()
+    assert (running.result().status, running.result().message) == (RewardStatus.ERROR, "its host was closed")
