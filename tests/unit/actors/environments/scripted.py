@@ -5,11 +5,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
+
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeLimits, EpisodeTask, Said, ToolCall
 from cluster.contracts.plugins import Plugin
 
+_others = set[psutil.Process]()
+"""Children of pytest's process before the last host started."""
 HERE = "tests.unit.actors.environments.environments"
 
 
@@ -70,6 +74,11 @@ def calls(name: str, *, id: str | None = None, **arguments: Any) -> ToolCall:
     return ToolCall(name=name, arguments=arguments, id=id)
 
 
+def started() -> list[psutil.Process]:
+    """Processes of the last host that are there."""
+    return [child for child in psutil.Process().children() if child not in _others]
+
+
 @contextlib.asynccontextmanager
 async def hosted(
     environment: str,
@@ -79,6 +88,8 @@ async def hosted(
     params: Any = None,
     **limits: Any,
 ) -> AsyncIterator[EnvironmentHost]:
+    _others.clear()
+    _others.update(psutil.Process().children())
     plugin = Plugin(name=f"{HERE}:{environment}", params=params or {})
     host = await EnvironmentHost.start(plugin, EpisodeLimits(**limits), env=env, printed=printed or PrintedLines())
     try:

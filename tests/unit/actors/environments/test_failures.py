@@ -9,7 +9,7 @@ import pytest
 from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeEnd, Said
 from cluster.contracts.types import RewardStatus
-from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, task
+from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
@@ -63,8 +63,7 @@ async def test_several_exceptions_of_a_group_are_an_error():
         ("nonsense", "what its process writes cannot be read"),
     ],
 )
-async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message, monkeypatch):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message):
     async with hosted(f"obedient{kind}") as host:
         silent = Silent()
         async with asyncio.TaskGroup() as tasks:
@@ -140,7 +139,7 @@ async def test_a_loop_that_stands_still_is_named_with_its_stack(monkeypatch, cap
 async def test_the_deadline_is_raised_out_of_a_waiting_ask_and_is_final(tmp_path):
     file = tmp_path / "file"
     silent = Silent()
-    async with hosted("obedient", timeout_s=0.5) as host:
+    async with hosted("obedient", timeout_s=2) as host:
         end = await host.run(task("stop at the deadline", file=str(file)), silent)
     assert file.read_text() == "timeout_s"
     assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.TIMEOUT, "environment")
@@ -150,7 +149,7 @@ async def test_the_deadline_is_raised_out_of_a_waiting_ask_and_is_final(tmp_path
 @both_kinds
 async def test_a_slow_model_is_the_infrastructures_doing_whatever_the_environment_does(kind, tmp_path):
     file = tmp_path / "file"
-    async with hosted(f"obedient{kind}", timeout_s=0.5) as host:
+    async with hosted(f"obedient{kind}", timeout_s=2) as host:
         end = await host.run(task("clean up", file=str(file)), Silent())
     assert (end.reward, end.status) == (None, RewardStatus.TIMEOUT)
     assert file.read_text() == "clean"
@@ -189,7 +188,7 @@ async def test_what_swallows_its_cancellation_is_given_up_and_others_of_its_proc
                 await host.run(task("good"), Scripted())
             else:
                 await silent.asked.wait()
-            (process,) = psutil.Process().children()
+            (process,) = started()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -208,7 +207,7 @@ async def test_a_deadline_that_is_swallowed_is_a_timeout_within_the_time_to_clea
 
 async def test_a_task_that_an_environment_leaves_behind_is_cancelled_or_its_process_gets_no_other_episode():
     async with hosted("obedient", cleanup_s=0.2) as host:
-        (first,) = psutil.Process().children()
+        (first,) = started()
         assert await host.run(task("leave a task"), Scripted()) == GOOD
         assert await host.run(task("count tasks"), Scripted()) == EpisodeEnd(reward=0.0)  # a new process
         assert not first.is_running()
@@ -216,7 +215,7 @@ async def test_a_task_that_an_environment_leaves_behind_is_cancelled_or_its_proc
 
 async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode():
     async with hosted("with_tools") as host:
-        (first,) = psutil.Process().children()
+        (first,) = started()
         for _ in range(5):
             assert first.is_running()
             assert (await host.run(task(), Scripted(calls("slow_blocking")))).status == RewardStatus.TIMEOUT
@@ -238,7 +237,7 @@ async def test_a_fork_does_not_speak_for_its_episode(environment_and_do):
     environment, do = environment_and_do
     model = Scripted("once")
     async with hosted(environment) as host:
-        (process,) = psutil.Process().children()
+        (process,) = started()
         before = process.children()
         assert await host.run(task(do), model) == GOOD
         assert len(model.asked) == 1

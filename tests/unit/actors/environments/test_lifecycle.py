@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.contracts.episodes import Asked, Said
-from tests.unit.actors.environments.scripted import Scripted, calls, hosted, task
+from tests.unit.actors.environments.scripted import Scripted, calls, hosted, started, task
 from tests.unit.actors.environments.test_failures import is_gone, until
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
@@ -29,7 +29,7 @@ async def test_a_thousand_episodes_cancelled_at_random_leave_nothing(tmp_path):
         return Said(text="", tool_calls=(calls("nap"),) if rng.random() < 0.5 else ())
 
     async with hosted("cleans_up", params={"file": str(file)}, timeout_s=600, max_turns=10**9, cleanup_s=60) as host:
-        (process,) = psutil.Process().children()
+        (process,) = started()
         await host.run(task("count"), Scripted())
         theirs = process.num_fds()
 
@@ -45,12 +45,12 @@ async def test_a_thousand_episodes_cancelled_at_random_leave_nothing(tmp_path):
                 for _ in range(NUM_AT_ONCE):
                     tasks.create_task(cancelled())
         marks = file.read_text()
-        assert marks.count("b") == marks.count("e") > NUM_EPISODES // 2
+        assert marks.count("b") == marks.count("e") > NUM_EPISODES // 10
         # Its own task, and the one that watches the loop: in the same process as before.
         assert (await host.run(task("count"), Scripted())).reward == 2.0
         assert process.is_running()
         assert process.num_fds() == theirs
-    assert psutil.Process().children() == []
+    assert started() == []
     assert asyncio.all_tasks() == tasks_before
     assert psutil.Process().num_fds() == descriptors
 
