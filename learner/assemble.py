@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import torch
 
 from cluster.contracts.errors import DataError
+from cluster.contracts.row_checks import name_of
 from cluster.contracts.schema import info_of, validate
 from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import FinishReason, RewardStatus
@@ -247,7 +248,7 @@ def _check_tokens(batch: pa.RecordBatch, lists: "_Lists", vocabulary_size: int, 
 
 
 def _name_of(batch: pa.RecordBatch, row: int) -> str:
-    return f"row {row} (group {batch['group_id'][row]}, sample {batch['sample_index'][row]})"
+    return f"row {row} ({name_of(batch, row)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _check_finite(batch: pa.RecordBatch, name: str) -> None:
     bad = pc.fill_null(pc.invert(pc.is_finite(values)), False)
     if pc.any(bad).as_py():
         row = pc.list_parent_indices(batch[name])[pc.index(bad, True).as_py()].as_py()
-        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: contains a value that is not finite")
+        raise DataError(f"row {row} ({name_of(batch, row)}), field {name!r}: contains a value that is not finite")
 
 
 def _check_empty(batch: pa.RecordBatch, lengths: pa.Array) -> None:
@@ -100,8 +100,9 @@ def refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why:
     """Raises DataError for the first row that is bad."""
     row = pc.index(is_bad, True).as_py() if isinstance(is_bad, pa.Array) else is_bad.index(True) if any(is_bad) else -1
     if row >= 0:
-        raise DataError(f"row {row} ({_name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
+        raise DataError(f"row {row} ({name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
 
 
-def _name_of(batch: pa.RecordBatch, row: int) -> str:
+def name_of(batch: pa.RecordBatch, row: int) -> str:
+    """Of the row's trajectory, for errors."""
     return f"group {batch['group_id'][row]}, sample {batch['sample_index'][row]}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.contracts.errors import DataError
+from cluster.contracts.row_checks import name_of
 
 SEGMENT = ("segment_index", "num_segments")
 _KEY = ("group_id", "sample_index")
@@ -40,9 +41,8 @@ def episodes(batch: pa.RecordBatch) -> list[range]:
         episode = range(start, min(start + max(sizes[start], 1), batch.num_rows))
         have = [indices[row] for row in episode if keys[row] == keys[start] and sizes[row] == sizes[start]]
         if have != list(range(sizes[start])):
-            group, sample = keys[start]
             raise DataError(
-                f"group {group}, sample {sample}: the episode is incomplete: it has {sizes[start]} segments, and at row {start} stand "
+                f"{name_of(batch, start)}: the episode is incomplete: it has {sizes[start]} segments, and at row {start} stand "
                 f"segments {have[:8]}; the rows of an episode must stand together, from segment 0 to the last"
             )
         found.append(episode)
@@ -82,7 +82,7 @@ def _joined(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> pa.Arra
     for rows in found:
         if len({is_null[row] for row in rows}) > 1:
             raise DataError(
-                f"{_name_of(batch, rows)}, field {name!r}: is null, while other segments of the episode have it"
+                f"{name_of(batch, rows.start)}, field {name!r}: is null, while other segments of the episode have it"
             )
     offsets = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist(), initial=0))
     bounds = [offsets[row] for row in (*(rows.start for rows in found), batch.num_rows)]
@@ -109,8 +109,4 @@ def _refuse_different(batch: pa.RecordBatch, name: str, found: Sequence[range]) 
     for rows in found:
         own = [values[row] for row in rows]
         if any(value != own[0] for value in own):
-            raise DataError(f"{_name_of(batch, rows)}, field {name!r}: segments of one episode differ: {own[:8]}")
-
-
-def _name_of(batch: pa.RecordBatch, rows: range) -> str:
-    return f"group {batch['group_id'][rows.start]}, sample {batch['sample_index'][rows.start]}"
+            raise DataError(f"{name_of(batch, rows.start)}, field {name!r}: segments of one episode differ: {own[:8]}")
