@@ -7,17 +7,11 @@ from typing import Any, Protocol
 from transformers.utils.chat_parsing import parse_response
 
 from actors.chat.rendering import Tool
+from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import DataError, headline
 
 _OF_PARSING = (ValueError, LookupError, TypeError, AttributeError)
 """What the parser raises: for broken JSON, and for a call that lacks what is read of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    name: str
-    arguments: dict[str, Any]
-    """JSON, not yet held against the tool's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +23,7 @@ class Reply:
     reasoning: str | None
     """None where the model wrote none, or the parser knows none."""
     calls: tuple[ToolCall, ...]
+    """Arguments not yet held against the tools' schemas."""
 
 
 class ReplyParser(Protocol):

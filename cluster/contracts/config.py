@@ -3,10 +3,16 @@
 Here are the sections together, and the rules that hold between them; a section's own rules stand with it.
 """
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.environment_config import SINGLE_TURN, EpisodesConfig
+from cluster.contracts.errors import DataError
 from cluster.contracts.learner_config import LearnerConfig, ModelConfig, OptimizerConfig, ReferenceConfig
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.rollout_config import BufferConfig, RolloutConfig, WeightsConfig
@@ -41,6 +47,12 @@ class RunConfig(Section):
     recorded: Mathematics[str | None] = None
     """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it. The log-probs in
     it are another policy's, of any age: `buffer.max_off_policy_steps` bounds nothing, `algorithm.corrections` weigh the gap."""
+    environment: Mathematics[Plugin] = SINGLE_TURN
+    """What speaks with the policy: a name below actors.environments, or a function of yours as 'my_package.module:name', with its
+    parameters. `single_turn` asks once."""
+    environments: Mathematics[dict[str, Plugin]] = Field(default={})
+    """Several, by the names that the prompts' column `episodes.column` has."""
+    episodes: EpisodesConfig = EpisodesConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
@@ -57,6 +69,50 @@ class RunConfig(Section):
     elastic: ElasticConfig = ElasticConfig()
     record: RecordConfig = RecordConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    def environment_of(self, columns: Mapping[str, Any]) -> str:
+        """The name of a prompt's environment, which is a key of `named_environments`. Raises DataError for a prompt that names none."""
+        if not self.environments:
+            return _label(self.environment)
+        name = columns.get(self.episodes.column)
+        if name not in self.environments:
+            raise DataError(
+                f"environments has no entry for {name!r} (column {self.episodes.column!r}); it has: {', '.join(self.environments)}"
+            )
+        return str(name)
+
+    @property
+    def named_environments(self) -> dict[str, Plugin]:
+        """All of them, by the names under which rows and metrics have them."""
+        return self.environments or {_label(self.environment): self.environment}
+
+    @property
+    def has_episodes(self) -> bool:
+        """Some prompts have more than one turn, or may have."""
+        return any(each != SINGLE_TURN for each in self.named_environments.values())
+
+    @property
+    def has_single_turns(self) -> bool:
+        return SINGLE_TURN in self.named_environments.values()
+
+    @model_validator(mode="after")
+    def _require_environments_that_are_used(self) -> "RunConfig":
+        if self.environments and self.environment != SINGLE_TURN:
+            raise ValueError(
+                f"environment={self.environment.name!r} with environments {', '.join(self.environments)}: give it a name among them, or "
+                "leave one out"
+            )
+        for name in self.environments:
+            if not name.replace("_", "").isalnum():
+                raise ValueError(f"environments.{name}: a name is of letters, digits and _; rename it")
+        if not self.has_episodes and self.episodes != EpisodesConfig():
+            raise ValueError("episodes is set, and without an environment every prompt has a single turn; leave it out")
+        if self.has_episodes and self.episodes.timeout_s + self.episodes.cleanup_s >= self.rollout.timeout_s:
+            raise ValueError(
+                f"episodes.timeout_s={self.episodes.timeout_s:g} with rollout.timeout_s={self.rollout.timeout_s:g}, the deadline of a "
+                f"group: no episode could use its time; raise rollout.timeout_s beyond {self.episodes.timeout_s + self.episodes.cleanup_s:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_recipes_for_the_sources(self) -> "RunConfig":
@@ -200,3 +256,8 @@ class RunConfig(Section):
         if self.deterministic and timed:
             raise ValueError("; ".join(timed))
         return self
+
+
+def _label(environment: Plugin) -> str:
+    """`guess` of `my_package.environments:guess`."""
+    return environment.name.rpartition(":")[2].rpartition(".")[2]

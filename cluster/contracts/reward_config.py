@@ -9,8 +9,8 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 
 _DEFAULT = Plugin(name="exact_match")
-_TAKEN = ("mean", "num_errors", "num_timeouts")
-"""Metrics of the reward as a whole: `reward/mean`."""
+_TAKEN = ("mean", "num_errors", "num_timeouts", "environment", "earned")
+"""Metrics of the reward as a whole (`reward/mean`), and its parts that no judge gives."""
 _ASKING = ("llm_judge", "pairwise")
 """Judges that ask language models by a rubric."""
 
@@ -93,7 +93,9 @@ class JudgeServerConfig(Section):
 class RewardConfig(Section):
     judge: Mathematics[Plugin] = _DEFAULT
     """A name below actors.rewards, or a function or class of yours as 'my_package.module:name'. The only judge, unless there are
-    `parts`."""
+    `parts`. Left at its default it judges single turns alone: environments reward their episodes themselves."""
+    environment_weight: Mathematics[float] = 1.0
+    """Of what an environment returns, which is the part `environment` of the reward. What an episode earned on its way counts as it is."""
     parts: Mathematics[dict[str, RewardPart]] = Field(default={})
     """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each is a
     component `reward/<part>` of its own."""
@@ -128,6 +130,11 @@ class RewardConfig(Section):
     env: Resources[tuple[str, ...]] = ()
     """Environment variables that a judge sees beside PATH, HOME, locale and threads, by name: `[OPENAI_API_KEY]`. No token reaches it
     unless it stands here."""
+
+    @property
+    def judges_episodes(self) -> bool:
+        """Whether judges add to what environments say."""
+        return bool(self.parts) or self.judge != _DEFAULT
 
     @property
     def only_judge(self) -> Plugin | None:

@@ -76,10 +76,14 @@ SCHEMA = pa.schema(
         # JSON: what was said after the prompt, by role, results of tools and errors among it; null where the completion says it all.
         pa.field("messages", pa.string()),
         pa.field("environment", pa.string(), nullable=False),
+        # JSON: `num_calls` of tools, `num_malformed_calls` among them, and `log`, what the environment logged; null where there is none.
+        pa.field("episode", pa.string()),
         # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
         pa.field("failed_stage", pa.string()),
         pa.field("reward_message", pa.string()),
         pa.field("worker", pa.string(), nullable=False),
+        # Seconds in which the model spoke or was waited for; the rest of the time from start to finish is the environment's.
+        pa.field("model_seconds", pa.float64()),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("finished_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("seed", pa.int64(), nullable=False),
@@ -88,10 +92,10 @@ SCHEMA = pa.schema(
 )
 
 _DEFAULTS: dict[str, Any] = {"segment_index": 0, "num_segments": 1, "environment": "single_turn"}
-_LATER = frozenset({*_DEFAULTS, "turns", "messages", "failed_stage"})
+_LATER = frozenset({*_DEFAULTS, "turns", "messages", "failed_stage", "episode", "model_seconds"})
 """Fields that the version before does not have."""
 
-RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "started_at", "finished_at")
+RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "model_seconds", "started_at", "finished_at")
 """Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
 
 

@@ -24,7 +24,7 @@ _PER_TOKEN = frozenset(
         *("reference_logprobs", "reference_top_ids", "reference_top_logprobs"),
     }
 )
-_OF_THE_END = frozenset({"finish_reason", "finished_at", "messages"})
+_OF_THE_END = frozenset({"finish_reason", "finished_at", "messages", "episode", "model_seconds"})
 """Columns in which the last segment speaks for its episode; in all others that are not joined the first one does."""
 _OF_ALL = ("reward", "reward_status", "failed_stage")
 """Columns in which the segments of an episode are equal."""

@@ -1,0 +1,46 @@
+"""What speaks with the policy, and how long an episode may take."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from cluster.contracts.episodes import EpisodeLimits
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.settings import Layout, Mathematics, Resources, Section
+
+SINGLE_TURN = Plugin(name="single_turn")
+
+
+class EpisodesConfig(Section):
+    """Of environments other than `single_turn`."""
+
+    column: Mathematics[str] = "environment"
+    """The prompt's column that names one of `environments`."""
+    max_turns: Mathematics[PositiveInt] = 16
+    """Of the model in one episode, tool calls included. An episode that asks for more ends as `length`, with what it has earned."""
+    on_turn_length: Mathematics[Literal["end", "continue"]] = "end"
+    """What a turn that was cut off at `sampling.max_tokens` is. `end`: the model's last one; the environment may still return a reward.
+    `continue`: its close is written for it, and the episode goes on."""
+    timeout_s: Resources[PositiveFloat] = 300.0
+    """Of a whole episode. One that takes longer has failed, and has no reward."""
+    cleanup_s: Resources[PositiveFloat] = 5.0
+    """For `finally` and `async with` of an episode that is cancelled or has failed; then its process is killed."""
+    max_concurrent: Layout[PositiveInt | None] = None
+    """Episodes that a worker has under way; None is twice `rollout.max_concurrent_sequences`. Those that wait for a tool hold no place in
+    the engine."""
+    max_processes: Layout[PositiveInt] = 4
+    """Of a synchronous environment (`def`), for each worker: that many of its episodes run at once. Asynchronous ones share one."""
+    max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
+    """Of each process of an environment, and of each that it starts."""
+    env: Resources[tuple[str, ...]] = ()
+    """Environment variables that environments see, as `reward.env` for judges."""
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        return EpisodeLimits(
+            max_turns=self.max_turns,
+            timeout_s=self.timeout_s,
+            cleanup_s=self.cleanup_s,
+            max_processes=self.max_processes,
+            max_memory_bytes=self.max_memory_bytes,
+        )
