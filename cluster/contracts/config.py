@@ -109,8 +109,8 @@ class RunConfig(Section):
             raise ValueError("episodes is set, and without an environment every prompt has a single turn; leave it out")
         if self.has_episodes and self.episodes.timeout_s + self.episodes.cleanup_s >= self.rollout.timeout_s:
             raise ValueError(
-                f"episodes.timeout_s={self.episodes.timeout_s:g} with rollout.timeout_s={self.rollout.timeout_s:g}, the deadline of a "
-                f"group: no episode could use its time; raise rollout.timeout_s beyond {self.episodes.timeout_s + self.episodes.cleanup_s:g}"
+                f"episodes.timeout_s={self.episodes.timeout_s:g} with rollout.timeout_s={self.rollout.timeout_s:g}, the deadline of "
+                "a group: no episode could use its time; raise that, or lower this"
             )
         return self
 
