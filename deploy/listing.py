@@ -13,6 +13,7 @@ import yaml
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import (
+    ENVIRONMENTS,
     PROMPTS,
     REWARDS,
     SINKS,
@@ -38,6 +39,7 @@ class Kind:
 
 KINDS = {
     "rewards": Kind(setting="reward.judge and reward.parts.judge", home=REWARDS),
+    "environments": Kind(setting="environment and environments", home=ENVIRONMENTS),
     "prompts": Kind(setting="prompts, evaluation.prompts and algorithm.sft.prompts", home=PROMPTS),
     "transports": Kind(setting="weights.transport", home=TRANSPORTS),
     "sinks": Kind(setting="metrics.sinks", home=SINKS),

@@ -104,7 +104,7 @@ def _whole_call(text: str, both: str | None, place: _Place, stops: Sequence[str]
 
 def _json_arguments(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     def place_of(call: ToolCall, where: str) -> _Place | None:
-        key, value = next(iter(call.arguments.items()))
+        key, value = next(iter(_arguments(call).items()))
         found = _json_with(where, key, value)
         start = -1 if found is None else where.rfind(call.name, 0, found.start)
         return None if found is None or start < 0 else _Place(start=start, end=found.end)
@@ -130,7 +130,7 @@ def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     """Values stay text; transformers makes them what the tool's schema says."""
 
     def place_of(call: ToolCall, where: str) -> _Place | None:
-        last = [*call.arguments.values()][-1]
+        last = [*_arguments(call).values()][-1]
         known = call.name in where and last in where
         return _Place(start=where.index(call.name), end=where.index(last) + len(last)) if known else None
 
@@ -228,3 +228,8 @@ def _any(stops: Sequence[str]) -> str:
 
 def _unknown(why: str) -> DataError:
     return DataError(f"no parser can be made from the chat template: {why}")
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    assert isinstance(call.arguments, dict), "a call of the probe is well formed"
+    return call.arguments

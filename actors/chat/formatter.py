@@ -95,6 +95,12 @@ class ChatFormatter:
             )
         return EncodedPrompt(text=text, token_ids=token_ids)
 
+    def with_bos(self, token_ids: list[int]) -> list[int]:
+        """Of a text that begins here: exactly one where the tokenizer adds one, whether or not the template wrote it."""
+        if self._adds_bos and self._bos is not None and token_ids[:1] != [self._bos]:
+            return [self._bos, *token_ids]
+        return token_ids
+
     def num_tokens(self, prompt: Prompt) -> int:
         """As `encode` makes them, however many. Raises DataError for a prompt that does not go through the template."""
         return len(self._encoded(prompt)[1])
@@ -145,10 +151,7 @@ class ChatFormatter:
 
     def _encoded(self, prompt: Prompt) -> tuple[str, list[int]]:
         text = self._text(prompt)
-        token_ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
-        if self._adds_bos and token_ids[:1] != [self._bos]:
-            token_ids.insert(0, self._bos)
-        return text, token_ids
+        return text, self.with_bos(list(self._tokenizer(text, add_special_tokens=False).input_ids))
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None and (prompt.messages is None or not self.has_template):

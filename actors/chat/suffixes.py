@@ -1,12 +1,12 @@
 """The ids after an assistant's turn, in which no text of a message becomes a control token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.chat.after_turn import after_turn, not_exact
 from actors.chat.encoding import TextEncoder
-from actors.chat.rendering import ChatTemplate, Message, Tool, fresh_word, texts, with_texts
-from cluster.contracts.errors import DataError
+from actors.chat.foreign_text import foreign_ids
+from actors.chat.rendering import ChatTemplate, Message, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,34 +45,7 @@ class SuffixWriter:
         return Suffix(text=after.text, token_ids=token_ids, close_ids=close_ids)
 
     def _token_ids(self, text: str, messages: Sequence[Message], *, tools: Sequence[Tool]) -> list[int]:
-        encoder = self._encoder
-        foreign = [
-            text for message in messages for name, value in message.items() if name != "role" for text in texts(value)
-        ]
-        if not any(map(encoder.may_begin_control, foreign)):
-            return encoder.encode_on(text)
-        # The template's own control tokens, in order: right ids have these and no others.
-        harmless = self._text(messages, encoder.harmless, tools=tools)
-        own = encoder.control_ids(encoder.encode_on(harmless))
-        if not any(map(encoder.writes_control, foreign)):
-            token_ids = encoder.encode_on(text)
-            if encoder.control_ids(token_ids) == own:
-                return token_ids
-        # Parts that a template joins can write a control token that none of them writes. The second way cuts these, too.
-        mark = fresh_word("Zqcut", [foreign, self._template.source])
-        for cut in (encoder.cut_inside, encoder.cut_everywhere):
-            marked = self._text(messages, lambda each, cut=cut: cut(each, mark), tools=tools)
-            token_ids = encoder.encode_pieces(marked.split(mark))
-            if encoder.control_ids(token_ids) == own:
-                return token_ids
-        written = [control for control in encoder.controls if any(control in each for each in foreign)]
-        raise DataError(
-            f"a message writes control tokens ({', '.join(written)}) that cannot be told from the chat template's own; take them out"
-        )
+        def render(changed: Sequence[Message]) -> str:
+            return after_turn(self._template, changed, tools=tools, stops=self.stops).text
 
-    def _text(self, messages: Sequence[Message], change: Callable[[str], str], *, tools: Sequence[Tool]) -> str:
-        changed = [
-            {name: value if name == "role" else with_texts(value, change) for name, value in message.items()}
-            for message in messages
-        ]
-        return after_turn(self._template, changed, tools=tools, stops=self.stops).text
+        return foreign_ids(self._encoder, text, messages, render, source=self._template.source)

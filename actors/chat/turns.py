@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from actors.chat.encoding import TextEncoder
+from actors.chat.foreign_text import foreign_ids
 from actors.chat.rendering import ChatTemplate, Message, Tool
 from actors.chat.suffixes import Suffix, SuffixWriter
 from cluster.contracts.types import FinishReason
@@ -43,6 +45,15 @@ class Turns:
         self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
         """By which transformers reads the model's replies; None where the tokenizer brings none."""
         self._stop_token_ids = frozenset(stop_token_ids)
+
+    def first_prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
+        """A conversation's beginning, where the assistant is to speak: its text, and its ids without a bos that the tokenizer adds.
+
+        Raises DataError for messages that the template does not take, and for control tokens in a text that cannot be told from its own.
+        """
+        text = self.template.prompt(messages, tools=tools)
+        render = partial(self.template.prompt, tools=tools)
+        return text, foreign_ids(self.encoder, text, messages, render, source=self.template.source, begins=True)
 
     def next_prompt(
         self,

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.processes.printed import PrintedLines
+from actors.reward_service.episodes import Own, credited, own_of, total
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
@@ -125,25 +126,32 @@ class RewardService:
         """Of one group: reward, status, components and message of every row. Groups may be scored at the same time.
 
         A trajectory is judged once, with all its segments. One that failed while it was sampled is not judged, and keeps its status and
-        message. `scores` are those of reward models, one a trajectory; none where no part of the group's recipe reads them.
+        message; what an environment gave it is added to what judges say. `scores` are those of reward models, one a trajectory; none
+        where no part of the group's recipe reads them.
         """
         await self.warm_up()
         wanted = self.wanted
         schema.validate(batch, ["info", "prompt_text", *(_FIELDS.get(name, "completion_text") for name in wanted)])
         trajectories = whole(batch)
-        of_each, living = _failed_before(trajectories)
+        own = own_of(trajectories)
+        judged: dict[int, Reward] = {}
         stats: dict[str, PartStats] = {}
+        living = [place for place, each in enumerate(own) if each.failure is None and self._judges_it(each)]
         if living:
             asked = _asked(trajectories.take(pa.array(living)), wanted, [scores[place] for place in living if scores])
-            judged, stats = await self.judge(asked)
-            of_each |= dict(zip(living, judged, strict=True))
-        rewards = [of_each[place] for place, rows in enumerate(episodes(batch)) for _ in rows]
+            of_living, stats = await self.judge(asked)
+            judged = dict(zip(living, of_living, strict=True))
+        weight = self._config.environment_weight
+        of_each = [total(each, judged.get(place), weight=weight) for place, each in enumerate(own)]
+        rewards = [reward for reward, rows in zip(of_each, episodes(batch), strict=True) for _ in rows]
+        credit = credited(batch, of_each)
         columns = schema.columns_of(
             batch,
             reward=[reward.value for reward in rewards],
             reward_status=[str(reward.status) for reward in rewards],
             reward_components=[list(reward.components.items()) for reward in rewards],
             reward_message=[reward.message for reward in rewards],
+            **({} if credit is None else {"token_rewards": credit}),
         )
         return columns, schema.added(columns) | {"part_stats": stats}
 
@@ -195,6 +203,9 @@ class RewardService:
         """Ends the judges' processes."""
         await asyncio.gather(*(judging.close() for judging in self._judges.values()))
 
+    def _judges_it(self, own: Own) -> bool:
+        return not own.is_episode or self._config.judges_episodes
+
     async def _judged(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
         size = len(asked.trajectories)
         try:
@@ -241,17 +252,6 @@ def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) ->
     return [*asked, {"role": "assistant", "content": completion}]
 
 
-def _failed_before(trajectories: pa.RecordBatch) -> tuple[dict[int, Reward], list[int]]:
-    """By place the trajectories that failed while they were sampled, and the places of the others."""
-    statuses, messages = trajectories["reward_status"].to_pylist(), trajectories["reward_message"].to_pylist()
-    dead = {
-        place: Reward(value=None, status=RewardStatus(status), message=message)
-        for place, (status, message) in enumerate(zip(statuses, messages, strict=True))
-        if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT)
-    }
-    return dead, [place for place in range(len(statuses)) if place not in dead]
-
-
 def _values(judged: Judged, size: int) -> list[float | None]:
     return [None] * size if judged is None else [reward.value for reward in judged]
 
@@ -267,7 +267,10 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
     if "messages" in wanted:
         prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
-        of_each["messages"] = [conversation(columns, prompt=prompt, completion=text) for text in completions]
+        of_each["messages"] = [
+            conversation(columns, prompt=prompt, completion=text) if told is None else json.loads(told)
+            for text, told in zip(completions, batch["messages"].to_pylist(), strict=True)
+        ]
     if "scores" in wanted:
         of_each["scores"] = scores or [{}] * batch.num_rows
     rows = range(batch.num_rows)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.chat.formatter import EncodedPrompt
+from actors.rollout.engine_thread import EngineThread
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.types import Completion, FinishReason, Ticket, sample_seed
@@ -17,15 +18,26 @@ from cluster.contracts.types import Completion, FinishReason, Ticket, sample_see
 class GroupInProgress:
     """A ticket on its way to becoming a batch."""
 
-    def __init__(self, *, ticket: Ticket, encoded: EncodedPrompt, key: str, kept: pa.RecordBatch | None = None) -> None:
-        """`key` tells this group's requests from those of every other group that the worker has had. `kept` is what another worker
-        sampled of it, as `sampled` tells.
+    def __init__(
+        self,
+        *,
+        ticket: Ticket,
+        encoded: EncodedPrompt,
+        key: str,
+        decode: Callable[[Sequence[int]], str],
+        environment: str = "single_turn",
+        kept: pa.RecordBatch | None = None,
+    ) -> None:
+        """`key` tells this group's requests from those of every other group that the worker has had. `environment` is the name of the
+        single turn in the run; `kept` is what another worker sampled of it, as `sampled` tells.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
         self.ticket = ticket
         self.key = key
         self._encoded = encoded
+        self._decode = decode
+        self._environment = environment
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._request_ids = [f"{key}/{index}" for index in range(num_started)]
@@ -75,7 +87,11 @@ class GroupInProgress:
         """Requests that it does without, or waits for."""
         return [request_id for request_id in self._request_ids if request_id not in self._completions]
 
-    def rows(self, *, run_id: str, worker: str, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+    def stop(self, engine: EngineThread) -> None:
+        """Nothing more is expected of its requests."""
+        engine.abort(self.unfinished())
+
+    def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
         """One row a trajectory, in sample order, with the index and seed it started with."""
         ticket = self.ticket
         finished_at = datetime.now(UTC)
@@ -99,8 +115,9 @@ class GroupInProgress:
                     "reward_components": {},
                     "finish_reason": str(completion.finish_reason),
                     "prompt_text": self._encoded.text,
-                    "completion_text": decode(completion.token_ids),
+                    "completion_text": self._decode(completion.token_ids),
                     "info": info,
+                    "environment": self._environment,
                     "worker": worker,
                     "started_at": self._started_at,
                     "finished_at": finished_at,

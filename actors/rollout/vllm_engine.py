@@ -271,8 +271,8 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
         # and after a structure's mask, which no learner computes.
         logprobs_mode="processed_logprobs",
-        # Tokens go in and come out; vLLM needs a tokenizer only for texts: stop strings, bad words, structures.
-        skip_tokenizer_init=not works_on_text(config.sampling),
+        # Tokens go in and come out; vLLM needs a tokenizer only for texts: stop strings, which environments may add, bad words, structures.
+        skip_tokenizer_init=not (works_on_text(config.sampling) or config.has_episodes),
         # The model folder's temperature and the like must not change what a run's own configuration says.
         generation_config="vllm",
         # One step behind, a step's tokens would come from weights older than the version they are marked with.

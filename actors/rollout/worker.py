@@ -18,17 +18,21 @@ import pyarrow as pa
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.engine_thread import EngineThread, Update
+from actors.rollout.episodes.episodes import Episodes
+from actors.rollout.episodes.group import EpisodeGroup, PlayEnded
 from actors.rollout.group import GroupInProgress
 from actors.rollout.inbox import Inbox
 from cluster.contracts.config import RunConfig
+from cluster.contracts.environment_config import SINGLE_TURN
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import Attestation, Completion, Progress, Refusal, Ticket
+from cluster.contracts.types import Attestation, Completion, Printed, Progress, Refusal, Ticket
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import WeightManifest, unpack, verify
 
 T = TypeVar("T")
+AnyGroup = GroupInProgress | EpisodeGroup
 
 _GROUP_ABORTED = object()
 
@@ -37,7 +41,7 @@ _GROUP_ABORTED = object()
 class _HandOver:
     """Ends a group. It comes last into the inbox: all outcomes before it have been read."""
 
-    group: GroupInProgress
+    group: "AnyGroup"
     kept: Mapping[str, Completion]
     sampled: asyncio.Future[pa.RecordBatch | None]
 
@@ -55,16 +59,21 @@ class RolloutWorker:
         attestor: Attestor,
         on_update: Literal["continue", "finish", "abort_and_resume"] = "continue",
         timeout_s: float = 600.0,
+        episodes: Episodes | None = None,
+        environment_of: Callable[[Mapping[str, Any]], str] = lambda columns: SINGLE_TURN.name,
     ) -> None:
-        """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress."""
+        """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress. Without `episodes` every
+        prompt is a single turn. `environment_of` names the environment of a prompt with these columns."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
         self._attestor = attestor
         self._timeout_s = timeout_s
+        self._episodes = episodes
+        self._environment_of = environment_of
         self._may_change_version = on_update != "finish"
         self._inboxes: set[Inbox] = set()
-        self._groups: dict[str, tuple[GroupInProgress, Inbox]] = {}
+        self._groups: dict[str, tuple[AnyGroup, Inbox]] = {}
         self._num_groups = 0
         self._engine = EngineThread(make_engine, on_update=on_update)
         self._engine.ended.add_done_callback(self._tell_everyone)
@@ -84,7 +93,14 @@ class RolloutWorker:
             attestor=Attestor.from_config(config.weights, config.model, worker=name),
             on_update=config.rollout.on_update,
             timeout_s=config.rollout.timeout_s,
+            episodes=Episodes(config, formatter) if config.has_episodes else None,
+            environment_of=config.environment_of,
         )
+
+    async def warm_up(self) -> None:
+        """Starts the environments. Raises ConfigError for one that does not import or whose parameters do not fit."""
+        if self._episodes:
+            await self._episodes.start()
 
     async def generate(
         self, tickets: Sequence[Ticket], *kept: pa.RecordBatch | None
@@ -99,7 +115,8 @@ class RolloutWorker:
         All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
         requests. Raises WeightsError without attested weights, EngineError when the engine ends, DeadlineError when it stands still.
         """
-        groups: list[GroupInProgress] = []
+        await self.warm_up()
+        groups: list[AnyGroup] = []
         for ticket, sampled in zip_longest(tickets, kept):
             try:
                 groups.append(self._group(ticket, sampled))
@@ -108,17 +125,25 @@ class RolloutWorker:
         inbox = self._open_inbox()
         try:
             self._open_groups(groups, inbox)
-            requests = [request for group in groups for request in group.requests()]
-            by_request = {request.request_id: group for group in groups for request in group.requests()}
-            self._engine.submit(requests, inbox.put_outcome)
+            singles = [group for group in groups if isinstance(group, GroupInProgress)]
+            by_request = {request.request_id: (group, request) for group in singles for request in group.requests()}
+            self._engine.submit([request for _, request in by_request.values()], inbox.put_outcome)
+            if self._episodes:
+                played = [group for group in groups if isinstance(group, EpisodeGroup)]
+                self._episodes.begin(played, self._engine, inbox)
             num_open = len(groups)
             while num_open:
                 request_id, event = await self._next(inbox)
+                result = None
                 if event is _GROUP_ABORTED:
                     num_open -= 1
                 elif isinstance(event, _HandOver):
                     num_open -= self._give_away(event)
-                elif (result := self._result(by_request[request_id], request_id, event)) is not None:
+                elif isinstance(event, PlayEnded):
+                    result = self._result_of_play(event)
+                else:
+                    result = self._result(by_request[request_id][0], request_id, event)
+                if result is not None:
                     num_open -= 1
                     yield result
         finally:
@@ -196,11 +221,17 @@ class RolloutWorker:
             pid=os.getpid(),
             engine=self._engine.most_used,
             detail="no attested weights" if version is None else f"{len(self._groups)} groups",
+            printed=self._episodes.printed.last() if self._episodes else Printed(),
         )
 
     def stop(self) -> None:
         """Ends the engine; calls that wait raise EngineError."""
         self._engine.stop()
+
+    async def close(self) -> None:
+        """Ends the processes of environments, which also end with this one."""
+        if self._episodes:
+            await self._episodes.close()
 
     def _give_away(self, event: _HandOver) -> bool:
         """Whether the group was still open."""
@@ -213,12 +244,21 @@ class RolloutWorker:
             event.sampled.set_result(group.sampled(event.kept) if is_open and may_resume else None)
         return is_open
 
-    def _group(self, ticket: Ticket, sampled: pa.RecordBatch | None) -> GroupInProgress:
+    def _group(self, ticket: Ticket, sampled: pa.RecordBatch | None) -> AnyGroup:
         self._num_groups += 1
-        encoded = self._formatter.encode(ticket.prompt)
         # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
         key = f"{ticket.group_id}.{self._num_groups}"
-        return GroupInProgress(ticket=ticket, encoded=encoded, key=key, kept=sampled)
+        environment = self._environment_of(ticket.prompt.columns)
+        if self._episodes and self._episodes.is_played(environment):
+            return self._episodes.group(ticket, environment=environment, key=key)
+        return GroupInProgress(
+            ticket=ticket,
+            encoded=self._formatter.encode(ticket.prompt),
+            key=key,
+            decode=self._formatter.decode,
+            environment=environment,
+            kept=sampled,
+        )
 
     def _open_inbox(self) -> Inbox:
         inbox = Inbox(asyncio.get_running_loop())
@@ -228,13 +268,14 @@ class RolloutWorker:
             inbox.put(self._end_of_engine())
         return inbox
 
-    def _open_groups(self, groups: Sequence[GroupInProgress], inbox: Inbox) -> None:
+    def _open_groups(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
         for group in groups:
             self._groups[group.key] = (group, inbox)
 
-    def _close(self, groups: Sequence[GroupInProgress], inbox: Inbox) -> None:
-        unfinished = [self._groups.pop(group.key)[0] for group in groups if group.key in self._groups]
-        self._engine.abort([request_id for group in unfinished for request_id in group.unfinished()])
+    def _close(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
+        for group in groups:
+            if group.key in self._groups:
+                self._end(group)
         self._inboxes.discard(inbox)
 
     def _result(
@@ -253,13 +294,27 @@ class RolloutWorker:
         self._end(group)
         return self._batch(group)
 
-    def _end(self, group: GroupInProgress) -> None:
-        """Nothing more is expected of it, nor of its requests."""
-        del self._groups[group.key]
-        self._engine.abort(group.unfinished())
+    def _result_of_play(self, event: PlayEnded) -> pa.RecordBatch | Refusal | None:
+        """As `_result`."""
+        group = event.group
+        if group.key not in self._groups:
+            return None
+        if isinstance(event.outcome, DataError):
+            self._end(group)
+            return _refusal(group.ticket, headline(event.outcome))
+        group.add(event.play, event.outcome)
+        if not group.is_finished:
+            return None
+        self._end(group)
+        return self._batch(group)
 
-    def _batch(self, group: GroupInProgress) -> pa.RecordBatch:
-        return to_batch(group.rows(run_id=self._run_id, worker=self._name, decode=self._formatter.decode))
+    def _end(self, group: AnyGroup) -> None:
+        """Nothing more is expected of it."""
+        del self._groups[group.key]
+        group.stop(self._engine)
+
+    def _batch(self, group: AnyGroup) -> pa.RecordBatch:
+        return to_batch(group.rows(run_id=self._run_id, worker=self._name))
 
     async def _wait_for(self, result: Future[T]) -> T:
         inbox = self._open_inbox()

@@ -89,11 +89,17 @@ class RunConfig(Section):
     @property
     def has_episodes(self) -> bool:
         """Some prompts have more than one turn, or may have."""
-        return any(each != SINGLE_TURN for each in self.named_environments.values())
+        return any(map(self.is_played, self.named_environments))
 
     @property
-    def has_single_turns(self) -> bool:
-        return SINGLE_TURN in self.named_environments.values()
+    def judges_nothing(self) -> bool:
+        """Environments alone reward."""
+        is_single = any(not self.is_played(name) for name in self.named_environments)
+        return not is_single and not self.reward.judges_episodes
+
+    def is_played(self, environment: str) -> bool:
+        """By an environment of this name; a single turn is sampled without one."""
+        return self.named_environments[environment] != SINGLE_TURN
 
     @model_validator(mode="after")
     def _require_environments_that_are_used(self) -> "RunConfig":
@@ -107,11 +113,6 @@ class RunConfig(Section):
                 raise ValueError(f"environments.{name}: a name is of letters, digits and _; rename it")
         if not self.has_episodes and self.episodes != EpisodesConfig():
             raise ValueError("episodes is set, and without an environment every prompt has a single turn; leave it out")
-        if self.has_episodes and self.episodes.timeout_s + self.episodes.cleanup_s >= self.rollout.timeout_s:
-            raise ValueError(
-                f"episodes.timeout_s={self.episodes.timeout_s:g} with rollout.timeout_s={self.rollout.timeout_s:g}, the deadline of "
-                "a group: no episode could use its time; raise that, or lower this"
-            )
         return self
 
     @model_validator(mode="after")
@@ -161,6 +162,18 @@ class RunConfig(Section):
         return self
 
     @property
+    def max_concurrent_trajectories(self) -> int:
+        """That a worker has under way. Episodes that wait for their environment take no place in the engine."""
+        sequences = self.rollout.max_concurrent_sequences
+        return (self.episodes.max_concurrent or 2 * sequences) if self.has_episodes else sequences
+
+    @property
+    def group_deadline_s(self) -> float:
+        """How long a worker may take for its next group. An episode may have to begin anew once, where its process died."""
+        episodes_s = 2 * (self.episodes.timeout_s + self.episodes.cleanup_s) if self.has_episodes else 0.0
+        return self.rollout.timeout_s + episodes_s
+
+    @property
     def learner_scores_reference(self) -> bool:
         """The reference is what the learner's adapters are put on, and no more than log-probs of sampled tokens is asked of it: the
         learner makes them itself, with the adapters off."""
@@ -182,7 +195,7 @@ class RunConfig(Section):
         scoring_s = self.reference.timeout_s + max(
             (each.timeout_s for each in self.reward.models.values()), default=0.0
         )
-        return self.supervision.start_s + self.rollout.timeout_s + scoring_s + judging_s
+        return self.supervision.start_s + self.group_deadline_s + scoring_s + judging_s
 
     @model_validator(mode="after")
     def _require_candidates_for_a_selection(self) -> "RunConfig":

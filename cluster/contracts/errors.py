@@ -125,6 +125,8 @@ class Limit(StrEnum):
     """The model has had all its turns."""
     CONTEXT = "context"
     """The next turn does not fit into the model's context."""
+    TURN_LENGTH = "turn_length"
+    """The last turn was cut off, and such an episode does not go on."""
     DEADLINE = "timeout_s"
 
     @property
@@ -137,7 +139,7 @@ class EpisodeOver(TreadwheelError):
     """An episode asks beyond its `limit`. An environment may catch it and return a reward, but not beyond the deadline."""
 
     def __init__(self, message: str, *, limit: Limit = Limit.CONTEXT, **facts: Any) -> None:
-        """The default is the only limit that the model's side knows of."""
+        """The default is of the model's side."""
         super().__init__(message, **facts)
         self.limit = limit
 

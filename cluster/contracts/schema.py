@@ -73,7 +73,8 @@ SCHEMA = pa.schema(
         pa.field("completion_text", pa.string(), nullable=False),
         # JSON: the prompt's messages and other columns, and whatever the environment reports.
         pa.field("info", pa.string(), nullable=False),
-        # JSON: what was said after the prompt, by role, results of tools and errors among it; null where the completion says it all.
+        # JSON: the segment's conversation by role, its prompt first, results of tools and errors among it; null where prompt and completion
+        # say it all.
         pa.field("messages", pa.string()),
         pa.field("environment", pa.string(), nullable=False),
         # JSON: `num_calls` of tools, `num_malformed_calls` among them, and `log`, what the environment logged; null where there is none.

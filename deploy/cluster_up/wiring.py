@@ -222,9 +222,9 @@ def production(
         suspects=Suspects(max_failures=config.supervision.max_prompt_failures, events=events),
         events=events,
         tasks=tasks,
-        max_sequences_per_worker=config.rollout.max_concurrent_sequences,
+        max_sequences_per_worker=config.max_concurrent_trajectories,
         sequences_per_group=config.buffer.trajectories_per_group + config.rollout.extra_trajectories,
-        timeout_s=config.rollout.timeout_s,
+        timeout_s=config.group_deadline_s,
         is_deterministic=config.deterministic,
         note_work=note_work,
     )

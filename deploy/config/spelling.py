@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, parameters
+from cluster.contracts.plugins import ENVIRONMENTS, PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, parameters
 
 _HOMES = {
     "reward.judge": REWARDS,
+    "environment": ENVIRONMENTS,
     "prompts": PROMPTS,
     "evaluation.prompts": PROMPTS,
     "algorithm.sft.prompts": PROMPTS,
@@ -27,6 +28,7 @@ def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
     several = {field: prompts["sources"] for field, prompts in written.items() if _is_of_several(prompts)}
     sources = {f"{field}.sources.{name}": PROMPTS for field, named in several.items() for name in named}
     homes = _HOMES | parts | sources | {f"algorithm.{field}": home for field, home in HOMES.items()}
+    homes |= {f"environments.{name}": ENVIRONMENTS for name in run.get("environments", {})}
     return _spelled_section(run, "", homes)
 
 

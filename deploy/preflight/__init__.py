@@ -16,7 +16,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.preflight import chat, judge, machine, model, prompts, report, settings
+from deploy.preflight import chat, environments, judge, machine, model, prompts, report, settings
 from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
@@ -48,11 +48,15 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
     sources = {field: each for field, each in opened.items() if each is not None}
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
+        problems.attempt(environments.check_named, each, config, field=field)
+    played = problems.attempt(environments.check_environments, config, formatter, is_local=is_local)
     sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
     trying = (config.reward, sources, formatter)
     models = problems.attempt(model.readings, config.reward)
     samples = None
-    if sources and models is not None:
+    if config.judges_nothing:
+        samples = []
+    elif sources and models is not None:
         samples = problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
@@ -69,6 +73,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.prompt_rows(config, source, looks),
             *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
             *chat.chat_rows(formatter),
+            *environments.environment_rows(config, played or {}),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),

@@ -45,7 +45,8 @@ def batch_rows(config: RunConfig) -> Rows:
     groups, each = buffer.groups_per_step, buffer.trajectories_per_group
     yield "batch", "trajectories per step", f"{groups} groups x {each} = {groups * each}"
     yield "batch", "per learner rank", f"{-(-groups * each // learner.num_ranks)} of {learner.num_ranks} rank(s)"
-    yield "batch", "completion tokens per step", f"at most {groups * each * config.sampling.max_tokens:,}"
+    if not config.has_episodes:
+        yield "batch", "completion tokens per step", f"at most {groups * each * config.sampling.max_tokens:,}"
     yield "batch", "tokens per micro-batch", f"at most {learner.max_tokens_per_micro_batch:,}"
     yield "batch", "groups under way", f"at most {groups * (buffer.max_off_policy_steps + 1)}"
 
@@ -99,7 +100,9 @@ def biased_sampling(sampling: SamplingConfig) -> str | None:
 
 
 def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
-    if judge := config.reward.only_judge:
+    if config.judges_nothing:
+        yield "reward", "judge", "none: environments reward their episodes"
+    elif judge := config.reward.only_judge:
         yield "reward", "judge", judge.name
     for name, part in config.reward.parts.items():
         yield "reward", name, f"{part.judge.name}, weight {part.weight:g}"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
 
-from actors.environments.host.process import HostProcess
+from actors.environments.host.process import CLOSED, HostProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeLimits, EpisodeTask
 from cluster.contracts.plugins import Plugin
@@ -30,7 +30,10 @@ class EnvironmentHost:
         self._env = env
         self._printed = printed
         self._processes = [first]
-        self._places = None if first.is_async else asyncio.Semaphore(limits.max_processes)
+        self.num_places = None if first.is_async else limits.max_processes
+        """Episodes that run at once; None: any number."""
+        # An asynchronous environment's are taken by episodes that run alone.
+        self._places = asyncio.Semaphore(limits.max_processes)
         self._is_choosing = asyncio.Lock()
 
     @classmethod
@@ -50,24 +53,27 @@ class EnvironmentHost:
         first = await HostProcess.start(environment, limits, setting=setting, env=env, printed=printed)
         return cls(environment, limits, first, setting=setting, env=env, printed=printed)
 
-    async def run(self, task: EpisodeTask, converse: Converse) -> EpisodeEnd:
+    async def run(self, task: EpisodeTask, converse: Converse, *, alone: bool = False) -> EpisodeEnd:
         """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
-        first, which is not counted in `timeout_s`.
+        first, which is not counted in `timeout_s`. `alone`: so does this one, whose process runs no other episode before or after it.
 
         Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle; ConfigError and
         WorkerError as `start`, where a new process is needed. Cancelled, it lets the environment clean up for `cleanup_s`.
         """
-        async with self._places or contextlib.nullcontext(), self._place() as process:
+        waits = alone or self.num_places is not None
+        async with self._places if waits else contextlib.nullcontext(), self._place(alone=alone) as process:
             return await process.run(task, converse)
 
     async def close(self) -> None:
         """Kills all processes. Episodes that run fail."""
-        await asyncio.gather(*(process.kill(because="its host was closed") for process in self._processes))
+        await asyncio.gather(*(process.kill(because=CLOSED) for process in self._processes))
 
     @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[HostProcess]:
+    async def _place(self, *, alone: bool) -> AsyncIterator[HostProcess]:
         async with self._is_choosing:
-            process = next(filter(_has_room, self._processes), None) or await self._started()
+            found = None if alone else next(filter(_has_room, self._processes), None)
+            process = found or await self._started()
+            process.is_spent |= alone
             process.num_episodes += 1
         try:
             yield process

@@ -21,6 +21,9 @@ _BLOCKED_S = 5.0
 """How long an event loop may stand still before its stack is printed. Beyond `cleanup_s`, a process that says nothing for so long is
 killed."""
 
+CLOSED = "its host was closed"
+"""Why a process is killed whose work nobody wants any more."""
+
 
 @dataclass(slots=True, eq=False)
 class _Open:
@@ -147,7 +150,7 @@ class HostProcess:
             why = await self._why_it_ended()
         except Exception as error:  # noqa: BLE001 - an environment, or what it starts, can write anything there
             why = f"what its process writes cannot be read: {described(error)}"
-        is_suspect = self._killed_because is None
+        is_suspect = self._killed_because != CLOSED
         why = self._killed_because or why
         await self._process.kill()  # what it started may be there still
         for episode in self._open.values():

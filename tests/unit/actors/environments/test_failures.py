@@ -118,7 +118,9 @@ async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(mo
             other = tasks.create_task(host.run(task("good"), Silent()))
         assert (blocking.result().status, blocking.result().is_suspect) == (RewardStatus.TIMEOUT, True)
         message = "its process was killed: episode 'blocker' blocked it"
-        assert other.result() == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
+        assert other.result() == EpisodeEnd(
+            status=RewardStatus.ERROR, failed_stage="environment", message=message, is_suspect=True
+        )
         assert await host.run(task("good"), Scripted()) == GOOD
 
 

@@ -1,0 +1,146 @@
+"""A group of episodes between its ticket and its batch."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from actors.rollout.engine_thread import EngineThread
+from actors.rollout.episodes.hosts import Hosts
+from actors.rollout.episodes.play import EngineRefusalError, Play
+from actors.rollout.episodes.speech import Speech
+from actors.rollout.episodes.turns import TurnSampler
+from actors.rollout.inbox import Inbox
+from cluster.contracts.episodes import EpisodeEnd
+from cluster.contracts.errors import DataError
+from cluster.contracts.types import Completion, RewardStatus, Ticket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlayEnded:
+    """News of one episode, for the call that its group is of."""
+
+    group: "EpisodeGroup"
+    play: Play
+    outcome: EpisodeEnd | DataError
+    """DataError: the prompt is refused."""
+
+
+class EpisodeGroup:
+    """One environment's, all of one task."""
+
+    def __init__(
+        self, *, ticket: Ticket, environment: str, key: str, speech: Speech, hosts: Hosts, continues_cut_turns: bool
+    ) -> None:
+        """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
+        column that cannot be its sampling."""
+        speech.begin(ticket.prompt, (), tools=())
+        self.ticket = ticket
+        self.key = key
+        self.environment = environment
+        self._hosts = hosts
+        num_started = ticket.num_trajectories + ticket.num_extra_trajectories
+        self._plays = [
+            Play(ticket, index, key=key, speech=speech, continues_cut_turns=continues_cut_turns)
+            for index in range(num_started)
+        ]
+        self._ended: dict[int, EpisodeEnd] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_at = datetime.now(UTC)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self._ended) == self.ticket.num_trajectories
+
+    def start(self, sampler: TurnSampler, inbox: Inbox, *, first_place: int) -> int:
+        """All episodes begin, and tell `inbox` of their ends. Their places in the order of all are counted from `first_place`; the next
+        free one is returned."""
+        for place, play in enumerate(self._plays, first_place):
+            play.sample = partial(sampler.sample, place)
+            self._tasks.append(asyncio.create_task(self._run(play, sampler, inbox, place=place)))
+        return first_place + len(self._plays)
+
+    def add(self, play: Play, end: EpisodeEnd) -> None:
+        """As `GroupInProgress.add`."""
+        if not self.is_finished:
+            self._ended[play.index] = end
+
+    def stop(self, engine: EngineThread) -> None:
+        """Cancels the episodes that have not ended; they clean up beside what comes next."""
+        for task in self._tasks:
+            task.cancel()
+            _cleaning_up.add(task)
+            task.add_done_callback(_cleaning_up.discard)
+
+    def unfinished(self) -> list[str]:
+        """No request can go on elsewhere: an episode is what its environment knows, too."""
+        return []
+
+    def sampled(self, kept: Mapping[str, Completion]) -> pa.RecordBatch | None:
+        """Another worker begins anew."""
+        return None
+
+    def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
+        """One a segment, in the order of the episodes."""
+        ticket = self.ticket
+        common: dict[str, Any] = {
+            "run_id": run_id,
+            "group_id": ticket.group_id,
+            "ticket_index": ticket.index,
+            "prompt_id": ticket.prompt.prompt_id,
+            "info": json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False),
+            "environment": self.environment,
+            "worker": worker,
+            "started_at": self._started_at,
+            "finished_at": datetime.now(UTC),
+        }
+        of_each = [self._plays[index].rows(end, common) for index, end in sorted(self._ended.items())]
+        _fill_earned(of_each)
+        return [row for rows in of_each for row in rows]
+
+    async def _run(self, play: Play, sampler: TurnSampler, inbox: Inbox, *, place: int) -> None:
+        try:
+            outcome = await self._outcome(play, sampler, place=place)
+        except Exception as error:  # noqa: BLE001  it goes on in the call
+            inbox.put(error)
+        else:
+            inbox.put(("", PlayEnded(group=self, play=play, outcome=outcome)))
+
+    async def _outcome(self, play: Play, sampler: TurnSampler, *, place: int) -> EpisodeEnd | DataError:
+        prompt_id = self.ticket.prompt.prompt_id
+        await sampler.pace.enter(place)
+        try:
+            end = await self._hosts.run(self.environment, play.task, play.converse, alone=False)
+            if not _died(end):
+                return end
+            # It may have been another episode's doing.
+            play.begin()
+            end = await self._hosts.run(self.environment, play.task, play.converse, alone=True)
+        except EngineRefusalError as error:
+            return DataError(f"the engine refuses prompt {prompt_id!r}: {error}")
+        finally:
+            sampler.pace.leave(place)
+        if not _died(end):
+            return end
+        return DataError(f"prompt {prompt_id!r} ends the process of its environment, alone in it, too: {end.message}")
+
+
+_cleaning_up: set[asyncio.Task[None]] = set()
+
+
+def _died(end: EpisodeEnd) -> bool:
+    """Not by its own deadline: that is a failure like others."""
+    return end.is_suspect and end.status is RewardStatus.ERROR
+
+
+def _fill_earned(of_each: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """An episode that did not earn what others of the group did has 0 of it, unless it failed."""
+    living = [row for rows in of_each for row in rows if row["reward_status"] in (None, RewardStatus.OK)]
+    names = sorted({name for row in living for name, _ in row["reward_components"] if name.startswith("earned/")})
+    for row in living:
+        row["reward_components"] = [*(dict.fromkeys(names, 0.0) | dict(row["reward_components"])).items()]

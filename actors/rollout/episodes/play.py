@@ -1,0 +1,173 @@
+"""One episode: its environment asks, the engine samples, and in the end there are rows."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from actors.rollout.episodes.speech import Speech, as_json
+from actors.rollout.episodes.transcript import Segment, Transcript
+from actors.rollout.sampling import own_sampling
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
+from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
+
+Sample = Callable[[EngineRequest], Awaitable[Completion]]
+"""Raises `EngineRefusalError` where the engine does not take the request."""
+ENVIRONMENT = "environment"
+"""The part of the reward that an environment returns, and the beginning of its components' names."""
+
+
+class EngineRefusalError(Exception):
+    """The engine does not sample this prompt, whichever worker tries. No DataError: that would be the environment's to handle."""
+
+
+class Play:
+    """A member of a group. What it is asked, it samples one turn after another."""
+
+    def __init__(self, ticket: Ticket, index: int, *, key: str, speech: Speech, continues_cut_turns: bool) -> None:
+        """`key` tells its requests from those of every other one; it samples with `sample`, which is set before it begins.
+
+        Raises DataError for a column of the prompt that cannot be its sampling.
+        """
+        self.ticket = ticket
+        self.index = index
+        self.seed = sample_seed(ticket.seed, index)
+        self._key = key
+        self._speech = speech
+        self.sample: Sample
+        self._sampling = own_sampling(ticket.prompt, ticket.sampling)
+        self._continues_cut_turns = continues_cut_turns
+        self._num_tries = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """From the start: nothing of an earlier try is left."""
+        self._num_tries += 1
+        self._model_seconds = 0.0
+        self._transcript = Transcript(self.ticket.prompt, self._speech, continues_cut_turns=self._continues_cut_turns)
+
+    @property
+    def task(self) -> EpisodeTask:
+        prompt = self.ticket.prompt
+        messages = tuple(prompt.messages or ())
+        return EpisodeTask(
+            id=f"{self.ticket.group_id}/{self.index}",
+            prompt=_as_text(prompt),
+            messages=messages,
+            columns=prompt.columns,
+            seed=self.ticket.seed,
+            index=self.index,
+        )
+
+    async def converse(self, asked: Asked) -> Said:
+        """As `cluster.contracts.episodes.Converse`. Raises also `EngineRefusalError`."""
+        transcript = self._transcript
+        transcript.take(asked.events)
+        prompt = transcript.prompt_for(asked)
+        began = time.monotonic()
+        completion = await self.sample(self._request(asked, prompt.token_ids))
+        self._model_seconds += time.monotonic() - began
+        heard = transcript.add(asked, prompt, completion)
+        return Said(
+            text=heard.text,
+            tool_calls=heard.tool_calls,
+            reasoning=heard.reasoning,
+            finish_reason=completion.finish_reason,
+            num_tokens=len(completion.token_ids),
+            num_context_tokens=len(prompt.token_ids) + len(completion.token_ids),
+        )
+
+    def rows(self, end: EpisodeEnd, common: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One a segment, with what all rows of the group have in `common`."""
+        transcript = self._transcript
+        transcript.take(end.events)
+        if not transcript.segments and end.status is RewardStatus.OK:
+            end = EpisodeEnd(status=RewardStatus.ERROR, failed_stage=ENVIRONMENT, message="it never asked the model")
+        told = {
+            **common,
+            **_verdict(end, transcript.earned),
+            "sample_index": self.index,
+            "seed": self.seed,
+            "model_seconds": self._model_seconds,
+            "episode": as_json(
+                {
+                    "num_calls": end.num_calls,
+                    "num_malformed_calls": end.num_malformed_calls,
+                    "log": transcript.log,
+                }
+            ),
+        }
+        segments = transcript.segments or [self._unbegun()]
+        rows = [
+            {
+                **told,
+                "segment_index": index,
+                "num_segments": len(segments),
+                "prompt_text": segment.prompt_text,
+                "prompt_token_ids": segment.prompt_token_ids,
+                "completion_token_ids": segment.token_ids,
+                "completion_text": self._speech.decode(segment.token_ids),
+                "loss_mask": segment.loss_mask,
+                "rollout_logprobs": segment.logprobs,
+                "policy_versions": segment.policy_versions,
+                "token_rewards": segment.token_rewards if transcript.has_earned else None,
+                "turns": segment.turns,
+                "messages": as_json(segment.messages),
+                "finish_reason": str(transcript.finish_reason or FinishReason.ABORTED),
+            }
+            for index, segment in enumerate(segments)
+        ]
+        if end.limit is not None:
+            rows[-1]["finish_reason"] = str(FinishReason.LENGTH)
+        return rows
+
+    def _request(self, asked: Asked, prompt_token_ids: list[int]) -> EngineRequest:
+        sampling, turn = self._sampling, self._transcript.num_turns
+        limit = sampling.max_tokens if asked.max_tokens is None else min(asked.max_tokens, sampling.max_tokens)
+        own = {
+            "max_tokens": limit,
+            "min_tokens": min(sampling.min_tokens, limit),
+            "stop": (*sampling.stop, *asked.stop),
+        }
+        return EngineRequest(
+            request_id=f"{self._key}/{self.index}.{self._num_tries}.{turn}",
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling.model_copy(update=own),
+            seed=sample_seed(self.seed, turn),
+        )
+
+    def _unbegun(self) -> Segment:
+        """Of an episode that ended before its first turn: the prompt alone."""
+        begun = self._speech.begin(self.ticket.prompt, (), tools=())
+        messages: list[Message] = [*(self.ticket.prompt.messages or ())]
+        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+
+
+def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
+    """What the environment says of the reward; the reward service adds what judges say."""
+    if end.status is not RewardStatus.OK:
+        return {
+            "reward": None,
+            "reward_status": str(end.status),
+            "reward_message": end.message,
+            "failed_stage": end.failed_stage,
+            "reward_components": [],
+        }
+    components: dict[str, float | None] = {f"earned/{name}": value for name, value in earned.items()}
+    # At a limit that it met, the policy has what it earned, and nothing for the rest.
+    reward = end.reward if end.limit is None else 0.0
+    if reward is not None:
+        components[ENVIRONMENT] = reward
+        components |= {f"{ENVIRONMENT}/{name}": value for name, value in end.components.items()}
+    return {
+        "reward": reward,
+        "reward_status": None if reward is None else str(RewardStatus.OK),
+        "reward_components": [*components.items()],
+    }
+
+
+def _as_text(prompt: Prompt) -> str:
+    """What it asks: its last message, where it has messages."""
+    if prompt.text is not None:
+        return prompt.text
+    return str((prompt.messages or [{}])[-1].get("content") or "")

@@ -1,0 +1,137 @@
+"""One model's side of all conversations: prompts, and replies as an environment hears them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from actors.chat.calls import Reply, ReplyParser
+from actors.chat.formatter import ChatFormatter, EncodedPrompt
+from actors.chat.report import ChatReport, chat_report
+from actors.chat.round_trip import find_parser
+from actors.chat.turns import NextPrompt
+from cluster.contracts.episodes import Message, ToolCall
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.types import FinishReason, Prompt
+
+Tools = Sequence[Any]
+"""JSON schemas, as chat templates take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A turn of the model, read."""
+
+    text: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+
+    def as_message(self) -> dict[str, Any]:
+        """As chat templates take it; what the model did not write as JSON stands in it as text."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class Speech:
+    """Of a model with a chat template whose turns are exact."""
+
+    def __init__(self, formatter: ChatFormatter) -> None:
+        """Raises ConfigError where no conversation can go on exactly after a turn."""
+        if not formatter.has_template:
+            raise ConfigError(
+                "environment: the model has no chat template, and a conversation needs one; set model.chat_template, or take a chat model"
+            )
+        self._formatter = formatter
+        self._turns = formatter.turns()
+        try:
+            self._report: ChatReport = chat_report(self._turns)
+        except DataError as error:
+            raise ConfigError(f"model.chat_template: {error}") from error
+        self._report.require_turns()
+
+    @property
+    def max_context(self) -> int:
+        return self._formatter.max_context
+
+    def begin(self, prompt: Prompt, added: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
+        """The prompt's messages and those `added` to them. Without any, and without tools, it is the same as of a single turn.
+
+        Raises DataError for a prompt without messages, and for messages that the template does not take.
+        """
+        if prompt.messages is None:
+            raise DataError(
+                f"prompt {prompt.prompt_id!r} is a text without roles, and an environment converses; ask for text_as: user_message",
+                prompt_id=prompt.prompt_id,
+            )
+        if not added and not tools:
+            return self._formatter.encode(prompt)
+        return self.begin_anew([*prompt.messages, *added], tools=tools)
+
+    def begin_anew(self, messages: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
+        """These messages are the whole context. Raises DataError as `Turns.first_prompt`."""
+        self._require_tools(tools)
+        text, token_ids = self._turns.first_prompt(messages, tools=tools)
+        return EncodedPrompt(text=text, token_ids=self._formatter.with_bos(token_ids))
+
+    def go_on(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        finish_reason: FinishReason,
+        tools: Tools,
+    ) -> NextPrompt:
+        """As `Turns.next_prompt`."""
+        self._require_tools(tools)
+        return self._turns.next_prompt(prompt_ids, sampled_ids, messages, finish_reason=finish_reason, tools=tools)
+
+    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Heard:
+        """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.
+
+        Where a call cannot be read, it is one call of which the arguments are the text.
+        """
+        if self._parser is None:
+            return Heard(text=self._formatter.decode(sampled_ids), reasoning=None, tool_calls=())
+        sampled, written = (self._turns.encoder.decode(ids) for ids in (sampled_ids, written_ids))
+        try:
+            reply = self._parser(sampled, prompt=written, tools=tools)
+        except DataError:
+            text = self._formatter.decode(sampled_ids)
+            if not tools:
+                return Heard(text=text, reasoning=None, tool_calls=())
+            name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
+            reply = Reply(text="", reasoning=None, calls=(ToolCall(name=name, arguments=text),))
+        calls = tuple(
+            # Nine characters: some templates take no other number.
+            ToolCall(name=call.name, arguments=call.arguments, id=f"call{num_calls + place:05}")
+            for place, call in enumerate(reply.calls)
+        )
+        return Heard(text=reply.text, reasoning=reply.reasoning, tool_calls=calls)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._formatter.decode(token_ids)
+
+    def _require_tools(self, tools: Tools) -> None:
+        if tools:
+            self._report.require_tools()
+
+    @cached_property
+    def _parser(self) -> ReplyParser | None:
+        if self._report.calls_are_read_by is None:
+            return None
+        begins, stops = self._report.generation_prompt, self._turns.suffixes.stops
+        own = self._turns.response_template
+        return find_parser(self._turns.template, own=own, stops=stops, generation_prompt=begins).parser
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

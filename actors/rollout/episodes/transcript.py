@@ -1,0 +1,153 @@
+"""The tokens of one episode: what was sampled, what was written between, and what each turn earned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.rollout.episodes.speech import Heard, Speech
+from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten
+from cluster.contracts.errors import EpisodeOver, Limit
+from cluster.contracts.types import Completion, FinishReason, Prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """A stretch of turns whose prompts extend one another: a row. Its lists are of the tokens after the prompt, unless they say more."""
+
+    prompt_text: str
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list[int])
+    loss_mask: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    policy_versions: list[int] = field(default_factory=list[int])
+    token_rewards: list[float] = field(default_factory=list[float])
+    turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Each from its `start` to before its `end`."""
+    messages: list[Message] = field(default_factory=list[Message])
+    """Those of its prompt first."""
+
+    def write(self, token_ids: Sequence[int], *, policy_version: int) -> None:
+        """What nobody sampled."""
+        self._add(token_ids, [0.0] * len(token_ids), [policy_version] * len(token_ids), is_sampled=False)
+
+    def sample(self, completion: Completion) -> None:
+        start = len(self.token_ids)
+        self._add(completion.token_ids, completion.rollout_logprobs, completion.policy_versions, is_sampled=True)
+        reason = str(completion.finish_reason)
+        self.turns.append({"start": start, "end": len(self.token_ids), "finish_reason": reason})
+
+    def _add(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, is_sampled: bool
+    ) -> None:
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.policy_versions += versions
+        self.loss_mask += [is_sampled] * len(token_ids)
+        self.token_rewards += [0.0] * len(token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPrompt:
+    """What the model is to go on from."""
+
+    token_ids: list[int]
+    written_ids: list[int]
+    """Of these, the end that nobody sampled."""
+    segment: Segment | None
+    """A new one that begins with it; None: it goes on in the last one."""
+
+
+class Transcript:
+    """One episode of one prompt, from its beginning."""
+
+    def __init__(self, prompt: Prompt, speech: Speech, *, continues_cut_turns: bool) -> None:
+        self._prompt = prompt
+        self._speech = speech
+        self._continues_cut_turns = continues_cut_turns
+        self.segments: list[Segment] = []
+        self.earned: dict[str, float] = {}
+        """By name; what has none stands in the token rewards alone."""
+        self.has_earned = False
+        self.log: dict[str, float | str] = {}
+        self.num_turns = 0
+        self.num_calls = 0
+        """That the model wrote."""
+        self._context: tuple[Message, ...] | None = None
+        """As it was rewritten since the last turn."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the last turn; None before it."""
+        return FinishReason(self.segments[-1].turns[-1]["finish_reason"]) if self.segments else None
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What happened since the turn said last."""
+        for event in events:
+            if isinstance(event, Earned):
+                self._earn(event)
+            elif isinstance(event, Rewritten):
+                self._context = event.messages
+            else:
+                assert isinstance(event, Logged)
+                self.log[event.name] = event.value
+
+    def prompt_for(self, asked: Asked) -> TurnPrompt:
+        """Raises DataError for messages that do not go through the template, and EpisodeOver where the model may not go on."""
+        made = self._prompt_for(asked)
+        if len(made.token_ids) >= self._speech.max_context:
+            raise EpisodeOver(
+                f"the context would have {len(made.token_ids)} tokens, and takes {self._speech.max_context} with the turn",
+                limit=Limit.CONTEXT,
+            )
+        return made
+
+    def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Heard:
+        """The turn that was sampled after this prompt, as the environment hears it."""
+        if prompt.segment is not None:
+            self.segments.append(prompt.segment)
+            self._context = None
+        segment = self.segments[-1]
+        if prompt.segment is None:
+            segment.write(prompt.written_ids, policy_version=completion.policy_versions[0])
+        segment.sample(completion)
+        heard = self._speech.hear(
+            completion.token_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
+        )
+        self.num_turns += 1
+        self.num_calls += len(heard.tool_calls)
+        segment.messages += [*asked.messages, heard.as_message()]
+        return heard
+
+    def _prompt_for(self, asked: Asked) -> TurnPrompt:
+        if self._context is not None:
+            whole = [*self._context, *asked.messages]
+            begun = self._speech.begin_anew(whole, tools=asked.tools)
+            messages: list[Message] = [*self._context]
+        elif not self.segments:
+            begun = self._speech.begin(self._prompt, asked.messages, tools=asked.tools)
+            messages = [*(self._prompt.messages or ())]
+        else:
+            return self._going_on(asked)
+        segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+        return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment)
+
+    def _going_on(self, asked: Asked) -> TurnPrompt:
+        segment, reason = self.segments[-1], self.finish_reason
+        assert reason is not None, "a segment has a turn"
+        if reason is FinishReason.LENGTH and not self._continues_cut_turns:
+            raise EpisodeOver(
+                "the last turn was cut off at its length limit (episodes.on_turn_length)", limit=Limit.TURN_LENGTH
+            )
+        start = segment.turns[-1]["start"]
+        before, sampled = segment.token_ids[:start], segment.token_ids[start:]
+        following = self._speech.go_on(
+            [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
+        )
+        written = following.token_ids[len(following.token_ids) - following.num_written :]
+        return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
+
+    def _earn(self, event: Earned) -> None:
+        self.segments[-1].token_rewards[-1] += event.reward
+        self.has_earned = True
+        if event.name is not None:
+            self.earned[event.name] = self.earned.get(event.name, 0.0) + event.reward

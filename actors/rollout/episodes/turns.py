@@ -1,0 +1,56 @@
+"""The way of one call's turns to the engine and back."""
+
+import asyncio
+from collections.abc import Sequence
+
+from actors.rollout.engine_thread import EngineThread, Outcome
+from actors.rollout.episodes.lockstep import AtOnce, Lockstep
+from actors.rollout.episodes.play import EngineRefusalError
+from actors.rollout.inbox import Inbox
+from cluster.contracts.errors import DataError, WeightsError, headline
+from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.types import Completion
+
+
+class TurnSampler:
+    """What one turn of an episode waits for."""
+
+    def __init__(self, engine: EngineThread, inbox: Inbox, *, lockstep_of: int | None) -> None:
+        """`inbox` hears of what ends the whole call. `lockstep_of` so many episodes, as for a `Lockstep`; None: each turn at once."""
+        self._engine = engine
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, asyncio.Future[Completion | DataError]] = {}
+        self.pace = (
+            AtOnce(self._submit) if lockstep_of is None else Lockstep(submit=self._submit, num_places=lockstep_of)
+        )
+
+    async def sample(self, place: int, request: EngineRequest) -> Completion:
+        """Raises EngineRefusalError. Cancelled, it takes the request out of the engine."""
+        answer = self._waiting[request.request_id] = self._loop.create_future()
+        self.pace.ask(place, request)
+        try:
+            outcome = await answer
+        except asyncio.CancelledError:
+            self.pace.withdraw(place)
+            self._engine.abort([request.request_id])
+            raise
+        finally:
+            del self._waiting[request.request_id]
+        if isinstance(outcome, DataError):
+            raise EngineRefusalError(headline(outcome))
+        return outcome
+
+    def _submit(self, requests: Sequence[EngineRequest]) -> None:
+        self._engine.submit(requests, self._tell)
+
+    def _tell(self, request_id: str, outcome: Outcome) -> None:
+        """In the engine's thread."""
+        if isinstance(outcome, WeightsError):
+            self._inbox.put(outcome)
+        else:
+            self._loop.call_soon_threadsafe(self._hear, request_id, outcome)
+
+    def _hear(self, request_id: str, outcome: Completion | DataError) -> None:
+        if (answer := self._waiting.get(request_id)) and not answer.done():
+            answer.set_result(outcome)

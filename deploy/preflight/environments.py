@@ -1,0 +1,75 @@
+"""The environments: each starts, the model can converse, and the prompts say which one plays them."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError, DataError, WorkerError
+from cluster.contracts.protocols import PromptSource
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
+
+_NUM_LOOKED_AT = 100
+"""Prompts of each source."""
+
+
+def check_environments(config: RunConfig, formatter: "ChatFormatter | None", *, is_local: bool) -> dict[str, str]:
+    """What each is, by its name. Raises ConfigError for one that does not start, and for a model whose conversations are not exact."""
+    if not config.has_episodes:
+        return {}
+    from actors.rollout.episodes.speech import Speech
+
+    missing = [name for name in config.episodes.env if name not in os.environ]
+    if is_local and missing:
+        raise ConfigError(f"episodes.env names {', '.join(missing)}, not set here; export it, or leave it out")
+    if formatter is not None:
+        Speech(formatter)
+    try:
+        return asyncio.run(_started(config))
+    except WorkerError as error:
+        raise ConfigError(f"{error}; run it on its own to see why") from error
+
+
+def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
+    """Raises ConfigError for one of the first prompts that names no environment, or that no environment can play."""
+    for index in range(min(len(source), _NUM_LOOKED_AT) if config.has_episodes else 0):
+        prompt = source[index]
+        try:
+            environment = config.environment_of(prompt.columns)
+        except DataError as error:
+            raise ConfigError(f"{field}: prompt {prompt.prompt_id!r}: {error}") from error
+        if config.is_played(environment) and prompt.messages is None:
+            raise ConfigError(
+                f"{field}: prompt {prompt.prompt_id!r} is a text without roles, and the environment {environment!r} converses; set "
+                f"{field}.text_as=user_message, or give it messages"
+            )
+
+
+def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name, what in found.items():
+        yield "environment", name, what
+    if found:
+        episodes = config.episodes
+        yield "environment", "limits", f"{episodes.max_turns} turns, {episodes.timeout_s:g} s"
+        yield "environment", "under way", f"at most {config.max_concurrent_trajectories} episodes a worker"
+
+
+async def _started(config: RunConfig) -> dict[str, str]:
+    from actors.processes.printed import PrintedLines
+    from actors.rollout.episodes.hosts import Hosts
+
+    hosts = await Hosts.start(config, printed=PrintedLines())
+    try:
+        return {
+            name: f"{environment.name}, {_kind(hosts.num_places(name)) if config.is_played(name) else 'no process'}"
+            for name, environment in config.named_environments.items()
+        }
+    finally:
+        await hosts.close()
+
+
+def _kind(num_places: int | None) -> str:
+    return "all episodes in one process" if num_places is None else f"{num_places} processes, one episode each"

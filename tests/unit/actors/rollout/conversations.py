@@ -1,0 +1,160 @@
+"""Environments for tests of the worker, and an engine that speaks."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from random import Random
+
+from cluster.contracts.episodes import Episode
+from cluster.contracts.protocols import EngineOutput, EngineRequest
+from cluster.contracts.tools import tool
+from cluster.contracts.types import FinishReason
+from tests.unit.actors.scripted_engine import ScriptedEngine
+
+HERE = "tests.unit.actors.rollout.conversations"
+
+
+async def two_turns(episode: Episode):
+    said = await episode.ask()
+    episode.log("first", said.text)
+    await episode.ask("go on")
+    return 0.5
+
+
+async def earning(episode: Episode):
+    await episode.ask()
+    episode.earn(0.25, "step")
+    await episode.ask("go on")
+    episode.earn(0.5)
+    return 1.0
+
+
+async def earning_once(episode: Episode):
+    await episode.ask()
+    if episode.index == 0:
+        episode.earn(1.0, "first")
+    return 0.0
+
+
+async def rewriting(episode: Episode):
+    said = await episode.ask()
+    episode.earn(0.25)
+    episode.rewrite([{"role": "user", "content": f"note: {said.text}"}])
+    await episode.ask()
+    return 1.0
+
+
+async def endless(episode: Episode):
+    await episode.ask()
+    while True:
+        await episode.ask("go on")
+
+
+async def failing(episode: Episode):
+    await episode.ask()
+    if episode.index == 0:
+        raise RuntimeError("the game broke")
+    return 1.0
+
+
+async def dead_on_arrival(episode: Episode):
+    raise RuntimeError("no game today")
+
+
+async def unasked(episode: Episode):
+    return 1.0
+
+
+async def judged(episode: Episode):
+    await episode.ask()
+
+
+async def killing(episode: Episode):
+    await episode.ask()
+    if episode.prompt == "die":
+        os._exit(3)
+    await episode.ask("go on")
+    return 1.0
+
+
+async def dying_once(episode: Episode, *, file: str):
+    await episode.ask()
+    if not os.path.exists(file):
+        with open(file, "w"):
+            os._exit(3)
+    return 1.0
+
+
+async def at_odd_moments(episode: Episode, *, slow: int):
+    """Each answer takes its time: another one by `slow`."""
+    random = Random(100 * slow + episode.index)
+    await episode.ask()
+    for _ in range(1 + episode.index % 3):
+        await asyncio.sleep(0.02 * random.random())
+        await episode.ask("go on")
+    return 1.0
+
+
+def blocking(episode):
+    episode.ask()
+    episode.ask("go on")
+    return 1.0
+
+
+async def tidying(episode: Episode, *, folder: str):
+    try:
+        await episode.ask()
+        await asyncio.sleep(60)
+    finally:
+        with open(f"{folder}/{episode.index}", "w") as file:
+            file.write("tidied")
+
+
+@tool
+def double(number: int) -> str:
+    """Twice a number."""
+    return str(2 * number)
+
+
+async def with_tools(episode: Episode):
+    said = await episode.ask(tools=[double])
+    return float(said.num_calls)
+
+
+class SpeakingEngine(ScriptedEngine):
+    """Says what `says` tells of a request's prompt, then the token that ends the turn; cut off at `max_tokens`."""
+
+    def __init__(self, tokenizer, says: Callable[[str], str], **scripted) -> None:
+        super().__init__(length=lambda request: len(self._said(request)), **scripted)
+        self._tokenizer = tokenizer
+        self._says = says
+
+    def prompts(self) -> list[str]:
+        """As text, in the order in which they came."""
+        return [self._tokenizer.decode(request.prompt_token_ids) for request in self.added]
+
+    def _said(self, request: EngineRequest) -> list[int]:
+        text = self._says(self._tokenizer.decode(request.prompt_token_ids))
+        token_ids = self._tokenizer(text, add_special_tokens=False).input_ids
+        return [*token_ids, self._tokenizer.eos_token_id][: request.sampling.max_tokens]
+
+    def _advance(self) -> list[EngineOutput]:
+        requests = {request_id: request for request_id, (request, _) in self._running.items()}
+        places = {request_id: place for request_id, (_, place) in self._running.items()}
+        return [self._spoken(output, requests, places) for output in super()._advance()]
+
+    def _spoken(self, output: EngineOutput, requests, places) -> EngineOutput:
+        if output.refusal is not None:
+            return output
+        token_id = self._said(requests[output.request_id])[places[output.request_id]]
+        reason = output.finish_reason
+        if reason is not None and token_id == self._tokenizer.eos_token_id:
+            reason = FinishReason.STOP
+        return EngineOutput(
+            request_id=output.request_id, token_ids=[token_id], logprobs=output.logprobs, finish_reason=reason
+        )
+
+
+def number_of_turns(prompt: str) -> int:
+    return len(re.findall("<.im_start.>assistant", prompt))

@@ -1,0 +1,311 @@
+"""Episodes from ticket to rows: real environments in real processes, and an engine that says what the test wants."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.episodes.episodes import Episodes
+from actors.rollout.worker import RolloutWorker
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.sampling_config import SamplingConfig
+from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
+from cluster.weights.attestation import Attestor
+from tests.models import make_tokenizer
+from tests.unit.actors.chat.families import tokenizer_of
+from tests.unit.actors.rollout.conversations import HERE, SpeakingEngine, number_of_turns
+from tests.unit.actors.rollout.test_worker import weights
+
+TOKENIZER = tokenizer_of("qwen25")
+END = TOKENIZER.eos_token_id
+
+
+def config_of(environment: str | dict | None = None, **settings) -> RunConfig:
+    played = {} if environment is None else {"environment": environment}
+    return RunConfig.model_validate({"model": {"path": "m"}, "prompts": "p", **played, **settings})
+
+
+def formatter(max_context: int = 512) -> ChatFormatter:
+    return ChatFormatter(TOKENIZER, max_context=max_context)
+
+
+@contextlib.asynccontextmanager
+async def worker_of(
+    engine: SpeakingEngine, config: RunConfig, *, max_context: int = 512
+) -> AsyncIterator[RolloutWorker]:
+    worker = RolloutWorker(
+        name="w0",
+        run_id="run",
+        make_engine=lambda: engine,
+        formatter=formatter(max_context),
+        attestor=Attestor(worker="w0", dtype="float32"),
+        episodes=Episodes(config, formatter(max_context)) if config.has_episodes else None,
+        environment_of=config.environment_of,
+    )
+    await worker.warm_up()
+    await worker.load(*weights(4))
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await worker.close()
+
+
+def ticket(
+    index: int = 0, *, text: str = "play", num: int = 1, extra: int = 0, max_tokens: int = 8, **columns
+) -> Ticket:
+    messages = [{"role": "user", "content": text}]
+    return Ticket(
+        index=index,
+        prompt=Prompt(prompt_id=f"p{index}", messages=messages, columns=columns),
+        num_trajectories=num,
+        num_extra_trajectories=extra,
+        seed=100 + index,
+        policy_version=0,
+        sampling=SamplingConfig(max_tokens=max_tokens),
+    )
+
+
+def counting() -> SpeakingEngine:
+    """Says how many turns it has had with this one."""
+    return SpeakingEngine(TOKENIZER, lambda prompt: f"turn {number_of_turns(prompt)}")
+
+
+async def collected(worker: RolloutWorker, *tickets: Ticket):
+    return [each async for each in worker.generate(tickets)]
+
+
+async def rows_of(environment, *tickets: Ticket, engine: SpeakingEngine | None = None, max_context=512, **settings):
+    config = config_of(environment if isinstance(environment, dict) else f"{HERE}:{environment}", **settings)
+    async with worker_of(engine or counting(), config, max_context=max_context) as worker:
+        (batch,) = await collected(worker, *(tickets or [ticket()]))
+    return batch.to_pylist()
+
+
+async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
+    engine = counting()
+    (row,) = await rows_of("two_turns", engine=engine)
+    first, second = engine.added
+    assert engine.prompts()[1] == (
+        f"{engine.prompts()[0]}turn 1<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    )
+    said = [[*TOKENIZER(text, add_special_tokens=False).input_ids, END] for text in ("turn 1", "turn 2")]
+    written = second.prompt_token_ids[len(first.prompt_token_ids) + len(said[0]) :]
+    assert row["prompt_token_ids"] == first.prompt_token_ids
+    assert row["completion_token_ids"] == [*said[0], *written, *said[1]]
+    assert second.prompt_token_ids == [*first.prompt_token_ids, *said[0], *written]
+    assert row["loss_mask"] == [*[True] * len(said[0]), *[False] * len(written), *[True] * len(said[1])]
+    assert row["rollout_logprobs"] == [-4.0 * is_sampled for is_sampled in row["loss_mask"]]
+    assert row["policy_versions"] == [4] * len(row["loss_mask"])
+    start = len(said[0]) + len(written)
+    assert row["turns"] == [
+        {"start": 0, "end": len(said[0]), "finish_reason": "stop"},
+        {"start": start, "end": start + len(said[1]), "finish_reason": "stop"},
+    ]
+    assert (row["environment"], row["segment_index"], row["num_segments"]) == ("two_turns", 0, 1)
+    assert (row["reward"], row["reward_status"], row["token_rewards"]) == (0.5, "ok", None)
+    assert row["reward_components"] == [("environment", 0.5)]
+    assert json.loads(row["messages"]) == [
+        {"role": "user", "content": "play"},
+        {"role": "assistant", "content": "turn 1"},
+        {"role": "user", "content": "go on"},
+        {"role": "assistant", "content": "turn 2"},
+    ]
+    assert json.loads(row["episode"]) == {"log": {"first": "turn 1"}, "num_calls": 0, "num_malformed_calls": 0}
+    assert row["model_seconds"] > 0.0
+
+
+async def test_each_turn_of_each_sample_has_a_seed_of_its_own():
+    engine = counting()
+    await rows_of("two_turns", ticket(num=2), engine=engine)
+    seeds = {request.request_id: request.seed for request in engine.added}
+    assert seeds == {
+        f"00000000.1/{index}.1.{turn}": sample_seed(sample_seed(100, index), turn)
+        for index in (0, 1)
+        for turn in (0, 1)
+    }
+
+
+async def test_single_turns_of_a_run_with_environments_are_sampled_as_in_one_without():
+    both = {"plain": "single_turn", "game": f"{HERE}:two_turns"}
+    batches = []
+    for config in (config_of(environments=both), config_of()):
+        async with worker_of(counting(), config) as worker:
+            (batch,) = await collected(worker, ticket(num=2, environment="plain"))
+            batches.append(batch.drop_columns(["started_at", "finished_at", "environment"]))
+    assert batches[0].equals(batches[1])
+
+
+async def test_environments_are_chosen_by_the_prompts_column_and_an_unknown_one_costs_its_group():
+    both = {"plain": "single_turn", "game": f"{HERE}:two_turns"}
+    async with worker_of(counting(), config_of(environments=both)) as worker:
+        tickets = [ticket(index, environment=name) for index, name in enumerate(("plain", "game", "gone"))]
+        results = await collected(worker, *tickets)
+    refused = next(each for each in results if isinstance(each, Refusal))
+    assert refused.reason == "environments has no entry for 'gone' (column 'environment'); it has: plain, game"
+    rows = [each.to_pylist()[0] for each in results if not isinstance(each, Refusal)]
+    assert {row["group_id"]: row["environment"] for row in rows} == {"00000000": "plain", "00000001": "game"}
+
+
+async def test_rewards_along_the_way_stand_at_the_last_token_of_their_turn():
+    (row,) = await rows_of("earning")
+    ends = [turn["end"] - 1 for turn in row["turns"]]
+    assert [row["token_rewards"][end] for end in ends] == [0.25, 0.5]
+    assert sum(row["token_rewards"]) == 0.75
+    assert dict(row["reward_components"]) == {"earned/step": 0.25, "environment": 1.0}
+
+
+async def test_an_episode_that_earned_nothing_of_what_others_earned_has_zero_of_it():
+    rows = await rows_of("earning_once", ticket(num=2))
+    assert [dict(row["reward_components"])["earned/first"] for row in rows] == [1.0, 0.0]
+    assert [row["token_rewards"] is None for row in rows] == [False, True]
+
+
+async def test_a_rewritten_history_begins_a_segment_of_the_same_episode():
+    first, second = await rows_of("rewriting")
+    assert [(row["segment_index"], row["num_segments"], row["sample_index"]) for row in (first, second)] == [
+        (0, 2, 0),
+        (1, 2, 0),
+    ]
+    assert "note: turn 1" in second["prompt_text"] and "play" not in second["prompt_text"]
+    assert [row["reward"] for row in (first, second)] == [1.0, 1.0]
+    assert [sum(row["token_rewards"]) for row in (first, second)] == [0.25, 0.0]
+    assert json.loads(second["messages"])[0] == {"role": "user", "content": "note: turn 1"}
+    assert all(second["loss_mask"])
+
+
+async def test_at_its_last_turn_an_episode_ends_as_length_with_nothing_for_the_rest():
+    (row,) = await rows_of("endless", episodes={"max_turns": 3})
+    assert (row["finish_reason"], row["reward"], row["reward_status"]) == ("length", 0.0, "ok")
+    assert len(row["turns"]) == 3
+
+
+async def test_at_the_end_of_its_context_an_episode_ends_as_length():
+    (row,) = await rows_of("endless", max_context=96)
+    assert (row["finish_reason"], row["reward"]) == ("length", 0.0)
+    assert len(row["prompt_token_ids"]) + len(row["completion_token_ids"]) < 96
+
+
+@pytest.mark.parametrize("on_turn_length, num_turns", [("end", 1), ("continue", 2)])
+async def test_a_turn_that_was_cut_off_is_the_last_one_unless_the_run_says_otherwise(on_turn_length, num_turns):
+    (row,) = await rows_of("two_turns", ticket(max_tokens=2), episodes={"on_turn_length": on_turn_length})
+    assert len(row["turns"]) == num_turns and row["turns"][0]["finish_reason"] == "length"
+    assert row["reward"] == (0.0 if on_turn_length == "end" else 0.5)
+    assert row["finish_reason"] == "length"
+
+
+async def test_a_failed_episode_has_a_status_and_a_stage_and_no_reward():
+    failed, good = await rows_of("failing", ticket(num=2))
+    assert (failed["reward"], failed["reward_status"], failed["failed_stage"]) == (None, "error", "environment")
+    assert failed["reward_message"] == "RuntimeError: the game broke"
+    assert (good["reward"], good["failed_stage"]) == (1.0, None)
+
+
+async def test_an_episode_that_fails_before_its_first_token_completes_its_group():
+    (row,) = await rows_of("dead_on_arrival")
+    assert row["completion_token_ids"] == [] and row["prompt_token_ids"]
+    assert (row["reward_status"], row["reward_message"]) == ("error", "RuntimeError: no game today")
+
+
+async def test_an_environment_that_never_asks_has_failed():
+    (row,) = await rows_of("unasked")
+    assert (row["reward_status"], row["reward_message"]) == ("error", "it never asked the model")
+
+
+async def test_without_a_reward_of_its_own_an_episode_is_for_the_judges():
+    (row,) = await rows_of("judged")
+    assert (row["reward"], row["reward_status"], row["reward_components"]) == (None, None, [])
+
+
+async def test_calls_are_answered_and_counted_and_those_that_cannot_be_read_go_back():
+    written = [
+        '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>',
+        '<tool_call>\n{"name": "double", "arguments": {"numb\n</tool_call>',
+        "It is 42.",
+    ]
+    replies: dict[int, str] = dict(enumerate(written, 1))
+    engine = SpeakingEngine(TOKENIZER, lambda prompt: replies[number_of_turns(prompt)])
+    (row,) = await rows_of("with_tools", ticket(max_tokens=80), engine=engine)
+    _, called, answer, broken, refusal, last = json.loads(row["messages"])
+    assert called["tool_calls"][0]["function"] == {"name": "double", "arguments": {"number": 21}}
+    assert (answer["role"], answer["content"], answer["tool_call_id"]) == ("tool", "42", "call00000")
+    assert isinstance(broken["tool_calls"][0]["function"]["arguments"], str)
+    assert refusal["content"].startswith("error: the arguments of double must be a JSON object")
+    assert last == {"role": "assistant", "content": "It is 42."}
+    assert json.loads(row["episode"])["num_malformed_calls"] == 1 and row["reward"] == 2.0
+    assert "double" in row["prompt_text"]
+
+
+async def test_a_prompt_that_ends_its_environments_process_is_refused_and_the_others_begin_anew():
+    async with worker_of(counting(), config_of(f"{HERE}:killing")) as worker:
+        bad, good = ticket(0, text="die"), ticket(1, num=2)
+        results = {each.group_id if isinstance(each, Refusal) else "good": each for each in await collected(worker, bad, good)}  # fmt: skip
+    assert (
+        "ends the process of its environment, alone in it, too: its process ended: exit code 3"
+        in results["00000000"].reason
+    )
+    assert results["good"]["reward"].to_pylist() == [1.0, 1.0]
+
+
+async def test_an_episode_whose_process_died_once_begins_anew(tmp_path):
+    environment = {"name": f"{HERE}:dying_once", "file": str(tmp_path / "died")}
+    (row,) = await rows_of(environment)
+    assert (row["reward"], row["reward_status"], len(row["turns"])) == (1.0, "ok", 1)
+
+
+async def test_surplus_episodes_are_cancelled_and_clean_up(tmp_path):
+    environment = {"name": f"{HERE}:tidying", "folder": str(tmp_path)}
+    async with worker_of(counting(), config_of(environment)) as worker:
+        running = asyncio.create_task(collected(worker, ticket(num=3)))
+        while worker.progress().detail != "1 groups" or len(worker._engine._active) or not worker._groups:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert await worker.abort(["00000000"]) == ["00000000"]
+        assert await running == []
+        async with asyncio.timeout(20):
+            while len([*tmp_path.iterdir()]) < 3:
+                await asyncio.sleep(0.01)
+
+
+async def test_synchronous_environments_have_processes_of_their_own():
+    rows = await rows_of("blocking", ticket(num=3), episodes={"max_processes": 2})
+    assert [row["reward"] for row in rows] == [1.0] * 3
+
+
+@pytest.mark.parametrize("environment", [{"name": f"{HERE}:at_odd_moments"}, f"{HERE}:blocking"])
+async def test_a_deterministic_run_computes_the_same_turns_together_however_slow_environments_are(environment):
+    compositions = []
+    for slow in (1, 2):
+        own = {**environment, "slow": slow} if isinstance(environment, dict) else environment
+        engine = counting()
+        config = config_of(own, deterministic=True, episodes={"max_processes": 2})
+        async with worker_of(engine, config) as worker:
+            await collected(worker, ticket(0, num=3), ticket(1, num=2))
+        compositions.append([sorted(each) for each in engine.compositions if each])
+    assert compositions[0] == compositions[1]
+
+
+async def test_a_model_without_a_chat_template_cannot_converse():
+    with pytest.raises(ConfigError, match="the model has no chat template"):
+        Episodes(config_of("guess"), ChatFormatter(make_tokenizer(), max_context=64))
+
+
+async def test_a_prompt_that_is_a_plain_text_is_refused():
+    async with worker_of(counting(), config_of(f"{HERE}:two_turns")) as worker:
+        plain = dataclasses.replace(ticket(), prompt=Prompt(prompt_id="p", text="hi"))
+        (refused,) = await collected(worker, plain)
+    assert refused.reason.startswith("prompt 'p' is a text without roles")
+
+
+async def test_what_is_sampled_of_episodes_is_not_handed_over():
+    async with worker_of(counting(), config_of(f"{HERE}:endless", episodes={"max_turns": 10_000})) as worker:
+        running = asyncio.create_task(collected(worker, ticket()))
+        while not worker._groups:
+            await asyncio.sleep(0.01)
+        assert await worker.hand_over(["00000000"]) == [None]
+        assert await running == []
