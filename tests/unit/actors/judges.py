@@ -197,3 +197,7 @@ async def asks_the_new_server(*, completion: str, servers: Mapping[str, Any]) ->
     if servers["grader"] != ["http://new"]:
         raise UnavailableError("connection refused", endpoint=servers["grader"][0])
     return 1.0
+
+
+def first_message(messages: list[dict[str, str]]) -> float:
+    return float(messages[0]["content"] == "good")
