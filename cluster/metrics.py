@@ -17,6 +17,7 @@ from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats
+from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.record.writer import SideThread
 
@@ -48,6 +49,7 @@ METRICS: dict[str, str] = {
     "eval/num_dropped": "Held-out prompts that the engine refuses, or that end whatever samples or judges them.",
     "eval/num_too_long": "Held-out prompts beyond `evaluation.prompts.max_prompt_tokens`, in whose place later ones were sampled.",
     "eval/num_prompts": "Held-out prompts evaluated.",
+    **EPISODE_METRICS,
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
     "tokens/trained": "Completion tokens that the step's gradient saw.",
     "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
@@ -329,6 +331,7 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
         "staleness/mean": sum(staleness) / len(staleness),
         "staleness/max": float(max(staleness)),
         "time/learning_s": stats.seconds,
+        **episode_metrics(summaries),
         **stats.metrics,
     }
 

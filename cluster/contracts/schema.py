@@ -7,6 +7,7 @@ leaves it in the present one.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from cluster.contracts.errors import DataError
 from cluster.contracts.row_checks import check_contents, refuse
 from cluster.contracts.segments import episodes, whole
-from cluster.contracts.types import FinishReason, GroupSummary, RewardFailure, RewardStatus
+from cluster.contracts.types import EpisodeStats, FinishReason, GroupSummary, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "3"
 _VERSION_BEFORE = "2"
@@ -163,7 +164,39 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
         oldest_versions=tuple(map(_oldest_version, batch["policy_versions"], batch["loss_mask"])),
         completion_lengths=tuple(lengths),
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
+        episodes=_episode_stats(batch),
         **added(batch),
+    )
+
+
+_OF_EPISODES = ("environment", "turns", "episode", "failed_stage", "model_seconds", "started_at", "finished_at")
+
+
+def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
+    """Of whole trajectories; None for single turns."""
+    rows = [row for row in trajectories.select(_OF_EPISODES).to_pylist() if row["episode"] is not None]
+    if not rows:
+        return None
+    told = [json.loads(row["episode"]) for row in rows]
+    logs: dict[str, list[float]] = {}
+    for each in told:
+        for name, value in each["log"].items():
+            if not isinstance(value, str):
+                logs.setdefault(name, []).append(float(value))
+    is_sampled = trajectories["loss_mask"].flatten()
+    num_sampled = pc.sum(is_sampled).as_py() or 0
+    return EpisodeStats(
+        environment=rows[0]["environment"],
+        num_episodes=len(rows),
+        num_turns=sum(len(row["turns"] or ()) for row in rows),
+        num_calls=sum(each["num_calls"] for each in told),
+        num_malformed_calls=sum(each["num_malformed_calls"] for each in told),
+        num_sampled_tokens=num_sampled,
+        num_written_tokens=len(is_sampled) - num_sampled,
+        failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),
+        logs={name: tuple(values) for name, values in logs.items()},
+        seconds=sum((row["finished_at"] - row["started_at"]).total_seconds() for row in rows),
+        model_seconds=sum(row["model_seconds"] or 0.0 for row in rows),
     )
 
 

@@ -127,6 +127,30 @@ class PartStats:
     """To keep, by the digest of what was asked: JSON of [value, components] of each trajectory of a call."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStats:
+    """What the episodes of one group did, in sums over them."""
+
+    environment: str
+    num_episodes: int
+    num_turns: int
+    """Of the model."""
+    num_calls: int
+    """Of tools."""
+    num_malformed_calls: int
+    num_sampled_tokens: int
+    num_written_tokens: int
+    """Between turns: by the template, tools and the environment."""
+    failed_stages: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many failed, by stage."""
+    logs: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+    """Numbers that the environment logged, by name: one of each episode that did."""
+    seconds: float
+    """From start to end."""
+    model_seconds: float
+    """Of these, those in which the model spoke or was waited for."""
+
+
 Scores = dict[str, dict[str, float] | str]
 """Of one trajectory, by reward model: the score of every label, or why there is none."""
 
@@ -157,6 +181,8 @@ class GroupSummary:
     """Completion tokens, one per trajectory."""
     truncated: tuple[bool, ...] = ()
     """One per trajectory."""
+    episodes: EpisodeStats | None = None
+    """As they were sampled, those that failed among them; None for single turns."""
 
     @property
     def min_policy_version(self) -> int:

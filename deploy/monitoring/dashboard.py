@@ -115,6 +115,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Held for what a judge calls", "time/held_s", "time/<part>/held_s"),
         _panel("Reward services", "rollout/num_services"),
     ),
+    "Environments": (
+        _panel("Reward of episodes", "environment/<name>/reward"),
+        _panel("Turns and tool calls of an episode", "environment/<name>/turns", "environment/<name>/calls"),
+        _panel("Malformed calls", "environment/<name>/malformed_share"),
+        _panel("Episodes that failed", "environment/<name>/num_failed"),
+        _panel("Episodes at a limit", "environment/<name>/truncated_share"),
+        _panel("Tokens that nobody sampled", "environment/<name>/written_share"),
+        _panel("Seconds of an episode", "time/environment/<name>/episode_s"),
+        _panel("Waiting for environments and tools", "time/environment/<name>/waiting_share"),
+    ),
     "Engine": (
         _panel("Requests that run", "engine/num_running"),
         _panel("Requests that wait for room in the cache", "engine/num_waiting"),

@@ -1,0 +1,67 @@
+"""What the episodes of a step did, environment by environment."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from cluster.contracts.types import EpisodeStats, GroupSummary
+
+EPISODE_METRICS: Mapping[str, str] = {
+    "environment/<name>/reward": "Mean reward of the step's episodes in this environment.",
+    "environment/<name>/turns": "Turns of the model in an episode, mean.",
+    "environment/<name>/calls": "Tool calls in an episode, mean.",
+    "environment/<name>/malformed_share": "Of the tool calls, those that went back to the model as an error of its own: unreadable, of an "
+    "unknown tool, with arguments that do not fit, or refused by the tool.",
+    "environment/<name>/written_share": "Of the completions' tokens, those that nobody sampled: the template, tools and the environment "
+    "wrote them, and they do not train.",
+    "environment/<name>/truncated_share": "Share of episodes that met a limit: turns, context, or a turn that was cut off.",
+    "environment/<name>/num_failed": "Episodes that failed while they were sampled; they do not train. "
+    "`environment/<name>/num_failed/<stage>` is of one stage: `environment`, or `tool:` and its name.",
+    "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that did; one that is named as another "
+    "metric here is left out.",
+    "time/environment/<name>/episode_s": "Seconds of an episode, mean.",
+    "time/environment/<name>/waiting_share": "Share of that time in which the environment or a tool worked, or the episode waited for a "
+    "process of the environment.",
+}
+
+
+def episode_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """By the names in `EPISODE_METRICS`; none for single turns."""
+    groups: dict[str, list[GroupSummary]] = {}
+    for summary in summaries:
+        if summary.episodes is not None:
+            groups.setdefault(summary.episodes.environment, []).append(summary)
+    found: dict[str, float] = {}
+    for name, of_environment in groups.items():
+        found |= _of(name, of_environment, [each.episodes for each in of_environment if each.episodes])
+    return found
+
+
+def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeStats]) -> dict[str, float]:
+    num_episodes = sum(each.num_episodes for each in stats)
+    rewards = [value for summary in summaries for value in summary.known_rewards]
+    num_calls = sum(each.num_calls for each in stats)
+    num_written = sum(each.num_written_tokens for each in stats)
+    num_tokens = num_written + sum(each.num_sampled_tokens for each in stats)
+    failed = sum((Counter(each.failed_stages) for each in stats), Counter[str]())
+    seconds = sum(each.seconds for each in stats)
+    logged = {log for each in stats for log in each.logs}
+    own = {log: fmean(value for each in stats for value in each.logs.get(log, ())) for log in sorted(logged)}
+    of_environment = own | {
+        **({"reward": fmean(rewards)} if rewards else {}),
+        "turns": sum(each.num_turns for each in stats) / num_episodes,
+        "calls": num_calls / num_episodes,
+        "malformed_share": sum(each.num_malformed_calls for each in stats) / num_calls if num_calls else 0.0,
+        "written_share": num_written / num_tokens if num_tokens else 0.0,
+        "truncated_share": fmean(is_cut for summary in summaries for is_cut in summary.truncated),
+        "num_failed": float(sum(failed.values())),
+        **{f"num_failed/{stage}": float(number) for stage, number in failed.items()},
+    }
+    times = {
+        "episode_s": seconds / num_episodes,
+        "waiting_share": 1.0 - sum(each.model_seconds for each in stats) / seconds if seconds else 0.0,
+    }
+    return {
+        **{f"environment/{name}/{metric}": value for metric, value in of_environment.items()},
+        **{f"time/environment/{name}/{metric}": value for metric, value in times.items()},
+    }
