@@ -11,9 +11,10 @@ from cluster.contracts.plugins import Plugin
 
 
 @contextlib.asynccontextmanager
-async def hosted_variant(name: str, *, env: tuple[str, ...] = (), **params: Any) -> AsyncIterator[EnvironmentHost]:
+async def hosted_variant(name: str, *, sees: tuple[str, ...] = (), **params: Any) -> AsyncIterator[EnvironmentHost]:
+    """`sees` names environment variables."""
     host = await EnvironmentHost.start(
-        Plugin(name=name, params=params), EpisodeLimits(), env=env, printed=PrintedLines()
+        Plugin(name=name, params=params), EpisodeLimits(), env=sees, printed=PrintedLines()
     )
     try:
         yield host
