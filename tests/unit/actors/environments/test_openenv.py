@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
 HERE = "tests.unit.actors.environments.test_openenv"
 
+MISTAKES = [{"loc": ["guess"], "msg": "not a number"}]
+
 
 class Game:
     """Guess the seed. It keeps what each session sent."""
@@ -53,7 +55,7 @@ class Game:
                 return {}
             case str(digits) if digits.isdecimal():
                 return observed(text="higher", reward=float(int(digits) == secret), done=int(digits) == secret)
-        return {"type": "error", "data": {"message": "guess: not a number", "code": "VALIDATION_ERROR"}}
+        return {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": MISTAKES}}
 
 
 def observed(*, text: str, reward: float | None, done: bool = False) -> dict[str, Any]:
@@ -99,7 +101,7 @@ async def test_an_action_that_the_server_or_parse_refuses_is_answered_and_counte
     model = Scripted("many", "0")
     async with played(Game(), action="guess") as host:
         end = await host.run(task(), model)
-    assert model.heard == ['{"text": "guess", "turn": 1}', "guess: not a number"]
+    assert model.heard == ['{"text": "guess", "turn": 1}', "Invalid message; guess: not a number"]
     assert end.events[-1] == Logged(name="refused_actions", value=1.0)
     model = Scripted("many", "0")
     async with played(Game(), parse=f"{HERE}:a_number", render=f"{HERE}:loudly") as host:
