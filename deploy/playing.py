@@ -65,16 +65,15 @@ class Game:
             prompt=prompt,
             seed=seed,
             limits=config.episodes.limits,
-            setting=f"environments.{name}" if config.environments else "environment",
+            setting=config.environment_setting(name),
             env=config.episodes.env,
         )
 
     @property
     def task(self) -> EpisodeTask:
-        messages = tuple(self.prompt.messages or ())
-        text = self.prompt.text or (str(messages[-1].get("content") or "") if messages else "")
-        columns = self.prompt.columns
-        return EpisodeTask(id="play/0", prompt=text, messages=messages, columns=columns, seed=self.seed, index=0)
+        from actors.rollout.episodes.play import task_of  # imports the chat templates' parser
+
+        return task_of(self.prompt, id="play/0", seed=self.seed, index=0)
 
 
 def game(

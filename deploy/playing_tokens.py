@@ -9,6 +9,7 @@ from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Event, Said, ToolCall
 from cluster.contracts.types import Completion, FinishReason, Prompt
 from deploy.playing import call_of
@@ -33,7 +34,7 @@ class Tokens:
         self._formatter = formatter
         self._turns = formatter.turns()
         self._prompt = prompt
-        self._transcript = Transcript(prompt, Speech(formatter), continues_cut_turns=False)
+        self._transcript = Transcript(prompt, Speech(formatter), EpisodesConfig())
 
     def take(self, events: Sequence[Event]) -> None:
         self._transcript.take(events)

@@ -20,7 +20,7 @@ def check(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Validate everything, show derived sizes, placement and memory; start nothing."""
+    """Validate everything, show derived sizes, placement and memory; play environments twice. No run starts."""
     with reporting(debug=debug):
         from deploy import preflight
         from deploy.config import loading as configuration
@@ -29,7 +29,7 @@ def check(
         if resolve:
             typer.echo(configuration.full_yaml(config), nl=False)
             return
-        report = preflight.check(config, address=address)
+        report = preflight.check(config, address=address, plays=True)
         Console().print(report.table())
 
 

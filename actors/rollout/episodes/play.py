@@ -51,16 +51,8 @@ class Play:
 
     @property
     def task(self) -> EpisodeTask:
-        prompt = self.ticket.prompt
-        messages = tuple(prompt.messages or ())
-        return EpisodeTask(
-            id=f"{self.ticket.group_id}/{self.index}",
-            prompt=_as_text(prompt),
-            messages=messages,
-            columns=prompt.columns,
-            seed=self.ticket.seed,
-            index=self.index,
-        )
+        ticket = self.ticket
+        return task_of(ticket.prompt, id=f"{ticket.group_id}/{self.index}", seed=ticket.seed, index=self.index)
 
     async def converse(self, asked: Asked) -> Said:
         """As `cluster.contracts.episodes.Converse`. Raises also `EngineRefusalError`."""
@@ -171,8 +163,8 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _as_text(prompt: Prompt) -> str:
-    """What it asks: its last message, where it has messages."""
-    if prompt.text is not None:
-        return prompt.text
-    return str((prompt.messages or [{}])[-1].get("content") or "")
+def task_of(prompt: Prompt, *, id: str, seed: int, index: int) -> EpisodeTask:
+    """As an environment gets it. Its text is that of the prompt, or of its last message."""
+    messages = tuple(prompt.messages or ())
+    text = prompt.text if prompt.text is not None else str((messages[-1:] or ({},))[0].get("content") or "")
+    return EpisodeTask(id=id, prompt=text, messages=messages, columns=prompt.columns, seed=seed, index=index)
