@@ -105,11 +105,12 @@ async def agent(episode: Episode):
                 answers = await asyncio.gather(*asks)
                 episode.log("texts", json.dumps(sorted(str(answer.choices[0].message.content) for answer in answers)))
             case "wrong key":
-                for key in (client.with_options(api_key="sk-other"), client.with_options(api_key="")):
-                    try:
-                        await key.chat.completions.create(model="any", messages=messages)
-                    except openai.AuthenticationError as error:
-                        episode.log("code", str(error.code))
+                try:
+                    await client.with_options(api_key="sk-other").chat.completions.create(
+                        model="any", messages=messages
+                    )
+                except openai.AuthenticationError as error:
+                    episode.log("code", str(error.code))
             case "for ever":
                 while True:
                     answer = await client.chat.completions.create(model="any", messages=messages)
