@@ -46,6 +46,7 @@ _WITHOUT_EFFECT = (
 """Fields that change no answer of any server."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """OpenAI's, as chat templates know them."""
+_JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +127,6 @@ def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> An
     return value
 
 
-_JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean"}
-
-
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     said = {name: fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     for name, value in said.items():
@@ -156,8 +154,8 @@ def _schema(given: Any) -> Mapping[str, Any]:
 def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise RefusedError("messages must be a list of at least one message", param="messages")
+    # Of the tools that were called, by the ids of the calls: a tool's message has the id alone.
     names: dict[str, str] = {}
-    """Of the tools that were called, by the ids of the calls: a tool's message has the id alone."""
     return tuple(_message(each, names, param=f"messages[{place}]") for place, each in enumerate(given))
 
 

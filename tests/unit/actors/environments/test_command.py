@@ -210,3 +210,11 @@ async def test_many_programs_leave_no_descriptors(tmp_path):
         for _ in range(20):
             assert (await host.run(task(), Scripted())).reward == 1.0
         assert process.num_fds() == before
+
+
+async def test_the_example_of_the_docs_runs(tmp_path):
+    text = Path("docs/agents.md").read_text().partition("```python\n")[2].partition("```")[0]
+    model = Scripted("I think it is 4", "4")
+    async with running(program(tmp_path, text)) as host:
+        assert await host.run(task(answer="4"), model) == EpisodeEnd(reward=1.0)
+    assert [len(asked.messages) for asked in model.asked] == [0, 1]

@@ -336,3 +336,19 @@ async def test_an_agent_that_never_closes_its_client_leaves_no_connection_of_the
             await host.run(task("leave a client"), Scripted())
         (process,) = started()
         await until(lambda: psutil.CONN_ESTABLISHED not in [each.status for each in process.net_connections()])
+
+
+@both_kinds
+async def test_an_agent_that_waits_ends_with_its_episode_and_its_process_goes_on(kind):
+    async with hosted(f"{HERE}:guess{kind}", timeout_s=4) as host:
+        silent = Silent()
+        running = asyncio.create_task(host.run(task(), silent))
+        await silent.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        late = await host.run(task(), Silent())
+        assert (late.reward, late.status, late.is_suspect) == (None, RewardStatus.TIMEOUT, False)
+        (process,) = started()
+        assert (await host.run(task(), Scripted("13"))).reward == 1.0
+        assert started() == [process]
