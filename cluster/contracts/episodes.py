@@ -113,6 +113,8 @@ class EpisodeTask:
     """Equal for all episodes of a group: what differs between them makes their baseline noise."""
     index: int
     """Of the episode in its group."""
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The run's values of settings that a request to the endpoint may name, as `temperature`. One that is absent has OpenAI's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,16 @@ class EpisodeFacts(Protocol):
     @property
     def num_context_tokens(self) -> int:
         """After the last turn; 0 before the first."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """The same conversation as an OpenAI endpoint, for agents with a client of their own. It is there until the episode ends."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """For `base_url`."""
         ...
 
     def earn(self, reward: float, name: str | None = None) -> None:

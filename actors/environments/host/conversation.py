@@ -4,10 +4,11 @@ The event loop's thread alone asks. A failure of a tool and the deadline are fin
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from actors.environments.host.ends import described, failure
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
@@ -34,24 +35,43 @@ from cluster.contracts.types import RewardStatus
 Messages = str | Message | Sequence[Message] | None
 
 
+class Endpoint(Protocol):
+    base_url: str
+    api_key: str
+
+
 class Conversation:
     """`cluster.contracts.episodes.EpisodeFacts`, and the way to ask that both kinds of episode share."""
 
     def __init__(
-        self, task: EpisodeTask, limits: EpisodeLimits, *, send: Callable[[str, Any], None], run_blocking: RunBlocking
+        self,
+        task: EpisodeTask,
+        limits: EpisodeLimits,
+        *,
+        send: Callable[[str, Any], None],
+        endpoint: "Callable[[Conversation], Endpoint]",
+        run_blocking: RunBlocking,
     ) -> None:
-        """`send` takes a kind of line and its body, and raises DataError for one that is too long."""
+        """`send` takes a kind of line and its body, and raises DataError for one that is too long. `endpoint` is called from any thread,
+        and opens one for the first call alone."""
         self.id, self.prompt, self.columns = task.id, task.prompt, task.columns
         self.messages, self.seed, self.index = task.messages, task.seed, task.index
         self.num_turns = 0
         self.num_context_tokens = 0
+        self.sampling = task.sampling
+        self.context: list[Message] = [*task.messages]
+        """All that was said since the start, or since it was rewritten."""
         self._limits = limits
         self._send = send
+        self._endpoint = endpoint
         self._run_blocking = run_blocking
         self._events: list[Event] = []
         self._num_calls = 0
         self._num_malformed_calls = 0
         self._asking: asyncio.Task[Any] | None = None
+        self._asks_for_endpoint = False
+        self._limit_at_endpoint: Limit | None = None
+        """That the last turn asked for there met."""
         self._answer: asyncio.Future[Said] | None = None
         self._refusal: Callable[[], BaseException] | None = None
         """What an ask raises; None while the episode goes on."""
@@ -64,13 +84,28 @@ class Conversation:
         """Nothing is asked any more."""
         return self._refusal is not None
 
+    @property
+    def base_url(self) -> str:
+        return self._endpoint(self).base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._endpoint(self).api_key
+
+    @property
+    def needs_no_messages(self) -> bool:
+        """The next turn may be asked for without any: it is the first, or the first after a rewrite."""
+        return not self.num_turns or any(isinstance(event, Rewritten) for event in self._events)
+
     def earn(self, reward: float, name: str | None = None) -> None:
         if not self.num_turns:
             raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn just said")
         self._events.append(Earned(reward=finite(reward, "reward", by="the environment"), name=name))
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        self._events.append(Rewritten(messages=_checked(messages)))
+        checked = _checked(messages)
+        self._events.append(Rewritten(messages=checked))
+        self.context = [*checked]
 
     def log(self, name: str, value: float | str) -> None:
         known = value if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
@@ -85,21 +120,42 @@ class Conversation:
         stop: Sequence[str] = (),
     ) -> Said:
         """As `Episode.ask`. Raises RuntimeError while another task asks, and for an episode that cannot go on."""
-        if self._asking is not None:
-            raise asks_at_once(self.id)
-        self._asking = asyncio.current_task()
-        try:
+        with self._alone():
             added, named = _checked(messages), by_name(tools)
+            schemas = tuple(tool.schema for tool in named.values())
             num_tokens, num_calls = 0, 0
             while True:
-                said = await self._turn(added, tools=named, max_tokens=max_tokens, stop=stop)
+                said = await self._turn(added, schemas=schemas, max_tokens=max_tokens, stop=stop)
                 num_tokens += said.num_tokens
                 if not named or not said.tool_calls:
                     return replace(said, num_tokens=num_tokens, num_calls=num_calls)
                 num_calls += len(said.tool_calls)
                 added = tuple([await self._called(call, named) for call in said.tool_calls])
-        finally:
-            self._asking = None
+
+    async def turn_at_endpoint(
+        self,
+        messages: Sequence[Message],
+        *,
+        schemas: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        stop: Sequence[str],
+    ) -> Said:
+        """One turn, for an agent that answers the calls itself. Raises as `converse`."""
+        with self._alone():
+            self._asks_for_endpoint, self._limit_at_endpoint = True, None
+            try:
+                said = await self._turn(_checked(messages), schemas=tuple(schemas), max_tokens=max_tokens, stop=stop)
+            except EpisodeOver as over:
+                self._limit_at_endpoint = over.limit
+                raise
+            finally:
+                self._asks_for_endpoint = False
+        known = {schema["function"]["name"] for schema in schemas}
+        self._num_calls += len(said.tool_calls)
+        self._num_malformed_calls += sum(
+            isinstance(call.arguments, str) or call.name not in known for call in said.tool_calls
+        )
+        return said
 
     def hear(self, said: Said | BaseException) -> None:
         """The model's turn, or the reason why there is none. It is dropped if the episode was stopped meanwhile."""
@@ -111,8 +167,8 @@ class Conversation:
             self._answer.set_exception(said)
 
     def stop(self, limit: Limit | None) -> bool:
-        """Ends it from outside, at the deadline or unwanted. Whether a waiting ask has raised EpisodeOver; else what runs must be
-        cancelled."""
+        """Ends it from outside, at the deadline or unwanted. Whether the environment hears it, as EpisodeOver from its ask; else what runs
+        must be cancelled."""
         if limit is None:
             self._fail(failure("cancelled"), asyncio.CancelledError)
             return False
@@ -121,14 +177,20 @@ class Conversation:
         self._fail(failure(message, status=RewardStatus.TIMEOUT), lambda: over)
         is_waiting = self._answer is not None and not self._answer.done()
         self.hear(over)
-        return is_waiting
+        return is_waiting and not self._asks_for_endpoint
 
     def cancel_asking(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
 
     def close(self, end: EpisodeEnd) -> EpisodeEnd:
-        """Its end: an earlier final failure, or else `end`. No ask succeeds from here on."""
+        """Its end: an earlier final failure, or else `end`. No ask succeeds from here on.
+
+        An agent that fails over a limit of its endpoint has met that limit: its own client raises no EpisodeOver.
+        """
+        limit = self._limit_at_endpoint
+        if end.status is RewardStatus.ERROR and limit is not None and limit.is_policys_doing:
+            end = EpisodeEnd(limit=limit)
         self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended; nothing asks in it any more")
         return replace(
             self._failure or end,
@@ -137,19 +199,34 @@ class Conversation:
             num_malformed_calls=self._num_malformed_calls,
         )
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raises RuntimeError while another task asks."""
+        if self._asking is not None:
+            raise asks_at_once(self.id)
+        self._asking = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._asking = None
+
     async def _turn(
-        self, messages: tuple[Message, ...], *, tools: Mapping[str, Tool], max_tokens: int | None, stop: Sequence[str]
+        self,
+        messages: tuple[Message, ...],
+        *,
+        schemas: tuple[Mapping[str, Any], ...],
+        max_tokens: int | None,
+        stop: Sequence[str],
     ) -> Said:
         if self._refusal:
             raise self._refusal()
         if self.num_turns >= self._limits.max_turns:
             raise EpisodeOver(f"the model has had max_turns={self._limits.max_turns} turns", limit=Limit.TURNS)
         events = tuple(self._events)
-        if self.num_turns and not messages and not any(isinstance(event, Rewritten) for event in events):
+        if not messages and not self.needs_no_messages:
             raise DataError(
                 "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
             )
-        schemas = tuple(tool.schema for tool in tools.values())
         asked = Asked(events=events, messages=messages, tools=schemas, max_tokens=max_tokens, stop=tuple(stop))
         self._answer = asyncio.get_running_loop().create_future()
         self._send("ask", ASKED.dump_python(asked, mode="json"))
@@ -162,6 +239,7 @@ class Conversation:
             raise
         self.num_turns += 1
         self.num_context_tokens = said.num_context_tokens
+        self.context += [*messages, _message(said)]
         return said
 
     async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:
@@ -191,6 +269,19 @@ class Conversation:
 
 def asks_at_once(episode_id: str) -> RuntimeError:
     return RuntimeError(f"two tasks ask at once in episode {episode_id!r}; its turns follow one another")
+
+
+def _message(said: Said) -> Message:
+    """As chat templates take it."""
+    calls = [
+        {
+            **({} if call.id is None else {"id": call.id}),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in said.tool_calls
+    ]
+    return {"role": "assistant", "content": said.text, **({"tool_calls": calls} if calls else {})}
 
 
 def _checked(given: Messages) -> tuple[Message, ...]:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from actors.environments.host.conversation import Conversation, Messages, asks_at_once
+from actors.environments.host.conversation import Conversation, Endpoint, Messages, asks_at_once
 from cluster.contracts.episodes import EpisodeLimits, EpisodeTask, Said
 
 Send = Callable[[str, Any], None]
+Opens = Callable[[Conversation], Endpoint]
 STRAY = "stray tool"
 """The name of a thread that still runs a tool for which nobody waits."""
 
@@ -21,8 +22,8 @@ STRAY = "stray tool"
 class HostedEpisode(Conversation):
     """The environment shares the event loop: its tools that block run in threads of their own."""
 
-    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send) -> None:
-        super().__init__(task, limits, send=send, run_blocking=_run_in_thread)
+    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send, endpoint: Opens) -> None:
+        super().__init__(task, limits, send=send, endpoint=endpoint, run_blocking=_run_in_thread)
 
     ask = Conversation.converse
 
@@ -30,8 +31,8 @@ class HostedEpisode(Conversation):
 class BlockingHostedEpisode(Conversation):
     """The environment has its thread to itself: its tools that block run there too, while it asks."""
 
-    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send) -> None:
-        super().__init__(task, limits, send=send, run_blocking=self._run_in_asking_thread)
+    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send, endpoint: Opens) -> None:
+        super().__init__(task, limits, send=send, endpoint=endpoint, run_blocking=self._run_in_asking_thread)
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._is_free = threading.Lock()

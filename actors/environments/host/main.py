@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TextIO
 
+from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
 from actors.environments.host.wire import END, LIMITS, MAX_LINE_BYTES, SAID, TASK
@@ -74,6 +75,8 @@ class _Host:
         self._limits = LIMITS.validate_python(brief["limits"])
         self._blocked_s = float(brief["blocked_s"])
         self._episodes: dict[str, Any] = {}
+        self._gateway: Any = None
+        self._is_opening = threading.Lock()
         self._loop: asyncio.AbstractEventLoop
 
     async def _serve(self) -> None:
@@ -123,6 +126,15 @@ class _Host:
         self._episodes[key] = episode
         episode.on_failure = lambda: self._loop.call_later(self._limits.cleanup_s, self._give_up, key)
 
+    def _endpoint(self, episode: Conversation) -> Endpoint:
+        with self._is_opening:
+            if self._gateway is None:
+                # Most environments need no server, and its import takes as long as the rest of the start.
+                from actors.environments.host.gateway.server import Gateway
+
+                self._gateway = Gateway(self._loop)
+            return self._gateway.endpoint(episode)
+
     def _give_up(self, key: str) -> None:
         """It has not ended in `cleanup_s`, and may never end."""
         self._end(key, failure("given up"), is_spent=True)
@@ -132,6 +144,8 @@ class _Host:
         if episode is None:  # it was given up before
             return
         end = episode.close(end)
+        if self._gateway is not None:
+            self._gateway.end(episode)
         is_spent |= sum(thread.name == STRAY for thread in threading.enumerate()) > _MAX_STRAY_THREADS
         try:
             self._send(key, "end", END.dump_python(end, mode="json"), is_spent)
@@ -163,7 +177,9 @@ class _SharedHost(_Host):
         await self._serve()
 
     def _start(self, key: str, body: Any) -> None:
-        episode = HostedEpisode(TASK.validate_python(body), self._limits, send=partial(self._send, key))
+        episode = HostedEpisode(
+            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
+        )
         self._open(key, episode)
         self._loop.create_task(self._play(key, episode))
 
@@ -210,7 +226,9 @@ class _OwnHost(_Host):
             self._loop.call_soon_threadsafe(partial(self._end, key, end, is_spent=is_spent))
 
     def _start(self, key: str, body: Any) -> None:
-        episode = BlockingHostedEpisode(TASK.validate_python(body), self._limits, send=partial(self._send, key))
+        episode = BlockingHostedEpisode(
+            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
+        )
         self._open(key, episode)
         self._turns.put((key, episode))
 

@@ -90,7 +90,8 @@ async def hosted(
 ) -> AsyncIterator[EnvironmentHost]:
     _others.clear()
     _others.update(psutil.Process().children())
-    plugin = Plugin(name=f"{HERE}:{environment}", params=params or {})
+    name = environment if ":" in environment else f"{HERE}:{environment}"
+    plugin = Plugin(name=name, params=params or {})
     host = await EnvironmentHost.start(plugin, EpisodeLimits(**limits), env=env, printed=printed or PrintedLines())
     try:
         yield host

@@ -1,0 +1,71 @@
+"""One episode for requests: each has a whole history, of which the episode is asked what is new."""
+
+import asyncio
+import hmac
+import secrets
+
+from actors.environments.host.conversation import Conversation
+from actors.environments.host.gateway.answers import with_ids
+from actors.environments.host.gateway.history import added_to, without_ids
+from actors.environments.host.gateway.refusals import RefusedError
+from actors.environments.host.gateway.requests import ChatRequest
+from cluster.contracts.episodes import Said
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
+
+_CODES = {Limit.CONTEXT: "context_length_exceeded", Limit.TURNS: "max_turns", Limit.DEADLINE: "timeout_s"}
+
+
+class EpisodeEndpoint:
+    """Its requests are answered one at a time, in the order of their arrival. One that waits is not refused: clients of OpenAI's API
+    would ask again at once, and out of order."""
+
+    def __init__(self, conversation: Conversation, base_url: str) -> None:
+        self.base_url = base_url
+        self.api_key = f"sk-{secrets.token_urlsafe(32)}"
+        self._conversation = conversation
+        self._is_free = asyncio.Lock()
+        self._made_ids: set[str] = set()
+
+    def check_key(self, authorization: str) -> None:
+        """Raises RefusedError for another key."""
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.api_key}".encode()):
+            raise RefusedError(
+                "this is not the key of the episode: use episode.api_key", status=401, code="invalid_api_key"
+            )
+
+    @property
+    def sampling(self) -> dict[str, object]:
+        return dict(self._conversation.sampling)
+
+    async def answer(self, request: ChatRequest) -> Said:
+        """Calls have ids. Raises RefusedError. Cancelled once the model was asked, it leaves an episode that cannot go on."""
+        async with self._is_free:
+            if self._conversation.is_over:
+                raise over()
+            try:
+                said = await self._asked(request)
+            except EpisodeOver as error:
+                status = 400 if error.limit.is_policys_doing else 410
+                raise RefusedError(str(error), status=status, code=_CODES[error.limit]) from error
+            except DataError as error:
+                raise RefusedError(str(error), param="messages") from error
+            except RuntimeError as error:  # the environment itself asks, or the episode cannot go on
+                raise RefusedError(str(error), status=409, code="asks_at_once") from error
+            said, made = with_ids(said)
+            self._made_ids |= made
+            return said
+
+    async def _asked(self, request: ChatRequest) -> Said:
+        conversation = self._conversation
+        messages = without_ids(request.messages, self._made_ids)
+        added = added_to(conversation.context, messages)
+        if added is None or not (added or conversation.needs_no_messages):
+            conversation.rewrite(messages)
+            added = ()
+        return await conversation.turn_at_endpoint(
+            added, schemas=request.tools, max_tokens=request.max_tokens, stop=request.stop
+        )
+
+
+def over() -> RefusedError:
+    return RefusedError("the episode is over; nothing is asked in it any more", status=410, code="episode_over")

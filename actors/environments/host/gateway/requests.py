@@ -1,0 +1,206 @@
+"""A request for a chat completion: read, and refused where it asks for anything that its rows could not tell.
+
+Sampling is the run's. A token that was drawn at another temperature has the log-prob of another distribution.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.environments.host.gateway.refusals import RefusedError
+from cluster.contracts.episodes import Message
+
+_DEFAULTS: dict[str, Any] = {
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "seed": None,
+    "response_format": {"type": "text"},
+}
+"""Of the run's sampling, where it is not said."""
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+}
+"""Fields that may say what is the case anyway."""
+_READ = ("messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options")
+_WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""Fields that change no answer of any server."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""OpenAI's, as chat templates know them."""
+_JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    messages: tuple[Message, ...]
+    """As chat templates take them."""
+    model: str
+    """Any name: there is one model."""
+    tools: tuple[Mapping[str, Any], ...]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    is_streamed: bool
+    wants_usage: bool
+    """At the end of a stream."""
+
+
+def read_request(body: bytes, *, sampling: Mapping[str, Any]) -> ChatRequest:
+    """`sampling` has the run's values, where they are known. Raises RefusedError, naming the field."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"the body is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise RefusedError("the body must be a JSON object")
+    # Clients write null for what their user did not set.
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name, value in fields.items():
+        _check_setting(name, value, sampling)
+    options = _typed(fields, "stream_options", dict, {})
+    return ChatRequest(
+        messages=_messages(fields.get("messages")),
+        model=_typed(fields, "model", str, "policy"),
+        tools=tuple(_schema(each) for each in _typed(fields, "tools", list, [])),
+        max_tokens=_max_tokens(fields),
+        stop=_stop(fields.get("stop", ())),
+        is_streamed=_typed(fields, "stream", bool, False),
+        wants_usage=options.get("include_usage") is True,
+    )
+
+
+def arguments_of(text: Any) -> dict[str, Any] | str:
+    """Of a call: an object, or what the model wrote in its place."""
+    if not isinstance(text, str):
+        return text if isinstance(text, dict) else json.dumps(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _check_setting(name: str, value: Any, sampling: Mapping[str, Any]) -> None:
+    if name in _READ or name in _WITHOUT_EFFECT:
+        return
+    if name in _DEFAULTS:
+        runs = sampling.get(name, _DEFAULTS[name])
+        if value != runs:
+            raise RefusedError(
+                f"{name}={value!r} is not the run's, {runs!r}: log-probs would be of another distribution than the one that is trained; "
+                "leave it out",
+                code="unsupported_value",
+                param=name,
+            )
+    elif name not in _FIXED:
+        raise RefusedError(f"{name} is not supported; leave it out", code="unsupported_parameter", param=name)
+    elif value not in _FIXED[name]:
+        raise RefusedError(
+            f"{name}={value!r} is not supported, only {_FIXED[name][0]!r}; leave it out",
+            code="unsupported_value",
+            param=name,
+        )
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.get(name, default)
+    if not isinstance(value, kind):
+        raise RefusedError(f"{name} must be a JSON {_JSON_NAMES[kind]}, not {value!r:.200}", param=name)
+    return value
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    said = {name: fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
+    for name, value in said.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise RefusedError(f"{name}={value!r:.200} must be a whole number above 0", param=name)
+    if len({*said.values()}) > 1:
+        raise RefusedError("max_tokens and max_completion_tokens differ; leave one of them out", param="max_tokens")
+    return next(iter(said.values()), None)
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) and each for each in texts):
+        raise RefusedError(f"stop={given!r:.200} must be a text or a list of texts, none of them empty", param="stop")
+    return tuple(texts)
+
+
+def _schema(given: Any) -> Mapping[str, Any]:
+    function = given.get("function") if isinstance(given, dict) and given.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedError(f"a tool must be a function with a name, not {given!r:.200}", param="tools")
+    return {"type": "function", "function": function}
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    if not isinstance(given, list) or not given:
+        raise RefusedError("messages must be a list of at least one message", param="messages")
+    # Of the tools that were called, by the ids of the calls: a tool's message has the id alone.
+    names: dict[str, str] = {}
+    return tuple(_message(each, names, param=f"messages[{place}]") for place, each in enumerate(given))
+
+
+def _message(given: Any, names: dict[str, str], *, param: str) -> Message:
+    role = given.get("role") if isinstance(given, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RefusedError(f"{param} has role {role!r:.200}; there are: {', '.join(_ROLES)}", param=param)
+    for name in ("function_call", "audio"):
+        if given.get(name) is not None:
+            raise RefusedError(f"{param}.{name} is not supported", param=f"{param}.{name}")
+    message: dict[str, Any] = {"role": _ROLES[role], "content": _text(given.get("content"), param=f"{param}.content")}
+    _keep_text(message, given, "name")
+    if role == "assistant":
+        _keep_text(message, given, "reasoning_content")
+        if calls := [_call(each, param=param) for each in given.get("tool_calls") or ()]:
+            message["tool_calls"] = calls
+            names.update({call["id"]: call["function"]["name"] for call in calls if "id" in call})
+    if role == "tool":
+        _keep_text(message, given, "tool_call_id")
+        if name := names.get(message.get("tool_call_id", "")):
+            message["name"] = name
+    return message
+
+
+def _keep_text(message: dict[str, Any], given: Mapping[str, Any], name: str) -> None:
+    if isinstance(given.get(name), str):
+        message[name] = given[name]
+
+
+def _text(content: Any, *, param: str) -> str:
+    """Parts of text are joined as vLLM joins them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RefusedError(f"{param} has a part of type {kind!r}; text alone is supported", param=param)
+    return "\n".join(part["text"] for part in parts)
+
+
+def _call(given: Any, *, param: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedError(f"{param} has a tool call that is no function with a name", param=f"{param}.tool_calls")
+    called = {"name": function["name"], "arguments": arguments_of(function.get("arguments") or "{}")}
+    made = {"type": "function", "function": called}
+    return {"id": given["id"], **made} if isinstance(given.get("id"), str) else made

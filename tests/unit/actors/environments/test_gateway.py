@@ -1,0 +1,354 @@
+"""The conversation as an OpenAI endpoint, in real host processes, with OpenAI's own client."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.contracts.episodes import Asked, EpisodeEnd, Logged, Rewritten, Said, ToolCall
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.types import FinishReason, RewardStatus
+from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
+from tests.unit.actors.environments.test_failures import until
+
+pytestmark = pytest.mark.slow  # all of it: each environment is a process
+
+HERE = "tests.unit.actors.environments.agents"
+AGENT = f"{HERE}:agent"
+both_kinds = pytest.mark.parametrize("kind", ["", "_blocking"])
+PROMPT = {"role": "user", "content": "Guess."}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def logged(end: EpisodeEnd) -> list[Any]:
+    return [event.value for event in end.events]
+
+
+async def after(model: Any, *requests: Any, sampling: Any = None) -> list[Any]:
+    """What requests with these messages, or these requests, are answered: a text, or [status, error]."""
+    bodies = [request if isinstance(request, dict) else {"messages": request} for request in requests]
+    one = replace(task(requests=bodies), sampling=sampling or {})
+    heard: list[Any] = []
+
+    async def converse(asked: Asked) -> Said:
+        heard.extend(event.value for event in asked.events if hasattr(event, "value"))
+        return await model(replace(asked, events=tuple(event for event in asked.events if not hasattr(event, "value"))))
+
+    async with hosted(f"{HERE}:says") as host:
+        end = await host.run(one, converse)
+    assert end.status is RewardStatus.OK, end.message
+    return [json.loads(each) for each in [*heard, *logged(end)]]
+
+
+@both_kinds
+async def test_an_agent_asks_what_an_environment_asks(kind):
+    ends, asked = [], []
+    for environment in (f"guess{kind}", f"{HERE}:guess{kind}"):
+        model = Scripted("10", "no idea", "13")
+        async with hosted(environment) as host:
+            ends.append(await host.run(task(seed=0), model))
+        asked.append(model.asked)
+    assert ends == [EpisodeEnd(reward=0.8)] * 2
+    assert asked[0] == asked[1]
+    assert [each.messages for each in asked[1]] == [(), (user("higher"),), (user("?"),)]
+
+
+async def test_the_first_request_may_add_to_the_prompt():
+    model = Scripted()
+    await after(model, [PROMPT, user("Now.")])
+    assert model.asked == [Asked(messages=(user("Now."),))]
+
+
+async def test_an_agent_with_a_prompt_of_its_own_rewrites_the_context_first():
+    model = Scripted()
+    await after(model, [{"role": "developer", "content": "Be brief."}, PROMPT])
+    context = ({"role": "system", "content": "Be brief."}, PROMPT)
+    assert model.asked == [Asked(events=(Rewritten(messages=context),))]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [PROMPT, said("onE"), user("Go on.")],
+        [PROMPT, user("Go on.")],
+        [PROMPT],
+        [PROMPT, said("one"), said("and two"), user("Go on.")],
+        [PROMPT, said("one")],
+    ],
+    ids=["edited", "shortened", "asked again", "an answer of its own", "no more than before"],
+)
+async def test_another_history_rewrites_the_context(history):
+    model = Scripted("one")
+    await after(model, [PROMPT], history)
+    assert model.asked[1:] == [Asked(events=(Rewritten(messages=tuple(history)),))]
+
+
+async def test_after_a_rewrite_the_conversation_goes_on():
+    model = Scripted("one", "two")
+    edited = [PROMPT, said("ONE"), user("Go on.")]
+    await after(model, [PROMPT], edited, [*edited, said("two"), user("Further.")])
+    assert model.asked[2] == Asked(messages=(user("Further."),))
+
+
+async def test_calls_go_out_with_ids_and_their_answers_come_in():
+    model = Scripted(calls("calculate", expression="12*12"), calls("calculate", expression="é", id="mine"), "140")
+
+    async def converse(asked: Asked) -> Said:
+        answer = await model(asked)
+        return (
+            replace(answer, tool_calls=(calls("calculate", expression="7", id="mine"),))
+            if len(model.asked) == 2
+            else answer
+        )
+
+    async with hosted(AGENT) as host:
+        end = await host.run(task("tools"), converse)
+    assert end == EpisodeEnd(reward=140.0, num_calls=2)
+    first, second, third = model.asked
+    assert (first.events, first.messages) == ((), ())
+    assert first.tools[0]["function"]["name"] == "calculate"
+    assert second.messages == ({"role": "tool", "name": "calculate", "content": "144"},)  # the model's call has no id
+    assert third.messages == ({"role": "tool", "name": "calculate", "content": "7", "tool_call_id": "mine"},)
+    assert second.events == third.events == ()
+
+
+async def test_spaces_in_arguments_and_other_ids_are_the_same_history():
+    model = Scripted(calls("add", a=1, b=2))
+    call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{ "b":2,  "a" : 1}'}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "other", "content": [{"type": "text", "text": "3"}]}
+    await after(model, [PROMPT], [PROMPT, asked, result])
+    expected = {"role": "tool", "name": "add", "content": "3", "tool_call_id": "other"}
+    assert model.asked[1] == Asked(messages=(expected,))
+
+
+async def test_a_malformed_call_goes_out_as_it_is_and_is_counted():
+    model = Scripted(ToolCall(name="add", arguments='{"a": '))
+    async with hosted(f"{HERE}:says") as host:
+        end = await host.run(task(requests=[{"messages": [PROMPT]}]), model)
+    (call,) = json.loads(logged(end)[0])["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": '}
+    assert (end.num_calls, end.num_malformed_calls) == (1, 1)
+
+
+async def test_an_answer_has_usage_reasoning_and_a_finish_reason():
+    cut = Said(text="o", finish_reason=FinishReason.LENGTH, num_tokens=3, num_context_tokens=10, reasoning="hm")
+    (answer,) = await after(Scripted(cut), {"messages": [PROMPT], "model": "gpt", "max_tokens": 3, "stop": "\n"})
+    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert (answer["model"], answer["choices"][0]["finish_reason"]) == ("gpt", "length")
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "o", "reasoning_content": "hm"}
+
+
+async def test_limits_of_a_request_go_to_the_model():
+    model = Scripted()
+    await after(model, {"messages": [PROMPT], "max_completion_tokens": 3, "stop": ["\n", "x"]})
+    assert (model.asked[0].max_tokens, model.asked[0].stop) == (3, ("\n", "x"))
+
+
+async def test_a_stream_has_the_text_the_calls_the_end_and_the_usage():
+    one = calls("calculate", expression="1", id="a")
+    answer = Said(text="Well.", tool_calls=(one,), num_tokens=2, num_context_tokens=5)
+    async with hosted(AGENT) as host:
+        end = await host.run(task("stream"), Scripted(answer))
+    text, call, last, usage = json.loads(logged(end)[0])
+    assert text["choices"][0]["delta"] == {"role": "assistant", "content": "Well."}
+    assert call["choices"][0]["delta"]["tool_calls"] == [
+        {
+            "index": 0,
+            "id": "a",
+            "type": "function",
+            "function": {"name": "calculate", "arguments": '{"expression": "1"}'},
+        }
+    ]
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 2)
+
+
+async def test_requests_of_one_episode_follow_one_another():
+    running = 0
+
+    async def converse(asked: Asked) -> Said:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0.01)
+        running -= 1
+        last = asked.messages or asked.events[-1].messages
+        return Said(text=last[-1]["content"])
+
+    async with hosted(AGENT) as host:
+        end = await host.run(task("parallel"), converse)
+    assert json.loads(logged(end)[0]) == ["0", "1", "2", "3"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.7}, "temperature"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"n": 2}, "n"),
+    ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"seed": 0}, "seed"),
+    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logprobs": True}, "logprobs"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"extra_body": {"guided_regex": "a"}}, "guided_regex"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    ({"stop": [""]}, "stop"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "function", "content": ""}]}, "messages[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+    ),
+]
+
+
+async def test_what_the_rows_could_not_tell_is_refused_by_name():
+    model = Scripted()
+    answers = await after(model, *[{"messages": [PROMPT], **body} for body, _ in REFUSED])
+    assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED]
+    assert "temperature=0.7 is not the run's, 1" in answers[0][1]["message"]
+    assert not model.asked
+
+
+async def test_the_runs_own_sampling_may_be_named_and_no_other():
+    same = {"messages": [PROMPT], "temperature": 0.7, "top_p": 1, "n": 1, "logprobs": False, "user": "x", "seed": None}
+    default = {"messages": [PROMPT], "temperature": 1}
+    answer, (status, error) = await after(Scripted(), same, default, sampling={"temperature": 0.7})
+    assert answer["choices"][0]["message"]["content"] == "done"
+    assert (status, error["param"]) == (400, "temperature")
+
+
+async def test_messages_that_the_template_refuses_are_the_agents_to_handle():
+    model = Scripted("one", DataError("no role 'user' twice"), "two")
+    more = [PROMPT, said("one"), user("a"), user("b")]
+    _, (status, error), answer = await after(model, [PROMPT], more, [PROMPT, said("one"), user("a")])
+    assert (status, error["message"]) == (400, "no role 'user' twice")
+    assert answer["choices"][0]["message"]["content"] == "two"
+    assert model.asked[2] == Asked(messages=(user("a"),))
+
+
+async def test_a_full_context_is_an_error_that_agents_know_and_may_answer():
+    full = EpisodeOver("700 tokens are more than 512", limit=Limit.CONTEXT)
+    (status, error), _ = await after(Scripted(full, "two"), [PROMPT, user("long")], [user("short")])
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_an_agent_that_fails_over_a_limit_is_truncated():
+    async with hosted(AGENT, max_turns=3) as host:
+        assert await host.run(task("for ever"), Scripted()) == EpisodeEnd(limit=Limit.TURNS)
+        assert await host.run(task("until over"), Scripted()) == EpisodeEnd(reward=0.5)
+
+
+@pytest.mark.parametrize(
+    ("do", "expected"),
+    [
+        ("wrong key", ["invalid_api_key"]),
+        ("models", ["policy"]),
+        ("raw prompt", ["unsupported_endpoint"]),
+        ("elsewhere", ["404 invalid_request_error"] * 2),
+    ],
+)
+async def test_other_requests_are_answered_with_objects_that_clients_know(do, expected):
+    model = Scripted()
+    async with hosted(AGENT) as host:
+        end = await host.run(task(do), model)
+    assert (logged(end), model.asked) == (expected, [])
+
+
+async def test_a_body_beyond_the_bound_is_refused():
+    (answer,) = await after(Scripted(), {"messages": [PROMPT], "metadata": {"x": "y" * 17 * 2**20}})
+    assert answer[0] == 413
+
+
+async def test_the_endpoint_of_an_ended_episode_is_gone():
+    async with hosted(AGENT) as host:
+        await host.run(task("keep"), Scripted())
+        end = await host.run(task("kept"), Scripted())
+    assert logged(end) == ["410 episode_over"]
+
+
+async def test_a_client_that_gives_up_takes_its_turn_back_and_the_episode_with_it():
+    async with hosted(AGENT) as host:
+        end = await host.run(task("give up"), Silent())
+    assert logged(end) == ["410 episode_over"]
+
+
+async def test_at_the_deadline_an_agent_is_cancelled():
+    async with hosted(AGENT, timeout_s=5, cleanup_s=1) as host:
+        end = await host.run(task("for ever"), Silent())
+        assert (end.reward, end.status, end.is_suspect) == (None, RewardStatus.TIMEOUT, False)
+        assert await host.run(task("models"), Scripted()) == EpisodeEnd(
+            reward=1.0, events=(Logged(name="model", value="policy"),)
+        )
+
+
+async def test_a_cancelled_episode_closes_its_connections(tmp_path):
+    async with hosted(AGENT) as host:
+        silent = Silent()
+        await host.run(task("models"), Scripted())
+        (process,) = started()
+        before = process.num_fds()
+        running = asyncio.create_task(host.run(task("hang", file=str(tmp_path / "file")), silent))
+        await silent.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert silent.was_cancelled
+        await until(lambda: process.num_fds() <= before)
+    assert started() == []
+
+
+async def test_two_hundred_agents_leave_no_descriptors_and_one_port():
+    async with hosted(AGENT) as host:
+        before = await host.run(task("count descriptors"), Scripted())
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(200):
+                tasks.create_task(host.run(task("until over" if i % 2 else "for ever"), Scripted()))
+        after = await host.run(task("count descriptors"), Scripted())
+        (process,) = started()
+        (port,) = {each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+    assert before.components == after.components == {"ports": 1.0}
+    assert after.reward <= before.reward + 4
+    assert not [
+        each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    ]
+
+
+async def test_an_agent_that_never_closes_its_client_leaves_no_connection_of_the_servers():
+    async with hosted(AGENT) as host:
+        await host.run(task("count descriptors"), Scripted())
+        for _ in range(20):
+            await host.run(task("leave a client"), Scripted())
+        (process,) = started()
+        await until(lambda: psutil.CONN_ESTABLISHED not in [each.status for each in process.net_connections()])
+
+
+@both_kinds
+async def test_an_agent_that_waits_ends_with_its_episode_and_its_process_goes_on(kind):
+    async with hosted(f"{HERE}:guess{kind}", timeout_s=4) as host:
+        silent = Silent()
+        running = asyncio.create_task(host.run(task(), silent))
+        await silent.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        late = await host.run(task(), Silent())
+        assert (late.reward, late.status, late.is_suspect) == (None, RewardStatus.TIMEOUT, False)
+        (process,) = started()
+        assert (await host.run(task(), Scripted("13"))).reward == 1.0
+        assert started() == [process]
