@@ -15,6 +15,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import (
     ENVIRONMENTS,
     PROMPTS,
+    REPLY_PARSERS,
     REWARDS,
     SINKS,
     TRANSPORTS,
@@ -40,6 +41,7 @@ class Kind:
 KINDS = {
     "rewards": Kind(setting="reward.judge and reward.parts.judge", home=REWARDS),
     "environments": Kind(setting="environment and environments", home=ENVIRONMENTS),
+    "reply_parsers": Kind(setting="episodes.parser", home=REPLY_PARSERS),
     "prompts": Kind(setting="prompts, evaluation.prompts and algorithm.sft.prompts", home=PROMPTS),
     "transports": Kind(setting="weights.transport", home=TRANSPORTS),
     "sinks": Kind(setting="metrics.sinks", home=SINKS),

@@ -9,6 +9,7 @@ from transformers.utils.chat_parsing import parse_response
 from actors.chat.rendering import Tool
 from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import DataError, headline
+from cluster.contracts.plugins import REPLY_PARSERS, Plugin, resolve
 
 _OF_PARSING = (ValueError, LookupError, TypeError, AttributeError)
 """What the parser raises: for broken JSON, and for a call that lacks what is read of it."""
@@ -49,6 +50,23 @@ class TemplateParser:
             reasoning=found.get("reasoning_content") or found.get("thinking"),
             calls=calls,
         )
+
+
+class NamedParser:
+    """A function below `actors.reply_parsers`, or of a user's, with its parameters bound."""
+
+    def __init__(self, parser: Plugin) -> None:
+        """Raises ConfigError if it is not there, or its parameters do not fit."""
+        self._name = parser.name
+        self._read = resolve(parser, home=REPLY_PARSERS, field="episodes.parser")
+
+    def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
+        try:
+            text, calls = self._read(text=sampled, tools=[dict(tool) for tool in tools])
+        except _OF_PARSING as error:
+            raise DataError(f"a tool call is malformed: {headline(error)}") from error
+        read = tuple(_call({"function": call}) for call in calls)
+        return Reply(text=str(text or ""), reasoning=None, calls=read)
 
 
 def _call(found: Any) -> ToolCall:

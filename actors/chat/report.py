@@ -54,11 +54,16 @@ class ChatReport:
         if self.why_no_turns is not None:
             raise ConfigError(f"model.chat_template: {self.why_no_turns}")
 
-    def require_tools(self) -> None:
-        """Raises ConfigError unless tools are shown, their answers exact, and calls can be read."""
+    def require_tools(self, *, reads_calls: bool = False) -> None:
+        """Raises ConfigError unless tools are shown, their answers exact, and calls can be read, here or by a parser that is named
+        (`reads_calls`)."""
         self.require_turns()
-        if (why := self.why_no_tools or self.why_no_calls) is not None:
-            raise ConfigError(f"model.chat_template: {why}; set it to a template with tools, or use none")
+        if self.why_no_tools is not None:
+            raise ConfigError(f"model.chat_template: {self.why_no_tools}; set it to a template with tools, or use none")
+        if self.why_no_calls is not None and not reads_calls:
+            raise ConfigError(
+                f"model.chat_template: {self.why_no_calls}; name a parser in episodes.parser, or use no tools"
+            )
 
 
 def chat_report(turns: Turns) -> ChatReport:

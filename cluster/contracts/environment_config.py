@@ -25,6 +25,10 @@ class EpisodesConfig(Section):
     """What the model sees of earlier turns. `append`: the tokens that it sampled and that it was given, as they were. `template`: where
     the chat template writes the conversation otherwise by now, as it does where it drops earlier reasoning, the episode goes on in a new
     segment that begins with that: what a server that keeps no tokens shows it, at the price of more rows."""
+    parser: Mathematics[Plugin | None] = None
+    """Reads tool calls in what the model said, where neither the tokenizer's response template nor one made from the chat template passes
+    the proof: `{name: vllm, parser: hermes, tokenizer: PATH}`, or a function of yours as 'my_package.module:name' with the parameters
+    `text` and `tools`, which returns the words and the calls. None takes the one that is proven."""
     compared_share: Resources[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of episodes whose prompts are held against what the chat template writes of the whole conversation, turn by turn:
     `environment/<name>/uncanonical_share` says how many differ."""

@@ -74,6 +74,7 @@ OF_EITHER = ("columns", "rewards", "servers")
 
 REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
 ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",))
+REPLY_PARSERS = Home(package="actors.reply_parsers", called_with=("text", "tools"))
 PROMPTS = Home(package="actors.prompts")
 TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
 SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))

@@ -5,11 +5,23 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import ENVIRONMENTS, PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, parameters
+from cluster.contracts.plugins import (
+    ENVIRONMENTS,
+    PROMPTS,
+    REPLY_PARSERS,
+    REWARDS,
+    SINKS,
+    TRANSPORTS,
+    Home,
+    Plugin,
+    find,
+    parameters,
+)
 
 _HOMES = {
     "reward.judge": REWARDS,
     "environment": ENVIRONMENTS,
+    "episodes.parser": REPLY_PARSERS,
     "prompts": PROMPTS,
     "evaluation.prompts": PROMPTS,
     "algorithm.sft.prompts": PROMPTS,

@@ -22,11 +22,14 @@ def check_environments(config: RunConfig, formatter: "ChatFormatter | None", *, 
     """What each is, by its name. Raises ConfigError for one that does not start, and for a model whose conversations are not exact."""
     if not config.has_episodes:
         return {}
+    from actors.chat.calls import NamedParser
     from actors.rollout.episodes.speech import Speech
 
     missing = [name for name in config.episodes.env if name not in os.environ]
     if is_local and missing:
         raise ConfigError(f"episodes.env names {', '.join(missing)}, not set here; export it, or leave it out")
+    if config.episodes.parser is not None:
+        NamedParser(config.episodes.parser)
     if formatter is not None:
         Speech(formatter)
     try:

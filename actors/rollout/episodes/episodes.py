@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.processes.printed import PrintedLines
 from actors.rollout.engine_thread import EngineThread
@@ -18,10 +19,11 @@ class Episodes:
     """Of a run in which some prompts may have several turns."""
 
     def __init__(self, config: RunConfig, formatter: ChatFormatter) -> None:
-        """Raises ConfigError for a model whose conversations are not exact."""
+        """Raises ConfigError for a model whose conversations are not exact, and for a parser that is not there."""
         self._config = config
+        parser = config.episodes.parser
         self.is_played = config.is_played
-        self._speech = Speech(formatter)
+        self._speech = Speech(formatter, parser=parser and NamedParser(parser))
         self._hosts: Hosts | None = None
         self.printed = PrintedLines()
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from actors.rollout.episodes.speech import Speech, as_json
@@ -10,11 +11,14 @@ from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
 from cluster.contracts.protocols import EngineRequest
+from cluster.contracts.sampling_config import PENALTIES
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
 
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
 """Raises `EngineRefusalError` where the engine does not take the request."""
 _MILLION = 1_000_000
+_OF_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
+"""Settings of sampling that an agent at the endpoint may repeat, and not change."""
 ENVIRONMENT = "environment"
 """The part of the reward that an environment returns, and the beginning of its components' names."""
 
@@ -52,7 +56,8 @@ class Play:
     @property
     def task(self) -> EpisodeTask:
         ticket = self.ticket
-        return task_of(ticket.prompt, id=f"{ticket.group_id}/{self.index}", seed=ticket.seed, index=self.index)
+        task = task_of(ticket.prompt, id=f"{ticket.group_id}/{self.index}", seed=ticket.seed, index=self.index)
+        return replace(task, sampling={name: getattr(self._sampling, name) for name in _OF_THE_DISTRIBUTION})
 
     async def converse(self, asked: Asked) -> Said:
         """As `cluster.contracts.episodes.Converse`. Raises also `EngineRefusalError`."""

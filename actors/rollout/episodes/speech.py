@@ -43,8 +43,9 @@ class Heard:
 class Speech:
     """Of a model with a chat template whose turns are exact."""
 
-    def __init__(self, formatter: ChatFormatter) -> None:
-        """Raises ConfigError where no conversation can go on exactly after a turn."""
+    def __init__(self, formatter: ChatFormatter, *, parser: ReplyParser | None = None) -> None:
+        """`parser` reads replies in place of the one that is proven. Raises ConfigError where no conversation can go on exactly after a
+        turn."""
         if not formatter.has_template:
             raise ConfigError(
                 "environment: the model has no chat template, and a conversation needs one; set model.chat_template, or take a chat model"
@@ -56,6 +57,7 @@ class Speech:
         except DataError as error:
             raise ConfigError(f"model.chat_template: {error}") from error
         self._report.require_turns()
+        self._own_parser = parser
 
     @property
     def max_context(self) -> int:
@@ -142,12 +144,12 @@ class Speech:
 
     def _require_tools(self, tools: Tools) -> None:
         if tools:
-            self._report.require_tools()
+            self._report.require_tools(reads_calls=self._own_parser is not None)
 
     @cached_property
     def _parser(self) -> ReplyParser | None:
-        if self._report.calls_are_read_by is None:
-            return None
+        if self._own_parser is not None or self._report.calls_are_read_by is None:
+            return self._own_parser
         begins, stops = self._report.generation_prompt, self._turns.suffixes.stops
         own = self._turns.response_template
         return find_parser(self._turns.template, own=own, stops=stops, generation_prompt=begins).parser
