@@ -26,10 +26,11 @@ class GroupInProgress:
         key: str,
         decode: Callable[[Sequence[int]], str],
         environment: str = "single_turn",
+        place: int = 0,
         kept: pa.RecordBatch | None = None,
     ) -> None:
         """`key` tells this group's requests from those of every other group that the worker has had. `environment` is the name of the
-        single turn in the run; `kept` is what another worker sampled of it, as `sampled` tells.
+        single turn in the run, `place` that of its requests; `kept` is what another worker sampled of it, as `sampled` tells.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
@@ -38,6 +39,7 @@ class GroupInProgress:
         self._encoded = encoded
         self._decode = decode
         self._environment = environment
+        self._place = place
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._request_ids = [f"{key}/{index}" for index in range(num_started)]
@@ -62,6 +64,7 @@ class GroupInProgress:
                 prompt_token_ids=self._encoded.token_ids,
                 sampling=self._sampling,
                 seed=sample_seed(self.ticket.seed, index),
+                place=self._place,
                 kept=self._kept.get(request_id),
             )
             for index, request_id in enumerate(self._request_ids)

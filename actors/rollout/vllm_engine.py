@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -58,7 +58,7 @@ class VllmEngine:
         self._stop_token_ids = list(formatter.stop_token_ids)
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
-        self._waiting: deque[EngineRequest] = deque()
+        self._waiting: list[EngineRequest] = []
         self._running: set[str] = set()
         self._held: list[EngineOutput] = []
         self._num_loads = 0
@@ -78,11 +78,11 @@ class VllmEngine:
         self._try_out(sampling)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request; it starts at the next step that has a free slot, first come, first served.
+        """Takes a request; it starts at the next step that has a free slot, by its place and then first come, first served.
 
         A stop string that begins in kept tokens and ends in new ones is not seen.
         """
-        self._waiting.append(request)
+        insort(self._waiting, request, key=lambda each: each.place)
 
     def step(self) -> list[EngineOutput]:
         """One forward pass over all running requests; at most one token each. Empty when nothing runs.
@@ -98,7 +98,7 @@ class VllmEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
         gone = set(request_ids)
-        self._waiting = deque(request for request in self._waiting if request.request_id not in gone)
+        self._waiting = [request for request in self._waiting if request.request_id not in gone]
         self._held = [output for output in self._held if output.request_id not in gone]
         running = sorted(gone & self._running)
         self._running -= gone
@@ -177,7 +177,7 @@ class VllmEngine:
         """Starts waiting requests in the free slots. Returns those that vLLM refuses."""
         refused: list[EngineOutput] = []
         while self._waiting and len(self._running) < self._max_running:
-            request = self._waiting.popleft()
+            request = self._waiting.pop(0)
             try:
                 self._start(request)
             except self._refusals as error:

@@ -257,6 +257,8 @@ class RolloutWorker:
             key=key,
             decode=self._formatter.decode,
             environment=environment,
+            # Beside episodes older groups go first, whose turns come again and again; alone, requests are served as they come.
+            place=ticket.index if self._episodes else 0,
             kept=sampled,
         )
 

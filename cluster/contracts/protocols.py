@@ -39,6 +39,8 @@ class EngineRequest:
     prompt_token_ids: list[int]
     sampling: "SamplingConfig"
     seed: int
+    place: int = 0
+    """In the line of those that wait for the engine: lower ones first, equal ones as they come."""
     kept: Completion | None = None
     """Tokens sampled before an interruption: the engine goes on after them and does not return them again."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
@@ -46,6 +46,15 @@ def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
                 f"{field}: prompt {prompt.prompt_id!r} is a text without roles, and the environment {environment!r} converses; set "
                 f"{field}.text_as=user_message, or give it messages"
             )
+
+
+def judged(source: PromptSource, config: RunConfig) -> PromptSource:
+    """Its prompts that judges see; of a run with environments, those among the first ones."""
+    if not config.has_episodes or config.reward.judges_episodes:
+        return source
+    firsts = [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
+    seen = [prompt for prompt in firsts if not config.is_played(config.environment_of(prompt.columns))]
+    return cast(PromptSource, seen)  # a list has what it takes
 
 
 def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """vLLM in this process does what the Engine protocol says: sampling, log-probs, stops, aborts, resumed requests."""
 
+import dataclasses
 import re
 
 import pytest
@@ -177,6 +178,13 @@ def test_an_aborted_request_says_no_more(engine):
     engine.abort(["drop", "waiting3", "unknown"])
     seen = {output.request_id for _ in range(12) for output in engine.step()}
     assert seen == {"keep", "waiting1", "waiting2"}
+
+
+def test_of_those_that_wait_the_lower_place_starts_first_and_equal_ones_as_they_came(engine):
+    for name, place in (("running1", 0), ("running2", 0), ("late", 9), ("old", 1), ("older", 0), ("old too", 1)):
+        engine.add(dataclasses.replace(request(name, PROMPT, max_tokens=4), place=place))
+    ended = [output.request_id for _ in range(16) for output in engine.step() if output.finish_reason is not None]
+    assert ended == ["running1", "running2", "older", "old", "old too", "late"]
 
 
 def test_a_request_that_vllm_does_not_take_is_an_output_with_the_reason_and_the_others_go_on(engine):

@@ -134,6 +134,7 @@ class Play:
             prompt_token_ids=prompt_token_ids,
             sampling=sampling.model_copy(update=own),
             seed=sample_seed(self.seed, turn),
+            place=self.ticket.index,
         )
 
     def _unbegun(self) -> Segment:

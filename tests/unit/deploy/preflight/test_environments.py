@@ -1,0 +1,90 @@
+"""What is known of environments before a run starts."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cluster.contracts.errors import ConfigError
+from deploy.preflight import check
+from tests.integration.conversations import ENVIRONMENT, TEMPLATE
+from tests.models import make_tiny_model
+from tests.unit.deploy.preflight.runs import run
+
+pytestmark = pytest.mark.slow
+ROWS = tuple({"messages": [{"role": "user", "content": str(number)}], "kind": "game"} for number in range(2))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), chat_template=TEMPLATE)
+
+
+def shown(config) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(check(config).table())
+    return " ".join(out.getvalue().split())
+
+
+def refusal(config) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    return str(refused.value)
+
+
+def test_an_environment_is_started_and_no_judge_is_asked(tmp_path, model):
+    text = shown(run(tmp_path, model, f"environment={ENVIRONMENT}", rows=ROWS))
+    assert (
+        "environment digits_wanted tests.integration.conversations:digits_wanted, all episodes in one process" in text
+    )
+    assert "limits 16 turns, 300 s" in text
+    assert "judge none: environments reward their episodes" in text
+
+
+def test_one_that_does_not_import_is_refused_with_its_setting(tmp_path, model):
+    wrong = {"kind": "tests.integration.conversations:gone"}
+    said = refusal(run(tmp_path, model, f"environments={wrong}", "episodes.column=kind", rows=ROWS))
+    assert "environments.kind='tests.integration.conversations:gone'" in said
+
+
+def test_a_parameter_that_it_does_not_take_is_refused(tmp_path, model):
+    said = refusal(run(tmp_path, model, f"environment={{name: {ENVIRONMENT}, turn: 3}}", rows=ROWS))
+    assert "environment.turn=3 is not a parameter" in said and "it takes: turns" in said
+
+
+def test_a_prompt_that_names_no_environment_is_refused(tmp_path, model):
+    named = {"other": ENVIRONMENT}
+    said = refusal(run(tmp_path, model, f"environments={named}", "episodes.column=kind", rows=ROWS))
+    assert "environments has no entry for 'game' (column 'kind'); it has: other" in said
+
+
+def test_a_model_that_cannot_converse_is_refused(tmp_path, tmp_path_factory):
+    plain = make_tiny_model(tmp_path_factory.mktemp("plain"))
+    assert "the model has no chat template" in refusal(run(tmp_path, plain, f"environment={ENVIRONMENT}", rows=ROWS))
+
+
+def test_texts_without_roles_are_refused(tmp_path, model):
+    overrides = (f"environment={ENVIRONMENT}", "prompts.text_as=text")
+    said = refusal(run(tmp_path, model, *overrides, rows=({"prompt": "1+1="},)))
+    assert (
+        "is a text without roles, and the environment 'digits_wanted' converses; set prompts.text_as=user_message"
+        in said
+    )
+
+
+def test_variables_that_an_environment_is_promised_must_be_there(tmp_path, model):
+    overrides = (f"environment={ENVIRONMENT}", "episodes.env=[SURELY_NOT_SET]")
+    assert "episodes.env names SURELY_NOT_SET" in refusal(run(tmp_path, model, *overrides, rows=ROWS))
+
+
+def test_of_mixed_prompts_judges_are_tried_on_single_turns_alone(tmp_path, model):
+    single = {"prompt": "1+1=", "answer": "2", "kind": "plain"}
+    both = {"game": ENVIRONMENT, "plain": "single_turn"}
+    text = shown(run(tmp_path, model, f"environments={both}", "episodes.column=kind", rows=(*ROWS, single)))
+    assert "judge exact_match" in text and "column 'answer'" in text
+
+
+def test_settings_of_episodes_without_an_environment_are_refused(tmp_path, model):
+    with pytest.raises(ConfigError, match="episodes is set, and without an environment every prompt has a single turn"):
+        run(tmp_path, model, "episodes.max_turns=3")
