@@ -25,5 +25,5 @@ class ScriptedEpisode:
         self.logged[name] = value
 
 
-def play(environment: Callable[..., Any], episode: ScriptedEpisode, **parameters: Any) -> float | None:
+def play(environment: Callable[..., Any], episode: Any, **parameters: Any) -> float | None:
     return returned(asyncio.run(environment(episode, **parameters))).reward

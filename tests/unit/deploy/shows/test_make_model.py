@@ -1,4 +1,3 @@
-import asyncio
 from pathlib import Path
 from random import Random
 
@@ -15,6 +14,7 @@ from cluster.contracts.types import FinishReason
 from deploy.shows import make_model
 from deploy.shows.make_model import ASSISTANT_ID, END_ID
 from deploy.shows.players import GUESS_PROMPT, calculating
+from tests.unit.actors.environments.played import play
 
 MODEL = Path(make_model.__file__).parent / "model"
 QUESTION = "Solve the following multiplication: 123 * 456. Give only the result as your final answer."
@@ -90,7 +90,7 @@ def test_before_any_reinforcement_it_wins_as_seldom_as_a_player_who_hears_nothin
     turns = Turns(tokenizer, stop_token_ids=[END_ID])
     episodes = [Player(model, turns, seed=seed) for seed in range(120)]
     for episode in episodes:
-        asyncio.run(guess(episode))
+        play(guess, episode)
     assert 0.1 <= sum(episode.logged["solved"] for episode in episodes) / 120 <= 0.3
 
 
