@@ -14,6 +14,9 @@ EPISODE_METRICS: Mapping[str, str] = {
     "unknown tool, with arguments that do not fit, or refused by the tool.",
     "environment/<name>/written_share": "Of the completions' tokens, those that nobody sampled: the template, tools and the environment "
     "wrote them, and they do not train.",
+    "environment/<name>/uncanonical_share": "Of the turns that were compared (`episodes.compared_share`), those whose prompt the chat "
+    "template would write in other tokens, given the whole conversation: the model sees another history than behind a server that "
+    "keeps no tokens.",
     "environment/<name>/truncated_share": "Share of episodes that met a limit: turns, context, or a turn that was cut off.",
     "environment/<name>/num_failed": "Episodes that failed while they were sampled; they do not train. "
     "`environment/<name>/num_failed/<stage>` is of one stage: `environment`, or `tool:` and its name.",
@@ -41,6 +44,8 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
     num_episodes = sum(each.num_episodes for each in stats)
     rewards = [value for summary in summaries for value in summary.known_rewards]
     num_calls = sum(each.num_calls for each in stats)
+    num_compared = sum(each.num_compared_turns for each in stats)
+    num_uncanonical = sum(each.num_uncanonical_turns for each in stats)
     num_written = sum(each.num_written_tokens for each in stats)
     num_tokens = num_written + sum(each.num_sampled_tokens for each in stats)
     failed = sum((Counter(each.failed_stages) for each in stats), Counter[str]())
@@ -49,6 +54,7 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
     own = {log: fmean(value for each in stats for value in each.logs.get(log, ())) for log in sorted(logged)}
     of_environment = own | {
         **({"reward": fmean(rewards)} if rewards else {}),
+        **({"uncanonical_share": num_uncanonical / num_compared} if num_compared else {}),
         "turns": sum(each.num_turns for each in stats) / num_episodes,
         "calls": num_calls / num_episodes,
         "malformed_share": sum(each.num_malformed_calls for each in stats) / num_calls if num_calls else 0.0,

@@ -21,12 +21,21 @@ def reasoning_gym(*, prompt: str, completion: str, columns: Mapping[str, Any], a
     Without `answer_tag` the whole completion is the answer, stripped. With `answer_tag: answer` it is what stands in the last
     `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
     """
+    return score_of(answer_of(completion, answer_tag=answer_tag), columns, setting="reward.judge")
+
+
+def answer_of(completion: str, *, answer_tag: str | None) -> str | None:
+    """None where the tag is missing."""
+    return completion.strip() if answer_tag is None else extract_answer(completion, tag_name=answer_tag)
+
+
+def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) -> float:
+    """By the verifier of the task in `columns`. Raises DataError, naming `setting`, when they lack one."""
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise DataError(
-            f"reward.judge=reasoning_gym needs the column {missing[0]!r}; use it with prompts: {{name: reasoning_gym, task: ...}}"
+            f"{setting}=reasoning_gym needs the column {missing[0]!r}; use it with prompts: {{name: reasoning_gym, task: ...}}"
         )
-    answer = completion.strip() if answer_tag is None else extract_answer(completion, tag_name=answer_tag)
     metadata = _tuples(columns["metadata"]) if columns["task"] in _TUPLE_TASKS else columns["metadata"]
     entry = {"answer": columns["answer"], "metadata": metadata}
     return float(_task(columns["task"], json.dumps(columns["task_config"], sort_keys=True)).score_answer(answer, entry))

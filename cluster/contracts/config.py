@@ -86,6 +86,10 @@ class RunConfig(Section):
         """All of them, by the names under which rows and metrics have them."""
         return self.environments or {_label(self.environment): self.environment}
 
+    def environment_setting(self, name: str) -> str:
+        """Where the environment of this name stands in a run file."""
+        return f"environments.{name}" if self.environments else "environment"
+
     @property
     def has_episodes(self) -> bool:
         """Some prompts have more than one turn, or may have."""

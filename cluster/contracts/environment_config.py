@@ -1,8 +1,8 @@
 """What speaks with the policy, and how long an episode may take."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from cluster.contracts.episodes import EpisodeLimits
 from cluster.contracts.plugins import Plugin
@@ -21,6 +21,13 @@ class EpisodesConfig(Section):
     on_turn_length: Mathematics[Literal["end", "continue"]] = "end"
     """What a turn that was cut off at `sampling.max_tokens` is. `end`: the model's last one; the environment may still return a reward.
     `continue`: its close is written for it, and the episode goes on."""
+    history: Mathematics[Literal["append", "template"]] = "append"
+    """What the model sees of earlier turns. `append`: the tokens that it sampled and that it was given, as they were. `template`: where
+    the chat template writes the conversation otherwise by now, as it does where it drops earlier reasoning, the episode goes on in a new
+    segment that begins with that: what a server that keeps no tokens shows it, at the price of more rows."""
+    compared_share: Resources[Annotated[float, Field(ge=0, le=1)]] = 0.01
+    """Share of episodes whose prompts are held against what the chat template writes of the whole conversation, turn by turn:
+    `environment/<name>/uncanonical_share` says how many differ."""
     timeout_s: Resources[PositiveFloat] = 300.0
     """Of a whole episode. One that takes longer has failed, and has no reward."""
     cleanup_s: Resources[PositiveFloat] = 5.0

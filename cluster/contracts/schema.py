@@ -78,7 +78,8 @@ SCHEMA = pa.schema(
         # say it all.
         pa.field("messages", pa.string()),
         pa.field("environment", pa.string(), nullable=False),
-        # JSON: `num_calls` of tools, `num_malformed_calls` among them, and `log`, what the environment logged; null where there is none.
+        # JSON: `num_calls` of tools, `num_malformed_calls` among them, `num_uncanonical_turns` whose prompt the template would write
+        # otherwise (null where nobody looked), and `log`, what the environment logged; null for a single turn.
         pa.field("episode", pa.string()),
         # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
         pa.field("failed_stage", pa.string()),
@@ -191,6 +192,12 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
         num_turns=sum(len(row["turns"] or ()) for row in rows),
         num_calls=sum(each["num_calls"] for each in told),
         num_malformed_calls=sum(each["num_malformed_calls"] for each in told),
+        num_compared_turns=sum(
+            len(row["turns"] or ())
+            for row, each in zip(rows, told, strict=True)
+            if each.get("num_uncanonical_turns") is not None
+        ),
+        num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in told),
         num_sampled_tokens=num_sampled,
         num_written_tokens=len(is_sampled) - num_sampled,
         failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),

@@ -1,9 +1,10 @@
-"""Tools that a model may call: typed functions, with a JSON schema made from their signatures and docstrings."""
+"""Tools that a model may call: typed functions, with a JSON schema made from their signatures and docstrings, or one that is given."""
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -27,7 +28,8 @@ class Tool:
     on_error: OnError
     """What an exception, or a call over its deadline, is. `fail`: the environment's failure. `tell`: text for the model, as for a
     ToolError."""
-    arguments: type[BaseModel]
+    check: Callable[[dict[str, Any]], dict[str, Any]]
+    """The arguments, converted to the types of the parameters. Raises ToolError, with all that is wrong."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """As the function itself, unchecked."""
@@ -37,16 +39,10 @@ class Tool:
         return self if instance is None else dataclasses.replace(self, call=self.call.__get__(instance, owner))
 
     def checked(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        """Converted to the types of the parameters. Raises ToolError, with all that is wrong."""
+        """As `check`, of what a model wrote."""
         if isinstance(arguments, str):
             raise ToolError(f"the arguments of {self.name} must be a JSON object, not {arguments[:200]!r}")
-        try:
-            model = self.arguments.model_validate(arguments)
-        except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ToolError(f"wrong arguments of {self.name}: {wrong}") from error
-        fields = type(model).model_fields
-        return {str(fields[name].alias): getattr(model, name) for name in model.model_fields_set}
+        return self.check(arguments)
 
 
 @overload
@@ -67,18 +63,41 @@ def tool(
         if not described:
             raise ConfigError(f"tool {name!r} has no docstring, by which the model knows what it does")
         arguments = _arguments(function, described_each)
-        about = {"name": name, "description": described, "parameters": _untitled(arguments.model_json_schema())}
-        schema = {"type": "function", "function": about}
         return Tool(
-            name=name, call=function, schema=schema, timeout_s=timeout_s, on_error=on_error, arguments=arguments
+            name=name,
+            call=function,
+            schema=function_schema(name, described, _untitled(arguments.model_json_schema())),
+            timeout_s=timeout_s,
+            on_error=on_error,
+            check=partial(_checked, arguments),
         )
 
     return made if function is None else made(function)
 
 
+def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """As chat templates take it. `parameters` is a JSON schema."""
+    about = {"name": name, "description": description, "parameters": dict(parameters)}
+    return {"type": "function", "function": about}
+
+
 def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     """Raises ConfigError as `tool`."""
     return function if isinstance(function, Tool) else tool(function)
+
+
+def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        made = model.model_validate(arguments)
+    except ValidationError as error:
+        raise wrong_arguments(model.__name__, ((each["loc"], each["msg"]) for each in error.errors())) from error
+    return {str(model.model_fields[name].alias): getattr(made, name) for name in made.model_fields_set}
+
+
+def wrong_arguments(name: str, mistakes: Iterable[tuple[Iterable[str | int], str]]) -> ToolError:
+    """Each mistake by its place in the arguments."""
+    wrong = "; ".join(": ".join(filter(None, [".".join(map(str, place)), why])) for place, why in mistakes)
+    return ToolError(f"wrong arguments of {name}: {wrong}")
 
 
 def _arguments(function: Callable[..., Any], described: dict[str, str]) -> type[BaseModel]:

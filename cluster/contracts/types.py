@@ -138,6 +138,10 @@ class EpisodeStats:
     num_calls: int
     """Of tools."""
     num_malformed_calls: int
+    num_compared_turns: int = 0
+    """Whose prompts were held against what the template writes."""
+    num_uncanonical_turns: int = 0
+    """Of these, those that the template would write otherwise."""
     num_sampled_tokens: int
     num_written_tokens: int
     """Between turns: by the template, tools and the environment."""

@@ -20,7 +20,7 @@ def check(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Validate everything, show derived sizes, placement and memory; start nothing."""
+    """Validate everything, show derived sizes, placement and memory; play environments twice. No run starts."""
     with reporting(debug=debug):
         from deploy import preflight
         from deploy.config import loading as configuration
@@ -29,7 +29,7 @@ def check(
         if resolve:
             typer.echo(configuration.full_yaml(config), nl=False)
             return
-        report = preflight.check(config, address=address)
+        report = preflight.check(config, address=address, plays=True)
         Console().print(report.table())
 
 
@@ -112,6 +112,51 @@ def kubernetes(
         else:
             made = ray_job.job(read, place)
         typer.echo(text.dump(made, comment=comment), nl=False)
+
+
+@app.command(rich_help_panel="Prepare")
+def play(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENVIRONMENT",
+            help="As in a run file: gym, or my_environments:guess; or a RUN.yaml, for its environment and first prompt.",
+            autocompletion=completion.run_files,
+        ),
+    ],
+    params: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[a=b]...", help="The environment's parameters, or settings of RUN.yaml."),
+    ] = None,
+    say: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="What the model says, in order, in place of stdin.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The task, as the user's first message.")] = None,
+    columns: Annotated[str, typer.Option(metavar="YAML", help="The prompt's columns: '{answer: 42}'.")] = "{}",
+    seed: Annotated[int, typer.Option(min=0, help="Of the task: equal for a whole group.")] = 0,
+    env: Annotated[
+        list[str] | None, typer.Option(help="As episodes.env: a variable that the environment sees.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A model, for its tokenizer: show which tokens would be trained.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Play an environment yourself, as the model, without an engine; exit code 1 if it fails."""
+    with reporting(debug=debug):
+        from deploy import playing
+
+        given = (params or [], prompt, columns, env or [])
+        game = playing.game(environment, *given, seed=seed)
+        screen = Console(markup=False, emoji=False, highlight=False)
+        tokens = None
+        if model is not None:
+            from deploy import playing_tokens
+
+            tokens = playing_tokens.of_model(model, game.prompt)
+        says = playing.typed(screen) if say is None else playing.scripted(say, screen)
+        if not playing.play(game, says, screen, tokens=tokens):
+            raise typer.Exit(1)
 
 
 @app.command(name="serve-reward", rich_help_panel="Prepare")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
 
-def check(config: RunConfig, *, address: str | None = None) -> Report:
-    """Starts nothing but the judge, on samples. Raises one ConfigError with all problems.
+def check(config: RunConfig, *, address: str | None = None, plays: bool = False) -> Report:
+    """Starts nothing but the judge, on samples, and environments, which it also `plays` if asked. Raises one ConfigError with all problems.
 
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
@@ -75,6 +75,7 @@ def check(config: RunConfig, *, address: str | None = None) -> Report:
             *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
             *chat.chat_rows(formatter),
             *environments.environment_rows(config, played or {}),
+            *(environments.world_rows(config, source) if plays and config.has_episodes else ()),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, cast
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import Prompt
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from deploy.preflight.first_observations import FirstObservations
 
 _NUM_LOOKED_AT = 100
 """Prompts of each source."""
@@ -55,6 +57,34 @@ def judged(source: PromptSource, config: RunConfig) -> PromptSource:
     firsts = [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
     seen = [prompt for prompt in firsts if not config.is_played(config.environment_of(prompt.columns))]
     return cast(PromptSource, seen)  # a list has what it takes
+
+
+def world_rows(config: RunConfig, source: PromptSource) -> Iterator[tuple[str, str, str]]:
+    """Plays the first prompt of each environment twice, without the model: whether both episodes meet the same world.
+
+    Rows, and no error: a reply of the model may be what it takes, and an environment may draw where it does not matter.
+    """
+    from actors.rollout.episodes.play import task_of
+    from deploy.preflight.first_observations import first_observations
+
+    found: dict[str, Prompt] = {}
+    for index in range(min(len(source), _NUM_LOOKED_AT)):
+        found.setdefault(config.environment_of(source[index].columns), source[index])
+    for name, prompt in found.items():
+        if not config.is_played(name):
+            continue
+        environment = config.named_environments[name]
+        task = task_of(prompt, id=f"check/{name}", seed=config.seed, index=0)
+        setting = f"environments.{name}" if config.environments else "environment"
+        seen = first_observations(environment, task, config.episodes.limits, setting=setting, env=config.episodes.env)
+        yield "environment", f"{name}, played twice", _in_words(seen)
+
+
+def _in_words(seen: "FirstObservations") -> str:
+    if seen.difference is not None:
+        return f"DIFFERS: {seen.difference}; all that an environment draws must come from episode.seed, or groups learn noise"
+    failed = "" if seen.failure is None else f"; it failed ({seen.failure}), maybe for want of a real reply"
+    return f"both episodes of a task met the same in {seen.num_turns} turns{failed}"
 
 
 def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("cluster", "actors", "learner", "deploy")
 EXTRAS = {"vllm"}
 """Installed for the machine at hand (deploy/install.sh)."""
+OPTIONAL = {"gymnasium": "gym", "httpx2": "mcp", "mcp": "mcp"}
+"""By the extra that brings them: imported by the one variant that needs them."""
 DEVELOPMENT = {"grafana_foundation_sdk": "deploy.monitoring"}
 """Of the extra `dev`: all that imports it, directly or not, lies in this package, which a developer runs by `python -m`."""
 
@@ -34,13 +36,21 @@ def imported() -> dict[str, set[str]]:
 
 def test_every_import_of_the_packages_is_declared():
     declared, distributions = _declared("dependencies"), packages_distributions()
-    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS, *DEVELOPMENT}
+    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS, *OPTIONAL, *DEVELOPMENT}
     undeclared = {
         module: importers
         for module, importers in imported().items()
         if module not in known and not declared & {_normal(name) for name in distributions.get(module, ())}
     }
     assert undeclared == {}
+
+
+def test_what_a_variant_alone_needs_is_an_extra_that_tests_have_too():
+    (development,) = (each for each in _listed("optional-dependencies", "dev") if each.startswith("treadwheel["))
+    for module, extra in OPTIONAL.items():
+        assert len(imported()[module]) == 1
+        assert _normal(module) in _declared("optional-dependencies", extra)
+        assert extra in re.split(r"[\[\],]", development)
 
 
 def test_what_only_a_developer_has_nothing_that_runs_imports():
@@ -54,10 +64,14 @@ def test_what_only_a_developer_has_nothing_that_runs_imports():
 
 
 def _declared(*table: str) -> set[str]:
+    return {_normal(re.split(r"[\[<>=!~; ]", each)[0]) for each in _listed(*table)}
+
+
+def _listed(*table: str) -> list[str]:
     found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for name in table:
         found = found[name]
-    return {_normal(re.split(r"[\[<>=!~; ]", each)[0]) for each in found}
+    return found
 
 
 def _normal(name: str) -> str:

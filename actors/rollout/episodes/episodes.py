@@ -39,7 +39,7 @@ class Episodes:
             key=key,
             speech=self._speech,
             hosts=self._hosts,
-            continues_cut_turns=self._config.episodes.on_turn_length == "continue",
+            config=self._config.episodes,
         )
 
     def begin(self, groups: Sequence[EpisodeGroup], engine: EngineThread, inbox: Inbox) -> None:

@@ -16,6 +16,7 @@ from actors.rollout.episodes.play import EngineRefusalError, Play
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
 from actors.rollout.inbox import Inbox
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import Completion, RewardStatus, Ticket
@@ -35,7 +36,7 @@ class EpisodeGroup:
     """One environment's, all of one task."""
 
     def __init__(
-        self, *, ticket: Ticket, environment: str, key: str, speech: Speech, hosts: Hosts, continues_cut_turns: bool
+        self, *, ticket: Ticket, environment: str, key: str, speech: Speech, hosts: Hosts, config: EpisodesConfig
     ) -> None:
         """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
         column that cannot be its sampling."""
@@ -45,10 +46,7 @@ class EpisodeGroup:
         self.environment = environment
         self._hosts = hosts
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
-        self._plays = [
-            Play(ticket, index, key=key, speech=speech, continues_cut_turns=continues_cut_turns)
-            for index in range(num_started)
-        ]
+        self._plays = [Play(ticket, index, key=key, speech=speech, config=config) for index in range(num_started)]
         self._ended: dict[int, EpisodeEnd] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._started_at = datetime.now(UTC)

@@ -23,7 +23,7 @@ class Hosts:
             name: EnvironmentHost.start(
                 environment,
                 episodes.limits,
-                setting=f"environments.{name}" if config.environments else "environment",
+                setting=config.environment_setting(name),
                 env=episodes.env,
                 printed=printed,
             )

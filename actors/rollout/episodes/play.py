@@ -7,12 +7,14 @@ from typing import Any
 from actors.rollout.episodes.speech import Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
 
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
 """Raises `EngineRefusalError` where the engine does not take the request."""
+_MILLION = 1_000_000
 ENVIRONMENT = "environment"
 """The part of the reward that an environment returns, and the beginning of its components' names."""
 
@@ -24,7 +26,7 @@ class EngineRefusalError(Exception):
 class Play:
     """A member of a group. What it is asked, it samples one turn after another."""
 
-    def __init__(self, ticket: Ticket, index: int, *, key: str, speech: Speech, continues_cut_turns: bool) -> None:
+    def __init__(self, ticket: Ticket, index: int, *, key: str, speech: Speech, config: EpisodesConfig) -> None:
         """`key` tells its requests from those of every other one; it samples with `sample`, which is set before it begins.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
@@ -36,7 +38,7 @@ class Play:
         self._speech = speech
         self.sample: Sample
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
-        self._continues_cut_turns = continues_cut_turns
+        self._config = config
         self._num_tries = 0
         self.begin()
 
@@ -44,20 +46,13 @@ class Play:
         """From the start: nothing of an earlier try is left."""
         self._num_tries += 1
         self._model_seconds = 0.0
-        self._transcript = Transcript(self.ticket.prompt, self._speech, continues_cut_turns=self._continues_cut_turns)
+        is_compared = self.seed % _MILLION < self._config.compared_share * _MILLION
+        self._transcript = Transcript(self.ticket.prompt, self._speech, self._config, is_compared=is_compared)
 
     @property
     def task(self) -> EpisodeTask:
-        prompt = self.ticket.prompt
-        messages = tuple(prompt.messages or ())
-        return EpisodeTask(
-            id=f"{self.ticket.group_id}/{self.index}",
-            prompt=_as_text(prompt),
-            messages=messages,
-            columns=prompt.columns,
-            seed=self.ticket.seed,
-            index=self.index,
-        )
+        ticket = self.ticket
+        return task_of(ticket.prompt, id=f"{ticket.group_id}/{self.index}", seed=ticket.seed, index=self.index)
 
     async def converse(self, asked: Asked) -> Said:
         """As `cluster.contracts.episodes.Converse`. Raises also `EngineRefusalError`."""
@@ -93,6 +88,7 @@ class Play:
                 {
                     "num_calls": end.num_calls,
                     "num_malformed_calls": end.num_malformed_calls,
+                    "num_uncanonical_turns": transcript.num_uncanonical,
                     "log": transcript.log,
                 }
             ),
@@ -167,8 +163,8 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _as_text(prompt: Prompt) -> str:
-    """What it asks: its last message, where it has messages."""
-    if prompt.text is not None:
-        return prompt.text
-    return str((prompt.messages or [{}])[-1].get("content") or "")
+def task_of(prompt: Prompt, *, id: str, seed: int, index: int) -> EpisodeTask:
+    """As an environment gets it. Its text is that of the prompt, or of its last message."""
+    messages = tuple(prompt.messages or ())
+    text = prompt.text if prompt.text is not None else str((messages[-1:] or ({},))[0].get("content") or "")
+    return EpisodeTask(id=id, prompt=text, messages=messages, columns=prompt.columns, seed=seed, index=index)

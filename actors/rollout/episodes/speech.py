@@ -117,6 +117,26 @@ class Speech:
         )
         return Heard(text=reply.text, reasoning=reply.reasoning, tool_calls=calls)
 
+    def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
+        """Whether the template, given the whole conversation at once, writes these ids: what a server that keeps no tokens would show the
+        model."""
+        try:
+            return list(token_ids) == self.begin_anew(messages, tools=tools).token_ids
+        except DataError:
+            return False
+
+    def written_anew(
+        self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools
+    ) -> EncodedPrompt | None:
+        """The conversation as the template writes it at once, where that is another text than that of `token_ids`; None where it is the
+        same, or where it cannot be written, as with a call that is no JSON."""
+        try:
+            begun = self.begin_anew(messages, tools=tools)
+        except DataError:
+            return None
+        decode = self._turns.encoder.decode
+        return None if decode(token_ids) == decode(begun.token_ids) else begun
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._formatter.decode(token_ids)
 

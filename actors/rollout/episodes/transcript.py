@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.rollout.episodes.speech import Heard, Speech
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten
 from cluster.contracts.errors import EpisodeOver, Limit
 from cluster.contracts.types import Completion, FinishReason, Prompt
@@ -60,10 +61,11 @@ class TurnPrompt:
 class Transcript:
     """One episode of one prompt, from its beginning."""
 
-    def __init__(self, prompt: Prompt, speech: Speech, *, continues_cut_turns: bool) -> None:
+    def __init__(self, prompt: Prompt, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
+        """`is_compared`: each turn's prompt is held against what the template writes of the whole conversation."""
         self._prompt = prompt
         self._speech = speech
-        self._continues_cut_turns = continues_cut_turns
+        self._config = config
         self.segments: list[Segment] = []
         self.earned: dict[str, float] = {}
         """By name; what has none stands in the token rewards alone."""
@@ -72,6 +74,8 @@ class Transcript:
         self.num_turns = 0
         self.num_calls = 0
         """That the model wrote."""
+        self.num_uncanonical: int | None = 0 if is_compared else None
+        """Turns whose prompt the template would write otherwise; None where nobody looks."""
         self._context: tuple[Message, ...] | None = None
         """As it was rewritten since the last turn."""
 
@@ -110,6 +114,10 @@ class Transcript:
         if prompt.segment is None:
             segment.write(prompt.written_ids, policy_version=completion.policy_versions[0])
         segment.sample(completion)
+        if self.num_uncanonical is not None:
+            told = [*segment.messages, *asked.messages]
+            is_canonical = self._speech.is_canonical(prompt.token_ids, told, tools=asked.tools)
+            self.num_uncanonical += not is_canonical
         heard = self._speech.hear(
             completion.token_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
         )
@@ -134,7 +142,7 @@ class Transcript:
     def _going_on(self, asked: Asked) -> TurnPrompt:
         segment, reason = self.segments[-1], self.finish_reason
         assert reason is not None, "a segment has a turn"
-        if reason is FinishReason.LENGTH and not self._continues_cut_turns:
+        if reason is FinishReason.LENGTH and self._config.on_turn_length == "end":
             raise EpisodeOver(
                 "the last turn was cut off at its length limit (episodes.on_turn_length)", limit=Limit.TURN_LENGTH
             )
@@ -143,8 +151,19 @@ class Transcript:
         following = self._speech.go_on(
             [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
         )
+        if self._config.history == "template" and (segment := self._rewritten(following.token_ids, asked)):
+            begun = segment.prompt_token_ids
+            return TurnPrompt(token_ids=begun, written_ids=begun, segment=segment)
         written = following.token_ids[len(following.token_ids) - following.num_written :]
         return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
+
+    def _rewritten(self, token_ids: Sequence[int], asked: Asked) -> Segment | None:
+        """A segment that begins with what the template makes of the conversation; None where it leaves it as it is."""
+        told = self.segments[-1].messages
+        begun = self._speech.written_anew(token_ids, [*told, *asked.messages], tools=asked.tools)
+        if begun is None:
+            return None
+        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*told])
 
     def _earn(self, event: Earned) -> None:
         self.segments[-1].token_rewards[-1] += event.reward

@@ -46,7 +46,7 @@ def test_every_setting_that_names_a_variant_is_of_a_kind():
     plugins = [
         name for name, field in fields(RunConfig) if "Plugin" in str(field.annotation) or field.annotation is Plugin
     ]
-    assert len(plugins) == 15
+    assert len(plugins) == 17
     assert [name for name in (*plugins, "prompts", "evaluation.prompts") if name not in known] == []
 
 

@@ -125,10 +125,14 @@ async def with_tools(episode: Episode):
 class SpeakingEngine(ScriptedEngine):
     """Says what `says` tells of a request's prompt, then the token that ends the turn; cut off at `max_tokens`."""
 
-    def __init__(self, tokenizer, says: Callable[[str], str], **scripted) -> None:
+    def __init__(
+        self, tokenizer, says: Callable[[str], str], *, token_ids: list[int] | None = None, **scripted
+    ) -> None:
+        """`token_ids` in place of those that the tokenizer makes of what it says."""
         super().__init__(length=lambda request: len(self._said(request)), **scripted)
         self._tokenizer = tokenizer
         self._says = says
+        self._token_ids = token_ids
 
     def prompts(self) -> list[str]:
         """As text, in the order in which they came."""
@@ -136,7 +140,7 @@ class SpeakingEngine(ScriptedEngine):
 
     def _said(self, request: EngineRequest) -> list[int]:
         text = self._says(self._tokenizer.decode(request.prompt_token_ids))
-        token_ids = self._tokenizer(text, add_special_tokens=False).input_ids
+        token_ids = self._token_ids or self._tokenizer(text, add_special_tokens=False).input_ids
         return [*token_ids, self._tokenizer.eos_token_id][: request.sampling.max_tokens]
 
     def _advance(self) -> list[EngineOutput]:

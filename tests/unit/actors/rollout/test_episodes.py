@@ -22,6 +22,7 @@ from tests.unit.actors.rollout.conversations import HERE, SpeakingEngine, number
 from tests.unit.actors.rollout.test_worker import weights
 
 TOKENIZER = tokenizer_of("qwen25")
+THINKING = tokenizer_of("qwen3")
 END = TOKENIZER.eos_token_id
 
 
@@ -30,21 +31,18 @@ def config_of(environment: str | dict | None = None, **settings) -> RunConfig:
     return RunConfig.model_validate({"model": {"path": "m"}, "prompts": "p", **played, **settings})
 
 
-def formatter(max_context: int = 512) -> ChatFormatter:
-    return ChatFormatter(TOKENIZER, max_context=max_context)
-
-
 @contextlib.asynccontextmanager
 async def worker_of(
-    engine: SpeakingEngine, config: RunConfig, *, max_context: int = 512
+    engine: SpeakingEngine, config: RunConfig, *, max_context: int = 512, tokenizer=TOKENIZER
 ) -> AsyncIterator[RolloutWorker]:
+    formatter = ChatFormatter(tokenizer, max_context=max_context)
     worker = RolloutWorker(
         name="w0",
         run_id="run",
         make_engine=lambda: engine,
-        formatter=formatter(max_context),
+        formatter=formatter,
         attestor=Attestor(worker="w0", dtype="float32"),
-        episodes=Episodes(config, formatter(max_context)) if config.has_episodes else None,
+        episodes=Episodes(config, formatter) if config.has_episodes else None,
         environment_of=config.environment_of,
     )
     await worker.warm_up()
@@ -116,7 +114,8 @@ async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
         {"role": "user", "content": "go on"},
         {"role": "assistant", "content": "turn 2"},
     ]
-    assert json.loads(row["episode"]) == {"log": {"first": "turn 1"}, "num_calls": 0, "num_malformed_calls": 0}
+    told = json.loads(row["episode"])
+    assert (told["log"], told["num_calls"], told["num_malformed_calls"]) == ({"first": "turn 1"}, 0, 0)
     assert row["model_seconds"] > 0.0
 
 
@@ -220,6 +219,30 @@ async def test_an_environment_that_never_asks_has_failed():
 async def test_without_a_reward_of_its_own_an_episode_is_for_the_judges():
     (row,) = await rows_of("judged")
     assert (row["reward"], row["reward_status"], row["reward_components"]) == (None, None, [])
+
+
+async def test_turns_are_held_against_what_the_template_writes_of_the_whole_conversation():
+    """The second prompt differs where the model split its words otherwise: here each letter is a token of its own."""
+    letters = [TOKENIZER.convert_tokens_to_ids(letter) for letter in "the"]
+    for split, num_uncanonical in ((False, 0), (True, 1)):
+        engine = SpeakingEngine(TOKENIZER, lambda prompt: "the", token_ids=letters if split else None)
+        (row,) = await rows_of("two_turns", engine=engine, episodes={"compared_share": 1.0})
+        assert json.loads(row["episode"])["num_uncanonical_turns"] == num_uncanonical
+    (row,) = await rows_of("two_turns", episodes={"compared_share": 0.0})
+    assert json.loads(row["episode"])["num_uncanonical_turns"] is None
+
+
+@pytest.mark.parametrize(("history", "num_segments"), [("append", 1), ("template", 2)])
+async def test_where_the_template_drops_earlier_reasoning_history_is_kept_or_written_anew(history, num_segments):
+    engine = SpeakingEngine(THINKING, lambda prompt: "<think>\nhm\n</think>\n\nyes")
+    config = config_of(f"{HERE}:two_turns", episodes={"history": history})
+    async with worker_of(engine, config, tokenizer=THINKING) as worker:
+        (batch,) = await collected(worker, ticket(max_tokens=40))
+    assert batch.num_rows == num_segments
+    shown = engine.prompts()[1]
+    assert ("hm" in shown) is (history == "append")
+    assert "yes<|im_end|>" in shown
+    assert all(batch["num_segments"].to_pylist()) and batch["reward"].to_pylist() == [0.5] * num_segments
 
 
 async def test_calls_are_answered_and_counted_and_those_that_cannot_be_read_go_back():

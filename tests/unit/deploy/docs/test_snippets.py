@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from cluster.contracts.plugins import PROMPTS, REWARDS, resolve
+from cluster.contracts.plugins import ENVIRONMENTS, PROMPTS, REWARDS, resolve
 from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
 from deploy.manifests import site
@@ -34,6 +34,9 @@ def test_a_run_file_in_the_documentation_names_settings_and_parameters_that_are_
     for setting, judge in config.reward.judges().items():
         if ":" not in judge.name and "function" not in judge.params:  # else it is the reader's own
             resolve(judge, home=REWARDS, field=setting)
+    for environment in config.named_environments.values():
+        if ":" not in environment.name:
+            resolve(environment, home=ENVIRONMENTS, field="environment")
     for source in config.prompts.sources.values() or [config.prompts]:
         resolve(source, home=PROMPTS, field="prompts")
 

@@ -42,6 +42,14 @@ def test_an_environment_is_started_and_no_judge_is_asked(tmp_path, model):
     assert "judge none: environments reward their episodes" in text
 
 
+@pytest.mark.parametrize(("world", "said"), [("seeded", "met the same in 4 turns"), ("of_its_index", "DIFFERS")])
+def test_two_episodes_of_a_task_are_held_against_each_other(tmp_path, model, world, said):
+    config = run(tmp_path, model, f"environment=tests.unit.deploy.preflight.worlds:{world}", rows=ROWS)
+    out = " ".join(str(row) for row in check(config, plays=True).rows)
+    assert "played twice" in out and said in out
+    assert "played twice" not in str(check(config).rows)
+
+
 def test_one_that_does_not_import_is_refused_with_its_setting(tmp_path, model):
     wrong = {"kind": "tests.integration.conversations:gone"}
     said = refusal(run(tmp_path, model, f"environments={wrong}", "episodes.column=kind", rows=ROWS))

@@ -1,0 +1,180 @@
+"""Episodes of Gymnasium environments, for those whose observations and actions can be put into words.
+
+`gym` plays all episodes in one process, `gym_blocking` each in its own: for environments whose steps take long, or may crash.
+The rewards of the steps are earned, turn by turn. A reply without an action is answered by what to say instead, and takes no step.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ImportString
+
+from actors.reasoning import after_reasoning
+from cluster.contracts.episodes import BlockingEpisode, Episode, EpisodeFacts
+from cluster.contracts.errors import ConfigError, ToolError
+
+try:
+    import gymnasium
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[gym]'") from error
+
+_HIGHLIGHTED = re.compile(r"\x1b\[[\d;]*4\d[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
+"""Where an `ansi` rendering shows the player."""
+_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+_MAX_CHARACTERS = 10_000
+"""Of an observation without a `render`: pixels are not for a model of text."""
+
+
+async def gym(
+    episode: Episode,
+    *,
+    id: str,
+    actions: tuple[str, ...] = (),
+    render: ImportString[Any] | None = None,
+    parse: ImportString[Any] | None = None,
+    unreadable_reward: float = 0.0,
+    **options: Any,
+) -> float:
+    """Plays `gymnasium.make(id, **options)`, reset with the seed of the task, until it is terminated or truncated.
+
+    A text is shown as it is, all else as JSON, and below it the `ansi` rendering where there is one; `render(observation)` replaces both.
+    The action is the last number or name in the reply, of the names that `actions` gives to the numbers; for an action that is a text, the
+    whole reply. `parse(text)` replaces both, and raises ToolError with what the model is told. Such a reply earns `unreadable_reward`.
+    """
+    with _playing(episode, id, options, actions, render, parse, unreadable_reward) as game:
+        answer = game.begin()
+        while answer is not None:
+            answer = game.hear((await episode.ask(answer)).text)
+    return 0.0
+
+
+def gym_blocking(
+    episode: BlockingEpisode,
+    *,
+    id: str,
+    actions: tuple[str, ...] = (),
+    render: ImportString[Any] | None = None,
+    parse: ImportString[Any] | None = None,
+    unreadable_reward: float = 0.0,
+    **options: Any,
+) -> float:
+    """As `gym`, in a process for each episode that runs: `episodes.max_processes` of them, and no more episodes at once."""
+    with _playing(episode, id, options, actions, render, parse, unreadable_reward) as game:
+        answer = game.begin()
+        while answer is not None:
+            answer = game.hear(episode.ask(answer).text)
+    return 0.0
+
+
+def _playing(
+    episode: EpisodeFacts,
+    id: str,
+    options: Mapping[str, Any],
+    actions: Sequence[str],
+    render: Callable[[Any], str] | None,
+    parse: Callable[[str], Any] | None,
+    unreadable_reward: float,
+) -> "contextlib.closing[_Game]":
+    env = gymnasium.make(id, **options)
+    if render is None and env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
+        env.close()
+        env = gymnasium.make(id, render_mode="ansi", **options)
+    try:
+        offer, read = ("", parse) if parse else _reading(env.action_space, actions)
+    except ConfigError:
+        env.close()
+        raise
+    game = _Game(episode, env, offer=offer, parse=read, render=render, unreadable_reward=unreadable_reward)
+    return contextlib.closing(game)
+
+
+class _Game:
+    """One episode of one environment, in texts."""
+
+    def __init__(
+        self,
+        episode: EpisodeFacts,
+        env: "gymnasium.Env[Any, Any]",
+        *,
+        offer: str,
+        parse: Callable[[str], Any],
+        render: Callable[[Any], str] | None,
+        unreadable_reward: float,
+    ) -> None:
+        """`offer` follows the first observation: what can be answered."""
+        self._episode = episode
+        self._env = env
+        self._offer = offer
+        self._parse = parse
+        self._render = render
+        self._unreadable_reward = unreadable_reward
+        self._num_steps = 0
+        self._num_unreadable = 0
+
+    def begin(self) -> str:
+        observation, _ = self._env.reset(seed=self._episode.seed)
+        return f"{self._text(observation)}\n{self._offer}".rstrip()
+
+    def hear(self, text: str) -> str | None:
+        """What is said to a reply; None when the game is over."""
+        try:
+            action = self._parse(text)
+        except ToolError as error:
+            self._num_unreadable += 1
+            self._episode.earn(self._unreadable_reward)
+            return str(error)
+        observation, reward, is_terminated, is_truncated, _ = self._env.step(action)
+        self._num_steps += 1
+        self._episode.earn(float(reward))
+        return None if is_terminated or is_truncated else self._text(observation)
+
+    def close(self) -> None:
+        self._episode.log("steps", self._num_steps)
+        self._episode.log("unreadable_actions", self._num_unreadable)
+        self._env.close()
+
+    def _text(self, observation: Any) -> str:
+        if self._render is not None:
+            return self._render(observation)
+        text = observation if isinstance(observation, str) else json.dumps(observation, default=_plain)
+        if len(text) > _MAX_CHARACTERS:
+            raise ConfigError(
+                f"an observation of {len(text)} characters; name a function that puts it into words: render: my_module:render"
+            )
+        if self._env.render_mode != "ansi":
+            return text
+        drawn = _ESCAPE.sub("", _HIGHLIGHTED.sub(r"[\1]", str(self._env.render())))
+        return f"{text}\n{drawn.strip(chr(10))}"
+
+
+def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, Callable[[str], Any]]:
+    """What can be answered, in words, and how it is read. Raises ConfigError for actions that need a `parse`."""
+    if isinstance(space, gymnasium.spaces.Text):
+        return "", lambda reply: after_reasoning(reply).strip()
+    if not isinstance(space, gymnasium.spaces.Discrete):
+        raise ConfigError(f"an action is {space}; name a function that reads it: parse: my_module:parse")
+    first, num = int(space.start), int(space.n)
+    if names and len(names) != num:
+        raise ConfigError(f"actions={list(names)} are {len(names)} names, and there are {num} actions; name each")
+    numbers = {name.lower(): first + number for number, name in enumerate(names)}
+    numbers |= {str(number): number for number in range(first, first + num)}
+    answers = f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + num - 1}"
+    offer = f"Answer with {answers}."
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    written = re.compile(rf"(?<![\w.-])(?:{words + '|' if words else ''}-?\d+)(?![\w-]|\.\d)", re.IGNORECASE)
+
+    def read(reply: str) -> int:
+        found = written.findall(after_reasoning(reply))
+        if not found or found[-1].lower() not in numbers:
+            raise ToolError(f"There is no action in that. {offer}")
+        return numbers[found[-1].lower()]
+
+    return offer, read
+
+
+def _plain(value: Any) -> Any:
+    """Of NumPy, as lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

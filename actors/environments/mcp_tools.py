@@ -1,0 +1,135 @@
+"""The tools of an MCP server, which runs beside the environment (`command`) or elsewhere (`url`, by streamable HTTP).
+
+Each episode has a session, and with `command` a server, of its own: what one episode does to a server, no other one sees; and a server
+that dies fails one episode. Such a server takes a while to start. One that keeps no state, and is slow to start, is better run once, and
+named by its URL.
+"""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import PositiveFloat
+
+from actors.schema_tools import schema_tool
+from cluster.contracts.episodes import Episode
+from cluster.contracts.errors import ConfigError, ToolError
+from cluster.contracts.tools import Tool
+
+try:
+    import httpx2
+    from mcp import Client, MCPError, StdioServerParameters
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.types import INVALID_PARAMS, ContentBlock, EmbeddedResource, TextContent, TextResourceContents
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[mcp]'") from error
+
+_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
+"""Beside the deadline of each call: a server may hold its streams open."""
+
+
+async def mcp_tools(
+    episode: Episode,
+    *,
+    command: tuple[str, ...] = (),
+    url: str | None = None,
+    key_env: str | None = None,
+    env: tuple[str, ...] = (),
+    tools: tuple[str, ...] = (),
+    timeout_s: PositiveFloat = 60.0,
+) -> None:
+    """The model answers the prompt once, with the server's tools; the judges decide. All parameters are those of `mcp_session`."""
+    async with mcp_session(
+        command=command, url=url, key_env=key_env, env=env, tools=tools, timeout_s=timeout_s
+    ) as offered:
+        await episode.ask(tools=offered)
+
+
+@contextlib.asynccontextmanager
+async def mcp_session(
+    *,
+    command: Sequence[str] = (),
+    url: str | None = None,
+    key_env: str | None = None,
+    env: Sequence[str] = (),
+    tools: Sequence[str] = (),
+    timeout_s: float = 60.0,
+) -> AsyncIterator[list[Tool]]:
+    """A session with the server, for environments of your own: its tools, or those of them that `tools` names, in this order.
+
+    `key_env` names the environment variable of the bearer token for `url`; `env` names variables that `command` sees. `timeout_s` is the
+    deadline of a call. What the server calls an error goes to the model; a call without an answer is the environment's failure. Raises
+    ConfigError unless one of `command` and `url` is given, and for a tool that the server has not.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(_client(command, url, key_env, env))
+        offered = await _tools(client, timeout_s=timeout_s)
+        if missing := [name for name in tools if name not in offered]:
+            raise ConfigError(f"the MCP server has no tool {missing[0]!r}; it has: {', '.join(offered) or 'none'}")
+        yield [offered[name] for name in tools or offered]
+
+
+@contextlib.asynccontextmanager
+async def _client(
+    command: Sequence[str], url: str | None, key_env: str | None, env: Sequence[str]
+) -> AsyncIterator[Client]:
+    if bool(command) == (url is not None):
+        raise ConfigError("an MCP server has one of command and url; give the command that starts it, or its URL")
+    if url is None:
+        program, *arguments = command
+        seen = {name: os.environ[name] for name in env if name in os.environ}
+        async with Client(StdioServerParameters(command=program, args=arguments, env=seen)) as client:
+            yield client
+        return
+    key = os.environ.get(key_env) if key_env else None
+    if key_env and not key:
+        raise ConfigError(
+            f"key_env={key_env!r} is not set where environments run; export it, and add it to episodes.env"
+        )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=_HTTP_TIMEOUT) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def _tools(client: Client, *, timeout_s: float) -> dict[str, Tool]:
+    """All of the server's, by name."""
+    found: dict[str, Tool] = {}
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        for each in page.tools:
+            found[each.name] = schema_tool(
+                partial(_called, client, each.name),
+                name=each.name,
+                description=each.description or each.title or "",
+                parameters=each.input_schema,
+                timeout_s=timeout_s,
+            )
+        if (cursor := page.next_cursor) is None:
+            return found
+
+
+async def _called(client: Client, tool: str, /, **arguments: Any) -> str:
+    try:
+        result = await client.call_tool(tool, arguments)
+    except MCPError as error:
+        if error.code == INVALID_PARAMS:  # beyond the schema, but of the model's doing
+            raise ToolError(error.message) from error
+        raise
+    text = "\n".join(map(_as_text, result.content))
+    if result.is_error:
+        raise ToolError(text)
+    return text
+
+
+def _as_text(block: ContentBlock) -> str:
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+        return block.resource.text
+    return f"[{block.type}, which is not shown]"

@@ -1,0 +1,126 @@
+"""An environment of an OpenEnv server: one session by WebSocket for each episode, `{"type": "reset" | "step" | "close", "data": ...}`.
+
+It needs no package. Tests play against a stand-in; it was tried by hand with the server of openenv-core 0.3.0.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from pydantic import ImportString, PositiveFloat
+
+from actors.reasoning import after_reasoning
+from cluster.contracts.episodes import Episode
+from cluster.contracts.errors import DataError, ToolError, WorkerError
+
+_MAX_BYTES = 16 * 1024**2
+_CLOSE_S = 1.0
+_SEEDS = 2**31
+"""Of many environments, which hand theirs to NumPy."""
+
+
+async def openenv(
+    episode: Episode,
+    *,
+    url: str,
+    action: str = "message",
+    observation: str | None = None,
+    parse: ImportString[Any] | None = None,
+    render: ImportString[Any] | None = None,
+    reset: dict[str, Any] | None = None,
+    reset_column: str | None = None,
+    timeout_s: PositiveFloat = 60.0,
+) -> float | None:
+    """Plays the environment at `url`, such as `http://host:8000`, until it is done; its rewards are earned, turn by turn.
+
+    A reply without its reasoning is the field `action` of an action, or `parse(text)` makes one, which raises ToolError with what the
+    model is told. The field `observation` of an observation is shown, or all of it as JSON, or `render(observation)`. `reset` and the
+    prompt's column `reset_column` go to the server beside the task's seed. An action that the server finds malformed is answered by its
+    words; any other error, and no answer within `timeout_s`, is the environment's failure. Without a reward the judges decide.
+    """
+    given = {**(reset or {}), **_of_column(episode, reset_column)}
+    show = render or (lambda seen: _shown(seen, observation))
+    is_rewarded, num_refused = False, 0
+    try:
+        async with _session(url, timeout_s=timeout_s) as call:
+            told = {"seed": episode.seed % _SEEDS, "episode_id": episode.id, **given}
+            seen = await call("reset", told)
+            answer = show(seen["observation"])
+            while not seen["done"]:
+                text = (await episode.ask(answer)).text
+                try:
+                    seen = await call("step", parse(text) if parse else {action: after_reasoning(text).strip()})
+                except ToolError as error:
+                    num_refused += 1
+                    answer = str(error)
+                    continue
+                if seen["reward"] is not None:
+                    episode.earn(float(seen["reward"]))
+                    is_rewarded = True
+                answer = show(seen["observation"])
+    finally:
+        episode.log("refused_actions", num_refused)
+    return 0.0 if is_rewarded else None
+
+
+@contextlib.asynccontextmanager
+async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str, Any], Any]]:
+    """A function that asks the server: a kind of message and its data. Raises ToolError for data that it finds malformed."""
+    timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as http,
+        http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=_MAX_BYTES) as socket,
+    ):
+
+        async def call(kind: str, data: Any) -> dict[str, Any]:
+            await socket.send_str(json.dumps({"type": kind, "data": data}))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = await socket.receive()
+            except TimeoutError:
+                raise TimeoutError(f"{url} does not answer a {kind} within timeout_s={timeout_s:g}") from None
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise WorkerError(f"{url} closed the session")
+            return _answered(json.loads(message.data), kind, url)
+
+        try:
+            yield call
+        finally:
+            # The server closes: one that finds the session closed before it does so reports an error.
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await socket.send_str(json.dumps({"type": "close"}))
+                async with asyncio.timeout(_CLOSE_S):
+                    await socket.receive()
+
+
+def _answered(message: Mapping[str, Any], kind: str, url: str) -> dict[str, Any]:
+    data = message.get("data") or {}
+    if message.get("type") == "error":
+        mistakes = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in data.get("errors", ())]
+        said = "; ".join([str(data.get("message", "no message")), *mistakes])
+        if kind == "step" and data.get("code") == "VALIDATION_ERROR":
+            raise ToolError(said)
+        raise WorkerError(f"{url} answers a {kind} with {data.get('code', 'an error')}: {said}")
+    if "observation" not in data:
+        raise DataError(f"{url} answers a {kind} without an observation: {str(message)[:200]}")
+    return {"reward": None, "done": False, **data}
+
+
+def _shown(seen: Mapping[str, Any], field: str | None) -> str:
+    if field is None:
+        return json.dumps(seen, ensure_ascii=False)
+    if field not in seen:
+        raise DataError(f"an observation has no field {field!r}; it has: {', '.join(seen)}")
+    return seen[field] if isinstance(seen[field], str) else json.dumps(seen[field], ensure_ascii=False)
+
+
+def _of_column(episode: Episode, column: str | None) -> Mapping[str, Any]:
+    if column is None:
+        return {}
+    given = episode.columns.get(column)
+    if not isinstance(given, Mapping):
+        raise DataError(f"reset_column={column!r}: the prompt has {given!r} there, and not a mapping")
+    return given

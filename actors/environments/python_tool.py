@@ -1,0 +1,76 @@
+"""A tool that runs Python programs in the sandbox of `actors.sandbox`. Each starts afresh: nothing of one is there for the next.
+
+What a program does is told to the model, also that it crashed or took too long. Only a sandbox that fails is the environment's failure.
+"""
+
+import contextlib
+import functools
+import os
+import queue
+import threading
+from collections.abc import Iterator
+
+from pydantic import PositiveInt
+
+from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
+from cluster.contracts.tools import Tool, tool
+
+_WAIT_S = 600.0
+"""Deadline of a call, for those that wait for a sandbox too. The sandbox has limits of its own."""
+_MAX_AT_ONCE = 4
+
+
+def python_tool(*, sandbox: SandboxConfig | None = None, max_characters: PositiveInt = 4000) -> Tool:
+    """The tool `python`. All that a process makes of one `sandbox` share its sandboxes, of which as many as there are processors, and four
+    at most, run at once. Of what a program prints the model sees `max_characters`, from both ends."""
+    sandboxes = _sandboxes((sandbox or SandboxConfig()).model_dump_json())
+
+    @tool(timeout_s=_WAIT_S)
+    def python(code: str) -> str:
+        """Runs a Python program and returns what it prints. Each program starts afresh, without files and network.
+
+        Args:
+            code: the whole program; it must print its results.
+        """
+        with sandboxes.one() as box:
+            ran = box.run(code)
+        printed = ran.stdout.strip()
+        if ran.verdict is not Verdict.OK:
+            return _cut(f"{printed}\n{ran.verdict}: {ran.detail}".strip(), max_characters)
+        return _cut(printed, max_characters) or "the program printed nothing"
+
+    return python
+
+
+class _Sandboxes:
+    """Made as they are needed: each runs one program at a time."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+        self._places = threading.BoundedSemaphore(min(_MAX_AT_ONCE, os.cpu_count() or 1))
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Sandbox]:
+        """Raises ConfigError where nothing confines a program."""
+        with self._places:
+            try:
+                box = self._free.get_nowait()
+            except queue.Empty:
+                box = Sandbox(self._config)
+            try:
+                yield box
+            finally:
+                self._free.put(box)
+
+
+@functools.cache
+def _sandboxes(config: str) -> _Sandboxes:
+    return _Sandboxes(SandboxConfig.model_validate_json(config))
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[len(text) - half :]}"

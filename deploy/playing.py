@@ -1,0 +1,268 @@
+"""An environment, played by hand or by a script: the person is the model. It runs in its own process, as in a run; there is no engine."""
+
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from actors.environments.host.hosting import EnvironmentHost
+from actors.processes.printed import PrintedLines
+from cluster.contracts.config import RunConfig
+from cluster.contracts.episodes import (
+    Asked,
+    Earned,
+    EpisodeEnd,
+    EpisodeLimits,
+    EpisodeTask,
+    Event,
+    Message,
+    Rewritten,
+    Said,
+    ToolCall,
+)
+from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.plugins import Plugin
+from cluster.contracts.types import Prompt, RewardStatus
+from cluster.rollouts.mixture import open_prompts
+from deploy.config import loading as configuration
+from deploy.config.yaml_text import parse
+
+if TYPE_CHECKING:
+    from deploy.playing_tokens import Tokens
+
+_UNHURRIED_S = 24 * 3600.0
+"""Deadline of an episode: people think."""
+_STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "bold green"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """What is played."""
+
+    environment: Plugin
+    prompt: Prompt
+    seed: int = 0
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    setting: str = "environment"
+    env: Collection[str] = ()
+
+    @classmethod
+    def of_run(cls, config: RunConfig, *, seed: int) -> "Game":
+        """The first prompt of a run, with its environment. Raises ConfigError for prompts that do not open."""
+        prompt = open_prompts(config.prompts, field="prompts")[0]
+        try:
+            name = config.environment_of(prompt.columns)
+        except DataError as error:
+            raise ConfigError(f"prompts: prompt {prompt.prompt_id!r}: {error}") from error
+        return cls(
+            environment=config.named_environments[name],
+            prompt=prompt,
+            seed=seed,
+            limits=config.episodes.limits,
+            setting=config.environment_setting(name),
+            env=config.episodes.env,
+        )
+
+    @property
+    def task(self) -> EpisodeTask:
+        from actors.rollout.episodes.play import task_of  # imports the chat templates' parser
+
+        return task_of(self.prompt, id="play/0", seed=self.seed, index=0)
+
+
+def game(
+    environment: str, params: Sequence[str], prompt: str | None, columns: str, env: Collection[str], *, seed: int
+) -> Game:
+    """Of the words of a command line. Raises ConfigError for those that do not fit."""
+    if environment.endswith((".yaml", ".yml")):
+        if prompt is not None or columns != "{}" or env:
+            raise ConfigError(
+                f"{environment} brings prompt, columns and env of its own; leave --prompt, --columns, --env out"
+            )
+        return Game.of_run(configuration.load(environment, params), seed=seed)
+    read = parse(columns, source=f"--columns={columns!r}")
+    if not isinstance(read, dict):
+        raise ConfigError(f"--columns={columns!r} must be a mapping, such as '{{answer: 42}}'")
+    messages = [] if prompt is None else [{"role": "user", "content": prompt}]
+    return Game(
+        environment=Plugin(name=environment, params=dict(map(configuration.parsed, params))),
+        prompt=Prompt(prompt_id="play", messages=messages, columns=read),
+        seed=seed,
+        env=env,
+    )
+
+
+class Mouth(Protocol):
+    """Makes a turn of what the person says."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What happened since the last turn."""
+        ...
+
+    def say(self, asked: Asked, line: str) -> Said:
+        """Raises EpisodeOver and DataError as `Converse` does."""
+        ...
+
+
+def play(game: Game, says: Iterator[str], screen: Console, *, tokens: "Tokens | None" = None) -> bool:
+    """Plays one episode; `says` gives what the model says, turn by turn. Whether it ended without a failure.
+
+    Raises ConfigError for an environment that does not start.
+    """
+    return asyncio.run(_play(game, says, screen, tokens))
+
+
+def scripted(answers: Iterable[str], screen: Console) -> Iterator[str]:
+    for answer in answers:
+        _print_message(screen, {"role": "assistant", "content": answer})
+        yield answer
+
+
+def typed(screen: Console) -> Iterator[str]:
+    """What comes from stdin, until it ends."""
+    if not sys.stdin.isatty():
+        yield from scripted((line.rstrip("\n") for line in sys.stdin), screen)
+        return
+    while True:
+        try:
+            yield input("assistant> ")
+        except EOFError:
+            return
+
+
+class Words:
+    """Without a model: what is said is what is heard."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        pass
+
+    def say(self, asked: Asked, line: str) -> Said:
+        call = call_of(line, asked.tools)
+        return Said(text=line) if call is None else Said(text="", tool_calls=(call,))
+
+
+def call_of(line: str, tools: Sequence[Any]) -> ToolCall | None:
+    """The call that `/name {"a": 1}` or `/name a=1` means, where tools are offered; None for words."""
+    if not tools or not line.startswith("/"):
+        return None
+    name, _, rest = line[1:].strip().partition(" ")
+    return ToolCall(name=name, arguments=_arguments(rest.strip()))
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """Text where they are malformed: so a model's mistakes can be played too."""
+    try:
+        if not text.startswith("{"):
+            return dict(configuration.parsed(each) for each in shlex.split(text))
+        read = json.loads(text)
+    except (ValueError, ConfigError):
+        return text
+    return read if isinstance(read, dict) else text
+
+
+class _LeftError(Exception):
+    """Nobody says anything any more."""
+
+
+class _Player:
+    """The model's side of an episode, shown as it goes."""
+
+    def __init__(self, task: EpisodeTask, says: Iterator[str], screen: Console, mouth: Mouth) -> None:
+        self._task = task
+        self._says = says
+        self._screen = screen
+        self._mouth = mouth
+        self._shown_tools: tuple[str, ...] = ()
+        self._has_begun = False
+        self.earned = 0.0
+
+    async def __call__(self, asked: Asked) -> Said:
+        if not self._has_begun and not any(isinstance(event, Rewritten) for event in asked.events):
+            self._show_messages(self._task.messages)
+        self._has_begun = True
+        self.take(asked.events)
+        self._show_messages(asked.messages)
+        self._show_tools(asked.tools)
+        # On the event loop, which has nothing else to do: Ctrl-C ends it here.
+        line = next(self._says, None)
+        if line is None:
+            raise _LeftError
+        return self._mouth.say(asked, line)
+
+    def take(self, events: Sequence[Event]) -> None:
+        self._mouth.take(events)
+        for event in events:
+            if isinstance(event, Earned):
+                self.earned += event.reward
+                self._note(f"earned {event.reward:g}{f' ({event.name})' if event.name else ''}")
+            elif isinstance(event, Rewritten):
+                self._note("the context is rewritten; from here on it is:")
+                self._show_messages(event.messages)
+            else:
+                self._note(f"logged {event.name}: {event.value}")
+
+    def _show_messages(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            _print_message(self._screen, message)
+
+    def _show_tools(self, tools: Sequence[Any]) -> None:
+        names = tuple(str(each["function"]["name"]) for each in tools)
+        if names and names != self._shown_tools:
+            for each in tools:
+                about = each["function"]
+                parameters = ", ".join(about["parameters"].get("properties", {}))
+                self._note(f"tool {about['name']}({parameters}): {about['description'].partition(chr(10))[0]}")
+            self._note(f"call one as /{names[0]} name=value, or /{names[0]} {{JSON}}")
+        self._shown_tools = names
+
+    def _note(self, text: str) -> None:
+        self._screen.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+
+
+async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None") -> bool:
+    task, limits = game.task, replace(game.limits, timeout_s=_UNHURRIED_S)
+    player = _Player(task, says, screen, tokens or Words())
+    printed = PrintedLines()
+    host = await EnvironmentHost.start(game.environment, limits, setting=game.setting, env=game.env, printed=printed)
+    try:
+        end = await host.run(task, player)
+    except _LeftError:
+        screen.print(Text("  left: it asks for more, and nothing is said any more", style="dim"), soft_wrap=True)
+        end = None
+    finally:
+        await host.close()
+        printed.drain()
+    if end is not None:
+        player.take(end.events)
+        screen.print(_ending(end, player.earned), soft_wrap=True)
+    if tokens is not None:
+        screen.print(tokens.shown(), soft_wrap=True)
+    return end is None or end.status is RewardStatus.OK
+
+
+def _ending(end: EpisodeEnd, earned: float) -> Text:
+    if end.status is not RewardStatus.OK:
+        return Text(f"failed, no reward: {end.failed_stage}: {end.message}", style="bold red")
+    calls = f"; {end.num_calls} tool calls, {end.num_malformed_calls} malformed" if end.num_calls else ""
+    if end.limit is not None:
+        return Text(f"ended at the limit {end.limit}: reward {earned:g}, what was earned{calls}", style="bold")
+    if end.reward is None:
+        return Text(f"ended: {earned:g} earned, and the judges decide on the rest{calls}", style="bold")
+    parts = "".join(f", {name} {value}" for name, value in end.components.items())
+    sums = f" ({earned:g} earned, {end.reward:g} returned)" if earned else ""
+    return Text(f"ended: reward {earned + end.reward:g}{sums}{parts}{calls}", style="bold")
+
+
+def _print_message(screen: Console, message: Message) -> None:
+    role = str(message["role"])
+    named = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
+    said = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
+        str(message.get("content") or ""), style="not bold default"
+    )
+    screen.print(said, soft_wrap=True)

@@ -1,0 +1,92 @@
+"""The tokens of a played episode, as a run would train them: the model's own tokenizer and chat template, and no weights."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from actors.chat.formatter import ChatFormatter
+from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
+from actors.rollout.episodes.speech import Speech
+from actors.rollout.episodes.transcript import Segment, Transcript
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, Event, Said, ToolCall
+from cluster.contracts.types import Completion, FinishReason, Prompt
+from deploy.playing import call_of
+
+_TRAINED, _WRITTEN = "bold black on green", "dim"
+_ANY = Prompt(prompt_id="any", messages=[{"role": "user", "content": "?"}])
+"""A completion's tokens are the same after each prompt."""
+_BEGINS, _ENDS = "⟦", "⟧"
+"""Around what is trained, where there are no colours."""
+
+
+def of_model(path: str, prompt: Prompt) -> "Tokens":
+    """Raises ConfigError for a model that does not load, or whose conversations are not exact."""
+    return Tokens(ChatFormatter.load(ModelConfig(path=path)), prompt)
+
+
+class Tokens:
+    """What is said becomes tokens, as if the model had sampled them; what is heard is read from these, tool calls too."""
+
+    def __init__(self, formatter: ChatFormatter, prompt: Prompt) -> None:
+        """Raises ConfigError for a model whose conversations are not exact."""
+        self._formatter = formatter
+        self._turns = formatter.turns()
+        self._prompt = prompt
+        self._transcript = Transcript(prompt, Speech(formatter), EpisodesConfig())
+
+    def take(self, events: Sequence[Event]) -> None:
+        self._transcript.take(events)
+
+    def say(self, asked: Asked, line: str) -> Said:
+        """As `Mouth.say`."""
+        prompt = self._transcript.prompt_for(asked)
+        sampled = self._sampled(asked, line)
+        count = len(sampled)
+        completion = Completion(
+            token_ids=sampled,
+            rollout_logprobs=[0.0] * count,
+            policy_versions=[0] * count,
+            finish_reason=FinishReason.STOP,
+        )
+        heard = self._transcript.add(asked, prompt, completion)
+        return Said(
+            text=heard.text,
+            tool_calls=heard.tool_calls,
+            reasoning=heard.reasoning,
+            num_tokens=count,
+            num_context_tokens=len(prompt.token_ids) + count,
+        )
+
+    def shown(self) -> Text:
+        """All rows, with what is trained set apart."""
+        text = Text()
+        for number, segment in enumerate(self._transcript.segments, start=1):
+            whole, trained = len(segment.prompt_token_ids) + len(segment.token_ids), sum(segment.loss_mask)
+            text.append(f"row {number}: {trained} of {whole} tokens are trained\n", style="bold")
+            text.append_text(self._row(segment)).append("\n")
+        return text
+
+    def _row(self, segment: Segment) -> Text:
+        text = Text().append("".join(self._formatter.shown(segment.prompt_token_ids)), style=_WRITTEN)
+        was_trained = False
+        for shown, is_trained in zip(self._formatter.shown(segment.token_ids), segment.loss_mask, strict=True):
+            if is_trained != was_trained:
+                text.append(_BEGINS if is_trained else _ENDS)
+            text.append(shown, style=_TRAINED if is_trained else _WRITTEN)
+            was_trained = is_trained
+        return text.append(_ENDS) if was_trained else text
+
+    def _sampled(self, asked: Asked, line: str) -> list[int]:
+        call = call_of(line, asked.tools)
+        if call is not None and isinstance(call.arguments, dict):
+            line = self._written(call, asked)
+        return self._formatter.encode_completion(_ANY, line) if line else [*self._formatter.stop_token_ids[:1]]
+
+    def _written(self, call: ToolCall, asked: Asked) -> str:
+        """A call as the template writes it."""
+        template, tools = self._turns.template, asked.tools
+        as_text = wants_arguments_as_text(template, call, tools=tools)
+        stops = self._turns.suffixes.stops
+        return render_turn(template, [call], tools=tools, stops=stops, arguments_as_text=as_text).text

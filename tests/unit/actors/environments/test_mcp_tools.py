@@ -1,0 +1,125 @@
+"""Tools of a real MCP server, over stdio and over HTTP on loopback."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.contracts.episodes import Said
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import RewardStatus
+from tests.unit.actors.environments.adapters import hosted_variant
+from tests.unit.actors.environments.scripted import Scripted, calls, task
+
+pytestmark = pytest.mark.slow  # all of it: each environment is a process
+
+SERVER = [sys.executable, "-m", "tests.unit.actors.environments.mcp_server"]
+
+
+@contextlib.contextmanager
+def http_server(**environment: str):
+    with subprocess.Popen(
+        [*SERVER, "http"], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as server:
+        try:
+            assert server.stdout
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp"
+        finally:
+            server.kill()
+
+
+@pytest.fixture(params=["stdio", "http"])
+def server(request):
+    if request.param == "stdio":
+        yield {"command": SERVER}
+    else:
+        with http_server() as url:
+            yield {"url": url}
+
+
+async def test_the_model_calls_the_tools_of_the_server_by_their_own_schemas(server):
+    model = Scripted(calls("note", text="milk", times=2), calls("note", text="eggs"), "I have noted it.")
+    async with hosted_variant("mcp_tools", **server) as host:
+        end = await host.run(task(), model)
+    assert (end.reward, end.status, end.num_calls, end.num_malformed_calls) == (None, RewardStatus.OK, 2, 0)
+    assert model.heard == ["2 notes", "3 notes"]
+    schemas = {each["function"]["name"]: each["function"] for each in model.asked[0].tools}
+    assert [*schemas] == ["note", "divide", "picture", "variable", "sleep", "die"]
+    assert schemas["note"]["description"] == "Writes a note down."
+    assert schemas["note"]["parameters"]["required"] == ["text"]
+
+
+async def test_what_the_server_or_its_schema_refuses_goes_to_the_model(server):
+    model = Scripted(calls("divide", by=0), calls("divide", by="zero"), calls("note"), calls("picture"))
+    async with hosted_variant("mcp_tools", **server) as host:
+        end = await host.run(task(), model)
+    assert (end.status, end.num_calls, end.num_malformed_calls) == (RewardStatus.OK, 4, 3)
+    assert model.heard == [
+        "error: Error executing tool divide: zero divides nothing",
+        "error: wrong arguments of divide: by: 'zero' is not of type 'number'",
+        "error: wrong arguments of note: 'text' is a required property",
+        "a dot\n[image, which is not shown]",
+    ]
+
+
+async def test_a_server_that_dies_and_one_that_does_not_answer_are_the_environments_failures(server):
+    async with hosted_variant("mcp_tools", timeout_s=0.5, **server) as host:
+        late = await host.run(task(), Scripted(calls("sleep")))
+        dead = await host.run(task(), Scripted(calls("die")))
+    assert (late.reward, late.status, late.failed_stage) == (None, RewardStatus.TIMEOUT, "tool:sleep")
+    assert (dead.reward, dead.status) == (None, RewardStatus.ERROR)
+    assert dead.failed_stage == ("tool:die" if "command" in server else "environment")  # HTTP fails as the session does
+
+
+async def test_each_episode_has_a_server_of_its_own_which_ends_with_it():
+    async with hosted_variant("mcp_tools", command=SERVER) as host:
+        models = [Scripted(calls("note", text="x")) for _ in range(2)]
+        for model in models:
+            await host.run(task(), model)
+        assert [model.heard for model in models] == [["1 notes"]] * 2
+        assert not [each for each in psutil.Process().children(recursive=True) if SERVER[2] in each.cmdline()]
+
+
+async def test_only_tools_that_are_named_are_offered_and_a_server_sees_only_variables_that_are(monkeypatch):
+    monkeypatch.setenv("PLACE", "here")
+    monkeypatch.setenv("SECRET", "hush")
+    model = Scripted(calls("variable", of="PLACE"), calls("variable", of="SECRET"), calls("note", text="x"))
+    params: dict[str, Any] = {"command": SERVER, "tools": ["variable"], "env": ["PLACE"]}
+    async with hosted_variant("mcp_tools", sees=("PLACE", "SECRET"), **params) as host:
+        await host.run(task(), model)
+    assert model.heard == ["here", "not set", "error: there is no tool 'note'; there are: variable"]
+
+
+async def test_a_bearer_token_goes_to_the_server(monkeypatch):
+    monkeypatch.setenv("NOTES_KEY", "open")
+    with http_server(SERVER_KEY="open") as url:
+        async with hosted_variant("mcp_tools", url=url, key_env="NOTES_KEY", sees=("NOTES_KEY",)) as host:
+            assert (await host.run(task(), Scripted("Hello."))).status is RewardStatus.OK
+        async with hosted_variant("mcp_tools", url=url) as host:
+            assert (await host.run(task(), Scripted("Hello."))).status is RewardStatus.ERROR
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({}, "one of command and url"),
+        ({"command": SERVER, "tools": ["nothing"]}, "no tool 'nothing'; it has: note"),
+        ({"command": ["/nowhere/server"]}, "/nowhere/server"),
+        ({"command": [sys.executable, "-c", "exit(3)"]}, ""),
+    ],
+)
+async def test_a_server_that_cannot_be_had_is_the_environments_failure(params, why):
+    async with hosted_variant("mcp_tools", **params) as host:
+        end = await host.run(task(), Scripted(Said(text="never asked")))
+    assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
+    assert why in (end.message or "")
+
+
+async def test_a_deadline_must_be_positive():
+    with pytest.raises(ConfigError, match="timeout_s"):
+        async with hosted_variant("mcp_tools", command=SERVER, timeout_s=0):
+            pass

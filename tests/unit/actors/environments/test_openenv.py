@@ -1,0 +1,138 @@
+"""A client of OpenEnv's messages, against a small server that speaks them."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from cluster.contracts.episodes import Earned, Logged
+from cluster.contracts.errors import ToolError
+from cluster.contracts.types import RewardStatus
+from tests.unit.actors.environments.adapters import hosted_variant
+from tests.unit.actors.environments.scripted import Scripted, task
+
+pytestmark = pytest.mark.slow  # all of it: each environment is a process
+
+HERE = "tests.unit.actors.environments.test_openenv"
+
+MISTAKES = [{"loc": ["guess"], "msg": "not a number"}]
+
+
+class Game:
+    """Guess the seed. It keeps what each session sent."""
+
+    def __init__(self) -> None:
+        self.sessions: list[list[dict[str, Any]]] = []
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        heard: list[dict[str, Any]] = []
+        self.sessions.append(heard)
+        async for message in socket:
+            heard.append(json.loads(message.data))
+            if heard[-1]["type"] == "close":
+                break
+            if answer := self._answer(heard):
+                await socket.send_json(answer)
+            elif answer is None:
+                break
+        return socket
+
+    def _answer(self, heard: list[dict[str, Any]]) -> dict[str, Any] | None:
+        secret, data = heard[0]["data"]["seed"], heard[-1]["data"]
+        if heard[-1]["type"] == "reset":
+            return observed(text="guess", reward=None)
+        match data.get("guess"):
+            case "crash":
+                return {"type": "error", "data": {"message": "the game broke", "code": "EXECUTION_ERROR"}}
+            case "leave":
+                return None
+            case "hang":
+                return {}
+            case str(digits) if digits.isdecimal():
+                return observed(text="higher", reward=float(int(digits) == secret), done=int(digits) == secret)
+        return {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": MISTAKES}}
+
+
+def observed(*, text: str, reward: float | None, done: bool = False) -> dict[str, Any]:
+    return {"type": "observation", "data": {"observation": {"text": text, "turn": 1}, "reward": reward, "done": done}}
+
+
+def loudly(observation: Any) -> str:
+    return observation["text"].upper()
+
+
+def a_number(text: str) -> dict[str, str]:
+    if not text.isdecimal():
+        raise ToolError("a number, please")
+    return {"guess": text}
+
+
+@contextlib.asynccontextmanager
+async def played(game: Game, **params: Any):
+    app = web.Application()
+    app.router.add_get("/ws", game.serve)
+    async with TestServer(app) as server, hosted_variant("openenv", url=str(server.make_url("/")), **params) as host:
+        yield host
+
+
+async def test_a_session_is_reset_with_the_tasks_seed_and_stepped_until_it_is_done():
+    game, model = Game(), Scripted("5", "<think>8?</think> 7 ")
+    async with played(game, action="guess", observation="text", reset={"level": 2}) as host:
+        end = await host.run(task(seed=7 + 2**40, id="run/3"), model)
+    assert model.heard == ["guess", "higher"]
+    assert (end.reward, end.events[0]) == (0.0, Earned(reward=1.0, name=None))
+    assert model.asked[1].events == (Earned(reward=0.0, name=None),)
+    assert game.sessions == [
+        [
+            {"type": "reset", "data": {"seed": 7, "episode_id": "run/3", "level": 2}},
+            {"type": "step", "data": {"guess": "5"}},
+            {"type": "step", "data": {"guess": "7"}},
+            {"type": "close"},
+        ]
+    ]
+
+
+async def test_an_action_that_the_server_or_parse_refuses_is_answered_and_counted():
+    model = Scripted("many", "0")
+    async with played(Game(), action="guess") as host:
+        end = await host.run(task(), model)
+    assert model.heard == ['{"text": "guess", "turn": 1}', "Invalid message; guess: not a number"]
+    assert end.events[-1] == Logged(name="refused_actions", value=1.0)
+    model = Scripted("many", "0")
+    async with played(Game(), parse=f"{HERE}:a_number", render=f"{HERE}:loudly") as host:
+        await host.run(task(), model)
+    assert model.heard == ["GUESS", "a number, please"]
+
+
+@pytest.mark.parametrize(
+    ("guess", "why"),
+    [
+        ("crash", "answers a step with EXECUTION_ERROR: the game broke"),
+        ("leave", "closed the session"),
+        ("hang", "does not answer a step within timeout_s=0.5"),
+    ],
+)
+async def test_a_server_that_fails_is_the_environments_failure(guess, why):
+    async with played(Game(), action="guess", timeout_s=0.5) as host:
+        end = await host.run(task(), Scripted(guess))
+    assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
+    assert why in (end.message or "")
+
+
+async def test_a_row_may_say_how_its_session_is_reset():
+    game = Game()
+    async with played(game, action="guess", reset_column="level") as host:
+        await host.run(task(level={"map": "maze"}), Scripted("0"))
+        refused = await host.run(task(), Scripted("0"))
+    assert game.sessions[0][0]["data"]["map"] == "maze"
+    assert "reset_column='level': the prompt has None there" in (refused.message or "")
+
+
+async def test_no_server_is_a_failure():
+    async with hosted_variant("openenv", url="http://127.0.0.1:9") as host:
+        assert (await host.run(task(), Scripted())).status is RewardStatus.ERROR

@@ -1,0 +1,44 @@
+"""Two episodes of one task, compared before a run."""
+
+import pytest
+
+from cluster.contracts.episodes import EpisodeLimits, EpisodeTask
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
+from deploy.preflight.first_observations import FirstObservations, first_observations
+
+pytestmark = pytest.mark.slow  # all of it: each environment is a process
+
+TASK = EpisodeTask(id="t", prompt="", messages=(), seed=3, index=0)
+
+
+def observed(environment: str, **params) -> FirstObservations:
+    plugin = Plugin(name=f"tests.unit.deploy.preflight.worlds:{environment}", params=params)
+    return first_observations(plugin, TASK, EpisodeLimits())
+
+
+@pytest.mark.parametrize("greets", [True, False])
+def test_a_world_that_is_made_of_the_tasks_seed_is_the_same_for_all(greets):
+    assert observed("seeded", greets=greets) == FirstObservations(num_turns=4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "difference"),
+    [
+        ("unseeded", 'turn 1: {"content": "Remember 0.'),
+        ("drawn", 'turn 3: {"content": "lower", "role": "user"} in one episode, and {"content": "higher"'),
+        ("of_its_index", 'turn 1: {"content": "You are number 0.", "role": "user"} in one episode, and'),
+        ("impatient", "turn 2: asked for in one episode, and not in the other"),
+    ],
+)
+def test_what_differs_between_two_episodes_of_a_task_is_told(environment, difference):
+    assert (observed(environment).difference or "").startswith(difference)
+
+
+def test_an_environment_that_fails_says_why():
+    assert observed("broken") == FirstObservations(num_turns=0, failure="environment: KeyError: 'page'")
+
+
+def test_an_environment_that_does_not_start_is_refused():
+    with pytest.raises(ConfigError, match="environment='nowhere' is not there"):
+        first_observations(Plugin(name="nowhere"), TASK, EpisodeLimits())

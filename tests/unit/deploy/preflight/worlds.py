@@ -1,0 +1,41 @@
+"""Environments that keep their world equal for a group, and some that do not."""
+
+import random
+
+from cluster.contracts.episodes import Episode
+
+
+async def seeded(episode: Episode, *, greets: bool = True):
+    secret = random.Random(episode.seed).randint(1, 20)
+    answer = "Guess." if greets else None
+    while True:
+        said = await episode.ask(answer)
+        answer = "higher" if int(said.text) < secret else "lower"
+
+
+async def drawn(episode: Episode):
+    """Has another secret for each episode, which only its answers show."""
+    secret = 7 if episode.index else 3
+    answer = None
+    while True:
+        said = await episode.ask(answer)
+        answer = "higher" if int(said.text) < secret else "lower"
+
+
+async def unseeded(episode: Episode):
+    await episode.ask(f"Remember {random.random()}.")
+
+
+async def of_its_index(episode: Episode):
+    episode.rewrite([{"role": "user", "content": f"You are number {episode.index}."}])
+    await episode.ask()
+
+
+async def impatient(episode: Episode):
+    await episode.ask()
+    if episode.index == 0:
+        await episode.ask("Again.")
+
+
+async def broken(episode: Episode):
+    raise KeyError("page")

@@ -1,0 +1,175 @@
+"""`treadwheel play`: real environments in real processes, with a script for the person."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from transformers import Qwen3Config
+from typer.testing import CliRunner, Result
+
+from cluster.contracts.episodes import ToolCall
+from deploy.cli import app
+from deploy.playing import call_of
+from tests.unit.actors.chat.families import tokenizer_of
+
+pytestmark = pytest.mark.slow  # nearly all of it: each environment is a process
+
+HERE = "tests.unit.actors.environments.environments"
+GUESS = (f"{HERE}:guess", "--prompt", "Guess.")
+TOOLS = [{"function": {"name": "add"}}]
+
+
+def played(*words: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, ["play", *words], input=stdin)
+
+
+def said(*answers: str) -> list[str]:
+    return [word for answer in answers for word in ("--say", answer)]
+
+
+def test_a_script_plays_to_the_end_and_everything_is_shown_in_order():
+    result = played(*GUESS, "top=20", "--seed", "0", *said("10", "no idea", "13", "14"))
+    assert result.exit_code == 0 and result.output.splitlines() == [
+        "user  Guess.",
+        "assistant  10",
+        "user  higher",
+        "assistant  no idea",
+        "user  ?",
+        "assistant  13",
+        "ended: reward 0.8",
+    ]
+
+
+def test_what_comes_from_stdin_is_said_and_its_end_leaves_the_game():
+    result = played(*GUESS, stdin="1\n")
+    assert result.exit_code == 0 and result.output.splitlines()[1:3] == ["assistant  1", "user  higher"]
+    assert result.output.splitlines()[-1] == "  left: it asks for more, and nothing is said any more"
+
+
+def test_rewards_notes_and_rewritten_contexts_are_told():
+    result = played(f"{HERE}:with_all_events", "--prompt", "Hi.", *said("a", "b", "c"))
+    assert result.output.splitlines()[2:] == [
+        "  earned 0.5 (first)",
+        "  logged note: remember 7",
+        "  the context is rewritten; from here on it is:",
+        "user  Hi.",
+        "user  The note says 7.",
+        "assistant  b",
+        "  earned 0.25",
+        "user  And?",
+        "assistant  c",
+        "  logged last: 1.0",
+        "ended: 0.75 earned, and the judges decide on the rest",
+    ]
+
+
+def test_tools_are_called_by_a_slash_and_mistakes_are_answered_as_a_models_are():
+    columns = ("--columns", "{answer: 144}")
+    calls = said("/calculate expression=12*12", '/calculate {"expresion": ', "/sum x=1", "144")
+    result = played(f"{HERE}:with_calculator", *columns, *calls)
+    told = result.output.splitlines()
+    assert "  tool calculate(expression): Value of an arithmetic expression." in told
+    assert [line for line in told if line.startswith("tool ")] == [
+        "tool calculate  144",
+        "tool calculate  error: the arguments of calculate must be a JSON object, not '{\"expresion\":'",
+        "tool sum  error: there is no tool 'sum'; there are: calculate",
+    ]
+    assert told[-1] == "ended: reward 1; 3 tool calls, 2 malformed"
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("/add a=1 b='two words'", ToolCall(name="add", arguments={"a": 1, "b": "two words"})),
+        ('/add {"a": [1]}', ToolCall(name="add", arguments={"a": [1]})),
+        ("/add", ToolCall(name="add", arguments={})),
+        ("/add 5", ToolCall(name="add", arguments="5")),
+        ("/add 'a=1", ToolCall(name="add", arguments="'a=1")),
+        ("1/2", None),
+    ],
+)
+def test_a_call_is_written_in_one_line(line, call):
+    assert call_of(line, TOOLS) == call
+    assert call_of(line, ()) is None
+
+
+def test_a_limit_and_a_failure_are_told_apart():
+    endless = played(f"{HERE}:obedient", "--columns", "{do: 'earn, then ask for ever'}", *said(*"x" * 16))
+    assert endless.exit_code == 0
+    assert endless.output.splitlines()[-1] == "ended at the limit max_turns: reward 0.25, what was earned"
+    failed = played(f"{HERE}:obedient", "--columns", "{do: raise}", *said("x"))
+    assert failed.exit_code == 1
+    assert failed.output.splitlines()[-1] == "failed, no reward: environment: ValueError: no opinion"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nowhere"], "environment='nowhere' is not there"),
+        ([f"{HERE}:guess", "bottom=1"], "environment.bottom=1 is not a parameter"),
+        ([f"{HERE}:guess", "--columns", "answer"], "--columns='answer' must be a mapping"),
+        (["deploy/runs/quickstart.yaml", "--prompt", "x"], "leave --prompt, --columns, --env out"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_it_begins(words, why):
+    result = played(*words)
+    assert result.exit_code == 2 and why in result.output
+
+
+def test_a_run_file_is_played_with_its_first_prompt():
+    result = played("deploy/runs/quickstart.yaml", f"environment={{name: '{HERE}:guess', top: 1}}", *said("1"))
+    assert result.exit_code == 0, result.output
+    first, *_, last = result.output.splitlines()
+    assert first.startswith("user  ") and last == "ended: reward 1"
+
+
+@pytest.fixture
+def model(tmp_path):
+    tokenizer_of("qwen25").save_pretrained(tmp_path)
+    Qwen3Config(max_position_embeddings=4096).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_model_shows_which_tokens_would_be_trained(model):
+    result = played(*GUESS, "--model", model, *said("10", "13"))
+    _, _, rows = result.output.partition("ended: reward 0.9\n")
+    assert rows.startswith("row 1: ") and " tokens are trained\n" in rows
+    assert "<|im_start|>assistant\n⟦10<|im_end|>⟧\n<|im_start|>user\nhigher<|im_end|>" in rows
+    assert rows.rstrip().endswith("<|im_start|>assistant\n⟦13<|im_end|>⟧")
+
+
+def test_with_a_model_a_call_is_read_from_the_tokens_that_its_template_makes_of_it(model):
+    columns = ("--columns", "{answer: 2}", "--prompt", "1+1?")
+    result = played(f"{HERE}:with_calculator", *columns, "--model", model, *said("/calculate expression=1+1", "2"))
+    assert "tool calculate  2" in result.output and "ended: reward 1; 1 tool calls, 0 malformed" in result.output
+    assert (
+        '⟦<tool_call>\n{"name": "calculate", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>⟧'
+        in result.output
+    )
+
+
+def test_a_rewritten_context_is_a_row_of_its_own(model):
+    result = played(f"{HERE}:with_all_events", "--prompt", "Hi.", "--model", model, *said("a", "", "c"))
+    assert (
+        "row 2: " in result.output
+        and "The note says 7.<|im_end|>\n<|im_start|>assistant\n⟦<|im_end|>⟧" in result.output
+    )
+
+
+def test_ctrl_c_at_the_keyboard_ends_the_game(tmp_path):
+    keyboard, terminal = pty.openpty()
+    command = [sys.executable, "-m", "deploy.cli", "play", *GUESS]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as game:
+        os.close(terminal)
+        seen = b""
+        while b"assistant> " not in seen:
+            seen += os.read(keyboard, 1024)
+        os.write(keyboard, b"1\n")
+        while b"higher" not in seen:
+            seen += os.read(keyboard, 1024)
+        game.send_signal(signal.SIGINT)
+        assert game.wait(timeout=60) == 130
+    os.close(keyboard)
