@@ -16,7 +16,7 @@ GUESS = "deploy/runs/guess.yaml"
 SOLVED = "environment/guess/solved"
 BLIND_BOUND = 6 / 20
 """Six guesses among twenty numbers, of a player who hears nothing."""
-EPISODES_A_STEP = 32 * 16
+GROUPS_A_STEP = 32
 
 
 def trained(run_dir: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -44,6 +44,6 @@ def test_it_learns_to_guess_by_what_it_is_told(tmp_path):
 
 def test_where_the_answers_are_noise_it_gets_no_better_than_blind(tmp_path):
     steps, _ = trained(tmp_path / "run", "environment.feedback=noise", "num_steps=25", "evaluation.prompts=null")
-    error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / (5 * EPISODES_A_STEP))
-    # A group shares its secret, which makes the mean of a step up to sqrt(16) times as uncertain as independent episodes would.
-    assert solved(steps[-5:]) <= BLIND_BOUND + 3 * 4 * error
+    # A group shares its secret: groups are the independent draws.
+    error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / (10 * GROUPS_A_STEP))
+    assert solved(steps[-10:]) <= BLIND_BOUND + 3 * error
