@@ -1,11 +1,13 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
-# GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; ARGS="num_steps=20" goes to `treadwheel train`.
+# GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; RUN=guess trains deploy/runs/guess.yaml in the quickstart's place, and
+# ARGS="num_steps=20" goes to `treadwheel train`.
 # Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file. The long
 # proofs run one after the other: some of them need both cores.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
+RUN := quickstart
 FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
 
@@ -22,7 +24,7 @@ $(STAMP):
 	@touch $@
 
 train: $(STAMP)
-	@$(BIN)/treadwheel train deploy/runs/quickstart.yaml $(ARGS)
+	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)
 
 test: $(STAMP)
 	@$(FAST) tests/golden

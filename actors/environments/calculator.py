@@ -1,0 +1,52 @@
+"""Arithmetic with a calculator at hand: a model that cannot multiply learns to ask for it."""
+
+import ast
+import operator
+from collections.abc import Callable
+
+from actors.environments.numbers import first_number
+from cluster.contracts.episodes import Episode
+from cluster.contracts.errors import DataError, ToolError
+from cluster.contracts.tools import tool
+
+_MAX_LENGTH = 100
+"""Of an expression: what a value costs stays small, and so does its nesting."""
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+@tool(timeout_s=5)
+def calculate(expression: str) -> str:
+    """Value of whole numbers with + - * and parentheses."""
+    if len(expression) > _MAX_LENGTH:
+        raise ToolError(f"an expression has at most {_MAX_LENGTH} characters")
+    try:
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
+    except (SyntaxError, ValueError) as error:
+        raise ToolError("no expression of whole numbers with + - * and parentheses") from error
+
+
+async def calculator(episode: Episode) -> float:
+    """Pays 1 where the first number of the model's last words is the prompt's column `answer`, otherwise 0. The metric `called` is the
+    share of episodes that used the calculator."""
+    if "answer" not in episode.columns:
+        raise DataError("calculator needs a column `answer` with the right number; give the prompts one")
+    said = await episode.ask(tools=[calculate])
+    episode.log("called", float(said.num_calls > 0))
+    return float(first_number(said.text) == int(episode.columns["answer"]))
+
+
+def _value(node: ast.expr) -> int:
+    """Raises ValueError for all that is not plain arithmetic."""
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(left), _value(right))
+        case _:
+            raise ValueError(ast.dump(node))

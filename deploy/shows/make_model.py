@@ -1,0 +1,173 @@
+"""Makes the embedded model of the shows: `python -m deploy.shows.make_model OUT_DIR`, about five minutes on one CPU core.
+
+A small Qwen3 with a small byte-level tokenizer and a chat template with tools is trained from scratch, supervised, on scripted episodes
+of the environments `guess` and `calculator`: first on those of good players, then on those of sloppy ones (`deploy.shows.players`). So the
+model can play and rarely plays well, which reinforcement learning can mend within minutes. All is seeded; other machines differ by
+rounding.
+"""
+
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from actors.environments.calculator import calculate
+from actors.prompts.reasoning_gym import ReasoningGymPrompts
+from deploy.shows.players import Messages, calculating, guessing
+
+PRODUCTS = {"task": "products", "min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3}
+NUM_PRODUCTS = 20_000
+NUM_GOOD_STEPS, NUM_SLOPPY_STEPS = 1500, 200
+BATCH_SIZE = 64
+"""Episodes, half of each environment."""
+LEARNING_RATE = 3e-3
+MAX_CONTEXT = 512
+VOCABULARY = 400
+
+SPECIAL_TOKENS = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>", "<|tools|>"]
+CALL_TAGS = ["<|call|>", "<|end_call|>"]
+"""Tokens of their own too, but part of what is said."""
+PAD_ID, ASSISTANT_ID, END_ID = 0, 2, 3
+CHAT_TEMPLATE = """\
+{#- Each tool as its name and parameters, first of all. Only the assistant's turns are closed. Calls as JSON in tags. -#}
+{%- if tools %}<|tools|>
+{%- for tool in tools %}{{ tool.function.name }}({{ tool.function.parameters.properties | join(', ') }}){% endfor %}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}<|assistant|>{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<|call|>{"name": "{{ call.function.name }}", "arguments":{{ ' ' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}}<|end_call|>
+{%- endfor %}<|end|>
+{%- elif message.role == 'tool' %}<|tool|>{{ message.content }}
+{%- else %}<|user|>{{ message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+class Episodes:
+    """Scripted ones, endless, as token ids."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        source = ReasoningGymPrompts(**PRODUCTS, size=NUM_PRODUCTS, seed=777)
+        self._products = [source[index] for index in range(NUM_PRODUCTS)]
+
+    def draw(self, *, sloppiness: float) -> tuple[Messages, Messages]:
+        """One of `guess`, one of `calculator`."""
+        product = self._rng.choice(self._products)
+        question, expression = (product.messages or [])[0]["content"], product.columns["metadata"]["expression"]
+        return (
+            guessing(self._rng, sloppiness=sloppiness),
+            calculating(self._rng, question, expression, sloppiness=sloppiness),
+        )
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that knows the shows' phrases and spells everything else. Digits stay single; merges cross spaces, so that a fixed
+    sentence is one token."""
+    core = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL_TOKENS + CALL_TAGS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=SPECIAL_TOKENS[PAD_ID],
+        eos_token=SPECIAL_TOKENS[END_ID],
+        additional_special_tokens=[each for each in SPECIAL_TOKENS[1:] if each != SPECIAL_TOKENS[END_ID]],
+        model_max_length=MAX_CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Three quarters of a million random parameters; untied, and with heads of a size that vLLM serves on CPUs."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, episodes: Episodes) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
+    for step in range(NUM_GOOD_STEPS + NUM_SLOPPY_STEPS):
+        is_sloppy = step >= NUM_GOOD_STEPS
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / NUM_GOOD_STEPS)
+        loss = _loss(model, tokenizer, [episodes.draw(sloppiness=float(is_sloppy)) for _ in range(BATCH_SIZE // 2)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 99:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+
+def _loss(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, drawn: list[tuple[Messages, Messages]]
+) -> torch.Tensor:
+    """Mean over all learnt tokens."""
+    pairs = [encode(tokenizer, guessed, tools=[]) for guessed, _ in drawn]
+    pairs += [encode(tokenizer, calculated, tools=[calculate.schema]) for _, calculated in drawn]
+    length = max(len(tokens) for tokens, _ in pairs)
+    rows = torch.tensor([tokens + [PAD_ID] * (length - len(tokens)) for tokens, _ in pairs])
+    labels = torch.tensor([learnt + [-100] * (length - len(learnt)) for _, learnt in pairs])[:, 1:]
+    hidden = model.model(input_ids=rows[:, :-1]).last_hidden_state
+    is_learnt = labels != -100
+    return functional.cross_entropy(model.lm_head(hidden[is_learnt]), labels[is_learnt])
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, messages: Messages, *, tools: list[Any]) -> tuple[list[int], list[int]]:
+    """Token ids of an episode, and what is learnt of them: the assistant's turns with their ends; -100 elsewhere."""
+    text = str(tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False))
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    learnt, is_speaking = [], False
+    for token in tokens:
+        learnt.append(token if is_speaking else -100)
+        is_speaking = token == ASSISTANT_ID or (is_speaking and token != END_ID)
+    return tokens, learnt
+
+
+def main(out: Path) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    episodes = Episodes(Random(0))
+    some = [messages for _ in range(1000) for messages in episodes.draw(sloppiness=0.5)]
+    said = [message["content"] for messages in some for message in messages]
+    calls = [f'{{"name": "calculate", "arguments": {{"expression": "{n} * {n}"}}}}' for n in range(100, 1000)]
+    tokenizer = make_tokenizer([*said, *calls, *["calculate(expression)"] * 100])
+    model = make_model(tokenizer)
+    train(model, tokenizer, episodes)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,103 @@
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.chat.report import chat_report
+from actors.chat.turns import Turns
+from actors.environments.calculator import calculate
+from actors.environments.guess import guess
+from cluster.contracts.episodes import Said
+from cluster.contracts.types import FinishReason
+from deploy.shows import make_model
+from deploy.shows.make_model import ASSISTANT_ID, END_ID
+from deploy.shows.players import GUESS_PROMPT, calculating
+from tests.unit.actors.environments.played import play
+
+MODEL = Path(make_model.__file__).parent / "model"
+QUESTION = "Solve the following multiplication: 123 * 456. Give only the result as your final answer."
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(MODEL).eval()
+
+
+class Player:
+    """An episode in which the embedded model speaks, at temperature 1, by whole prompts of `Turns`."""
+
+    def __init__(self, model, turns, *, seed):
+        self.model, self.turns, self.seed = model, turns, seed
+        self.draws = torch.Generator().manual_seed(seed)
+        self.logged = {}
+        self.prompt_ids, self.sampled_ids = [], []
+
+    async def ask(self, answer=None):
+        if answer is None:
+            self.prompt_ids = self.turns.first_prompt([{"role": "user", "content": GUESS_PROMPT}], tools=[])[1]
+        else:
+            told = [{"role": "user", "content": answer}]
+            ends = FinishReason.STOP if self.sampled_ids[-1] == END_ID else FinishReason.LENGTH
+            self.prompt_ids = self.turns.next_prompt(
+                self.prompt_ids, self.sampled_ids, told, finish_reason=ends
+            ).token_ids
+        self.sampled_ids = []
+        while len(self.sampled_ids) < 4 and self.sampled_ids[-1:] != [END_ID]:
+            with torch.inference_mode():
+                logits = self.model(torch.tensor([[*self.prompt_ids, *self.sampled_ids]])).logits[0, -1]
+            self.sampled_ids.append(int(torch.multinomial(logits.softmax(-1), 1, generator=self.draws)))
+        return Said(text=self.turns.encoder.decode(self.sampled_ids).removesuffix("<|end|>"))
+
+    def log(self, name, value):
+        self.logged[name] = value
+
+
+def test_the_embedded_model_is_small_enough_for_git():
+    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 3_200_000
+
+
+def test_its_tokenizer_round_trips_and_keeps_digits_single(tokenizer):
+    assert tokenizer.tokenize("125") == ["1", "2", "5"]
+    text = "Héllo, wörld: 42 - 25 =\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_turns_and_tools_of_its_chat_template_are_exact(tokenizer):
+    report = chat_report(Turns(tokenizer, stop_token_ids=[END_ID]))
+    report.require_turns()
+    report.require_tools()
+    assert (report.generation_prompt, report.stop_token, report.rewrites) == ("<|assistant|>", "<|end|>", None)
+
+
+def test_it_learns_what_the_assistant_says_and_nothing_else(tokenizer):
+    episode = calculating(Random(0), QUESTION, "123 * 456", sloppiness=0.0)
+    tokens, learnt = make_model.encode(tokenizer, episode, tools=[calculate.schema])
+    assert tokens.count(ASSISTANT_ID) == 2 and learnt.count(END_ID) == 2
+    said = tokenizer.decode([token for token in learnt if token != -100])
+    call = '{"name": "calculate", "arguments": {"expression": "123 * 456"}}'
+    assert said == f"<|call|>{call}<|end_call|><|end|>56088<|end|>"
+
+
+def test_before_any_reinforcement_it_wins_as_seldom_as_a_player_who_hears_nothing(model, tokenizer):
+    """Between 0.1 and 0.3 of 120 episodes; by a player who hears nothing at most 0.30."""
+    turns = Turns(tokenizer, stop_token_ids=[END_ID])
+    episodes = [Player(model, turns, seed=seed) for seed in range(120)]
+    for episode in episodes:
+        play(guess, episode)
+    assert 0.1 <= sum(episode.logged["solved"] for episode in episodes) / 120 <= 0.3
+
+
+def test_once_it_has_called_it_says_what_the_calculator_said(model, tokenizer):
+    episode = calculating(Random(0), QUESTION, "123 * 456", sloppiness=0.0)
+    prompt = tokenizer.apply_chat_template(
+        episode[:-1], tools=[calculate.schema], add_generation_prompt=True, return_tensors="pt"
+    )
+    said = model.generate(**prompt, do_sample=False, max_new_tokens=8)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(said) == "56088<|end|>"
