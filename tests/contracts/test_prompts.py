@@ -25,6 +25,7 @@ def make_source(name, folder, monkeypatch):
     else:
         params = {
             "reasoning_gym": {"task": "chain_sum", "size": 5, "seed": 3},
+            "repeat": {"message": "Guess my number.", "size": 3},
         }[name]
     return prompt_source(Plugin(name=name, params=params), field="prompts")
 
