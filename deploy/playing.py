@@ -25,6 +25,7 @@ from cluster.contracts.episodes import (
     Rewritten,
     Said,
     ToolCall,
+    Withdrawn,
 )
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
@@ -204,6 +205,8 @@ class _Player:
             elif isinstance(event, Rewritten):
                 self._note("the context is rewritten; from here on it is:")
                 self._show_messages(event.messages)
+            elif isinstance(event, Withdrawn):
+                self._note("the environment gave the turn up")
             else:
                 self._note(f"logged {event.name}: {event.value}")
 

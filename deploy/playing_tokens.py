@@ -34,7 +34,8 @@ class Tokens:
         self._formatter = formatter
         self._turns = formatter.turns()
         self._prompt = prompt
-        self._transcript = Transcript(prompt, Speech(formatter), EpisodesConfig())
+        speech = Speech(formatter)
+        self._transcript = Transcript(prompt, speech, EpisodesConfig(), encoded=speech.begin(prompt, (), tools=()))
 
     def take(self, events: Sequence[Event]) -> None:
         self._transcript.take(events)

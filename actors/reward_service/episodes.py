@@ -3,8 +3,10 @@
 The reward of an episode is what it earned on its way, the weighted value that its environment returned, and what judges add.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -50,10 +52,18 @@ def total(own: Own, judged: Reward | None, *, weight: float) -> Reward:
         return judged
     value = own.earned + (weight * own.returned if own.returned is not None else 0.0)
     if judged is None:
-        return Reward(value=value, components=own.components)
+        return _finite(value, components=own.components)
     assert judged.value is not None, "a verdict without a value has failed"
-    components = {**own.components, **judged.components}
-    return Reward(value=value + judged.value, components=components, message=judged.message)
+    components = {**judged.components, **own.components}
+    return _finite(value + judged.value, components=components, message=judged.message)
+
+
+def _finite(value: float, **told: Any) -> Reward:
+    if not math.isfinite(value):
+        return failed(
+            DataError(f"the reward of the episode comes to {value}; see reward.environment_weight and what it earned")
+        )
+    return Reward(value=value, **told)
 
 
 def credited(batch: pa.RecordBatch, rewards: Sequence[Reward]) -> list[list[float] | None] | None:

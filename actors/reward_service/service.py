@@ -252,6 +252,10 @@ def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) ->
     return [*asked, {"role": "assistant", "content": completion}]
 
 
+def _last_words(messages: Sequence[Mapping[str, Any]]) -> str:
+    return next((str(each["content"] or "") for each in reversed(messages) if each["role"] == "assistant"), "")
+
+
 def _values(judged: Judged, size: int) -> list[float | None]:
     return [None] * size if judged is None else [reward.value for reward in judged]
 
@@ -265,11 +269,18 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores
     """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
+    told = [None if each is None else json.loads(each) for each in batch["messages"].to_pylist()]
+    if "completion" in wanted:
+        # Of an episode, what it said last: the words of environments and tools are not the model's.
+        of_each["completion"] = [
+            text if messages is None else _last_words(messages)
+            for text, messages in zip(of_each["completion"], told, strict=True)
+        ]
     if "messages" in wanted:
         prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
         of_each["messages"] = [
-            conversation(columns, prompt=prompt, completion=text) if told is None else json.loads(told)
-            for text, told in zip(completions, batch["messages"].to_pylist(), strict=True)
+            conversation(columns, prompt=prompt, completion=text) if messages is None else messages
+            for text, messages in zip(completions, told, strict=True)
         ]
     if "scores" in wanted:
         of_each["scores"] = scores or [{}] * batch.num_rows

@@ -258,7 +258,7 @@ class RolloutWorker:
             decode=self._formatter.decode,
             environment=environment,
             # Beside episodes older groups go first, whose turns come again and again; alone, requests are served as they come.
-            place=ticket.index if self._episodes else 0,
+            place=ticket.place if self._episodes else 0,
             kept=sampled,
         )
 
@@ -308,7 +308,12 @@ class RolloutWorker:
         if not group.is_finished:
             return None
         self._end(group)
-        return self._batch(group)
+        try:
+            return self._batch(group)
+        except ValueError as error:  # an environment's words, which no other group is to pay for
+            return _refusal(group.ticket, f"what its environment reports cannot be written: {headline(error)}")
+        except DataError as error:
+            return _refusal(group.ticket, headline(error))
 
     def _end(self, group: AnyGroup) -> None:
         """Nothing more is expected of it."""

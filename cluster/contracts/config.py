@@ -3,6 +3,7 @@
 Here are the sections together, and the rules that hold between them; a section's own rules stand with it.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ from cluster.contracts.upkeep_config import (
     RecordConfig,
     SupervisionConfig,
 )
+
+_NUM_TRIES = 3
+"""Of an episode whose process dies: beside others, beside others again, alone."""
 
 
 class RunConfig(Section):
@@ -75,11 +79,11 @@ class RunConfig(Section):
         if not self.environments:
             return _label(self.environment)
         name = columns.get(self.episodes.column)
-        if name not in self.environments:
+        if not isinstance(name, str) or name not in self.environments:
             raise DataError(
                 f"environments has no entry for {name!r} (column {self.episodes.column!r}); it has: {', '.join(self.environments)}"
             )
-        return str(name)
+        return name
 
     @property
     def named_environments(self) -> dict[str, Plugin]:
@@ -115,6 +119,11 @@ class RunConfig(Section):
         for name in self.environments:
             if not name.replace("_", "").isalnum():
                 raise ValueError(f"environments.{name}: a name is of letters, digits and _; rename it")
+        if self.deterministic and self.has_episodes and not all(map(self.is_played, self.environments)):
+            raise ValueError(
+                "deterministic=true with single turns beside environments: when a single turn ends and the next turn of an episode comes "
+                "depends on timing; leave single_turn out of environments"
+            )
         if not self.has_episodes and self.episodes != EpisodesConfig():
             raise ValueError("episodes is set, and without an environment every prompt has a single turn; leave it out")
         return self
@@ -173,9 +182,12 @@ class RunConfig(Section):
 
     @property
     def group_deadline_s(self) -> float:
-        """How long a worker may take for its next group. An episode may have to begin anew once, where its process died."""
-        episodes_s = 2 * (self.episodes.timeout_s + self.episodes.cleanup_s) if self.has_episodes else 0.0
-        return self.rollout.timeout_s + episodes_s
+        """How long a worker may take for its next group. Episodes may have to wait for processes, and to begin anew where these died."""
+        if not self.has_episodes:
+            return self.rollout.timeout_s
+        episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
+        rounds = _NUM_TRIES * math.ceil(size / episodes.max_processes)
+        return self.rollout.timeout_s + rounds * (episodes.timeout_s + episodes.cleanup_s)
 
     @property
     def learner_scores_reference(self) -> bool:

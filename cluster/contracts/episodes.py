@@ -68,7 +68,15 @@ class Logged:
     value: float | str
 
 
-Event = Earned | Rewritten | Logged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """The environment gave up an ask, and never saw what the model said to it, if it said anything."""
+
+    num_turns: int
+    """That it has seen."""
+
+
+Event = Earned | Rewritten | Logged | Withdrawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
         group_id=batch["group_id"][0].as_py(),
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
-        num_tokens=sum(lengths),
+        num_tokens=pc.sum(batch["loss_mask"].flatten()).as_py() or 0,
         oldest_versions=tuple(map(_oldest_version, batch["policy_versions"], batch["loss_mask"])),
         completion_lengths=tuple(lengths),
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),

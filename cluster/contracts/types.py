@@ -58,6 +58,9 @@ class Prompt:
         return columns if self.messages is None else {"messages": self.messages, **columns}
 
 
+_BEFORE_ALL = 2**62
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """The right to start one group, handed out in order. Results are taken in this order, never as they finish."""
@@ -78,6 +81,11 @@ class Ticket:
     @property
     def group_id(self) -> str:
         return f"{self.index:08d}"
+
+    @property
+    def place(self) -> int:
+        """In a line: held-out groups (negative indices) first, then in the order in which the learner takes them."""
+        return self.index if self.index >= 0 else abs(self.index) - _BEFORE_ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,11 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     if isinstance(algorithm, dict):
         values = {name: section for name, section in values.items() if name != "algorithm"}
         with _noting(problems):  # a section whose preset is not known has no other problem that is
-            values["algorithm"] = _resolved(algorithm, values.get("sampling"))
+            values["algorithm"] = _resolved(
+                algorithm,
+                values.get("sampling"),
+                is_single_turn=values.get("environment") in (None, "single_turn") and not values.get("environments"),
+            )
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -151,14 +155,13 @@ def _default_plugin(name: str) -> dict[str, Any]:
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
 
 
-def _resolved(algorithm: dict[str, Any], sampling: Any) -> dict[str, Any]:
-    """Without a preset, and with the longest completion where a variant takes it."""
+def _resolved(algorithm: dict[str, Any], sampling: Any, *, is_single_turn: bool) -> dict[str, Any]:
+    """Without a preset, and with the longest completion where a variant takes it. That of an episode is not known."""
     from learner.algorithms.registry.resolving import resolved
 
     default = SamplingConfig.model_fields["max_tokens"].default
-    return resolved(
-        algorithm, max_tokens=sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
-    )
+    longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
+    return resolved(algorithm, max_tokens=longest if is_single_turn else None)
 
 
 def _explain(detail: ErrorDetails) -> str:

@@ -51,7 +51,8 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
         problems.attempt(environments.check_named, each, config, field=field)
     played = problems.attempt(environments.check_environments, config, formatter, is_local=is_local)
     sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
-    seen = {field: problems.attempt(environments.judged, each, config) or each for field, each in sources.items()}
+    looked = {field: problems.attempt(environments.judged, each, config) for field, each in sources.items()}
+    seen = {field: each for field, each in looked.items() if each is not None and len(each)}
     trying = (config.reward, seen, formatter)
     models = problems.attempt(model.readings, config.reward)
     samples = None

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from cluster.contracts.config import RunConfig
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _NUM_LOOKED_AT = 100
 """Prompts of each source."""
+_PATIENCE_S = 30.0
+"""With an episode that is played to look at it."""
 
 
 def check_environments(config: RunConfig, formatter: "ChatFormatter | None", *, is_local: bool) -> dict[str, str]:
@@ -78,8 +81,9 @@ def world_rows(config: RunConfig, source: PromptSource) -> Iterator[tuple[str, s
             continue
         environment = config.named_environments[name]
         task = task_of(prompt, id=f"check/{name}", seed=config.seed, index=0)
-        setting = f"environments.{name}" if config.environments else "environment"
-        seen = first_observations(environment, task, config.episodes.limits, setting=setting, env=config.episodes.env)
+        limits = replace(config.episodes.limits, timeout_s=min(config.episodes.timeout_s, _PATIENCE_S))
+        setting, env = config.environment_setting(name), config.episodes.env
+        seen = first_observations(environment, task, limits, setting=setting, env=env)
         yield "environment", f"{name}, played twice", _in_words(seen)
 
 

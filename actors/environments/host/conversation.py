@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from actors.environments.host.ends import described, failure
+from actors.environments.host.ends import described, failure, writable
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
 from actors.environments.host.wire import ASKED
 from actors.returned import finite
@@ -27,12 +27,15 @@ from cluster.contracts.episodes import (
     Said,
     ToolCall,
     Tools,
+    Withdrawn,
 )
 from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
 from cluster.contracts.tools import Tool
 from cluster.contracts.types import RewardStatus
 
 Messages = str | Message | Sequence[Message] | None
+_LARGEST_REWARD = 3e38
+"""Rewards of tokens are kept in float32."""
 
 
 class Endpoint(Protocol):
@@ -100,7 +103,10 @@ class Conversation:
     def earn(self, reward: float, name: str | None = None) -> None:
         if not self.num_turns:
             raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn just said")
-        self._events.append(Earned(reward=finite(reward, "reward", by="the environment"), name=name))
+        known = finite(reward, "reward", by="the environment")
+        if abs(known) > _LARGEST_REWARD:
+            raise DataError(f"earn({reward!r}) is beyond {_LARGEST_REWARD:g}, the largest reward of a token")
+        self._events.append(Earned(reward=known, name=None if name is None else writable(name)))
 
     def rewrite(self, messages: Sequence[Message]) -> None:
         checked = _checked(messages)
@@ -108,8 +114,8 @@ class Conversation:
         self.context = [*checked]
 
     def log(self, name: str, value: float | str) -> None:
-        known = value if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
-        self._events.append(Logged(name=name, value=known))
+        known = writable(value) if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
+        self._events.append(Logged(name=writable(name), value=known))
 
     async def converse(
         self,
@@ -227,7 +233,12 @@ class Conversation:
             raise DataError(
                 "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
             )
-        asked = Asked(events=events, messages=messages, tools=schemas, max_tokens=max_tokens, stop=tuple(stop))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if max_tokens is not None and max_tokens < 1:
+            raise DataError(f"ask(max_tokens={max_tokens}): a turn has at least one token")
+        if not all(stops):
+            raise DataError(f"ask(stop={stop!r}): an empty text would end every turn before it begins")
+        asked = Asked(events=events, messages=messages, tools=schemas, max_tokens=max_tokens, stop=stops)
         self._answer = asyncio.get_running_loop().create_future()
         self._send("ask", ASKED.dump_python(asked, mode="json"))
         del self._events[: len(events)]
@@ -236,6 +247,8 @@ class Conversation:
         except asyncio.CancelledError:
             why = f"a turn of episode {self.id!r} was given up before the model had answered; it cannot go on"
             self._refusal = self._refusal or (lambda: RuntimeError(why))
+            self._events.append(Withdrawn(num_turns=self.num_turns))
+            self._send("gave_up", None)
             raise
         self.num_turns += 1
         self.num_context_tokens = said.num_context_tokens

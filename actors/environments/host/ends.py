@@ -17,7 +17,9 @@ def returned(value: Any) -> EpisodeEnd:
         return EpisodeEnd()
     reward = to_reward(value, by="the environment")
     if reward.status is RewardStatus.OK:
-        return EpisodeEnd(reward=reward.value, components=reward.components)
+        return EpisodeEnd(
+            reward=reward.value, components={writable(name): value for name, value in reward.components.items()}
+        )
     return failure(reward.message or "no message", status=reward.status)
 
 
@@ -31,7 +33,12 @@ def raised(error: BaseException) -> EpisodeEnd:
 
 
 def failure(message: str, *, status: RewardStatus = RewardStatus.ERROR, stage: str = ENVIRONMENT) -> EpisodeEnd:
-    return EpisodeEnd(status=status, failed_stage=stage, message=message[:MAX_MESSAGE])
+    return EpisodeEnd(status=status, failed_stage=writable(stage), message=writable(message)[:MAX_MESSAGE])
+
+
+def writable(text: str) -> str:
+    """Without halves of characters, which no file takes."""
+    return text.encode(errors="replace").decode()
 
 
 def described(error: BaseException) -> str:

@@ -32,8 +32,9 @@ class EnvironmentHost:
         self._processes = [first]
         self.num_places = None if first.is_async else limits.max_processes
         """Episodes that run at once; None: any number."""
-        # An asynchronous environment's are taken by episodes that run alone.
-        self._places = asyncio.Semaphore(limits.max_processes)
+        self._places = contextlib.nullcontext() if first.is_async else asyncio.Semaphore(limits.max_processes)
+        self.alone = asyncio.Semaphore(limits.max_processes)
+        """For the caller to take before it runs an episode alone: each needs a process more."""
         self._is_choosing = asyncio.Lock()
 
     @classmethod
@@ -55,13 +56,12 @@ class EnvironmentHost:
 
     async def run(self, task: EpisodeTask, converse: Converse, *, alone: bool = False) -> EpisodeEnd:
         """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
-        first, which is not counted in `timeout_s`. `alone`: so does this one, whose process runs no other episode before or after it.
+        first, which is not counted in `timeout_s`. `alone`: the episode gets a process that runs no other one, before or after it.
 
         Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle; ConfigError and
         WorkerError as `start`, where a new process is needed. Cancelled, it lets the environment clean up for `cleanup_s`.
         """
-        waits = alone or self.num_places is not None
-        async with self._places if waits else contextlib.nullcontext(), self._place(alone=alone) as process:
+        async with contextlib.nullcontext() if alone else self._places, self._place(alone=alone) as process:
             return await process.run(task, converse)
 
     async def close(self) -> None:
@@ -70,11 +70,14 @@ class EnvironmentHost:
 
     @contextlib.asynccontextmanager
     async def _place(self, *, alone: bool) -> AsyncIterator[HostProcess]:
-        async with self._is_choosing:
-            found = None if alone else next(filter(_has_room, self._processes), None)
-            process = found or await self._started()
-            process.is_spent |= alone
+        if alone:
+            process = await self._started()
+            process.is_spent = True
             process.num_episodes += 1
+        else:
+            async with self._is_choosing:
+                process = next(filter(_has_room, self._processes), None) or await self._started()
+                process.num_episodes += 1
         try:
             yield process
         finally:

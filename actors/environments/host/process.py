@@ -162,6 +162,9 @@ class HostProcess:
             return
         if kind == "end":
             episode.finish(END.validate_python(body))
+        elif kind == "gave_up":
+            if episode.answering:
+                episode.answering.cancel()
         else:
             episode.answering = asyncio.create_task(self._answer(key, episode, ASKED.validate_python(body)))
 
@@ -172,6 +175,8 @@ class HostProcess:
             self._process.write([key, "over", {"limit": over.limit, "message": str(over)}])
         except DataError as error:
             self._process.write([key, "refused", str(error)])
+        except asyncio.CancelledError:  # nobody wants the answer any more
+            raise
         except BaseException as error:  # noqa: BLE001 - it is raised where the episode runs
             episode.error = error
             episode.has_changed.set()

@@ -1,8 +1,8 @@
 """What goes over the pipes of a host process: after a first line each way, lines of [episode, kind, body].
 
 To the process: `start` an EpisodeTask; `said` a Said; `over` a limit and a message, or `refused` a message, in place of it; `stop` a limit,
-or null for an episode that nobody wants any more. From it: `ask` an Asked; `end` an EpisodeEnd, and whether the process gets no other
-episode.
+or null for an episode that nobody wants any more. From it: `ask` an Asked; `gave_up` where nobody waits for its answer any more; `end` an
+EpisodeEnd, and whether the process gets no other episode.
 """
 
 from pydantic import TypeAdapter

@@ -1,5 +1,6 @@
 """What a rollout worker needs for episodes, beside the engine."""
 
+import asyncio
 from collections.abc import Sequence
 
 from actors.chat.calls import NamedParser
@@ -8,6 +9,7 @@ from actors.processes.printed import PrintedLines
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.group import EpisodeGroup
 from actors.rollout.episodes.hosts import Hosts
+from actors.rollout.episodes.lockstep import AtOnce, Lockstep
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
 from actors.rollout.inbox import Inbox
@@ -25,12 +27,19 @@ class Episodes:
         self.is_played = config.is_played
         self._speech = Speech(formatter, parser=parser and NamedParser(parser))
         self._hosts: Hosts | None = None
+        self._starting = asyncio.Lock()
+        self._num_calls = 0
+        self._pace: AtOnce | Lockstep = AtOnce()
         self.printed = PrintedLines()
 
     async def start(self) -> None:
         """Raises as `Hosts.start`."""
-        if self._hosts is None:
-            self._hosts = await Hosts.start(self._config, printed=self.printed)
+        async with self._starting:
+            if self._hosts is None:
+                self._hosts = await Hosts.start(self._config, printed=self.printed)
+                if self._config.deterministic:
+                    most = self._hosts.fewest_places or self._config.max_concurrent_trajectories
+                    self._pace = Lockstep(num_places=most)
 
     def group(self, ticket: Ticket, *, environment: str, key: str) -> EpisodeGroup:
         """Raises DataError as an `EpisodeGroup`."""
@@ -46,15 +55,11 @@ class Episodes:
 
     def begin(self, groups: Sequence[EpisodeGroup], engine: EngineThread, inbox: Inbox) -> None:
         """Starts the groups of one call, which `inbox` hears of."""
-        assert self._hosts is not None, "they start before the first group"
-        places = (self._hosts.num_places(group.environment) for group in groups)
-        num_places = min(
-            (each for each in places if each is not None), default=self._config.max_concurrent_trajectories
-        )
-        sampler = TurnSampler(engine, inbox, lockstep_of=num_places if self._config.deterministic else None)
+        sampler = TurnSampler(engine, inbox, pace=self._pace)
+        self._num_calls += 1
         place = 0
         for group in groups:
-            place = group.start(sampler, inbox, first_place=place)
+            place = group.start(sampler, inbox, call=self._num_calls, first_place=place)
 
     async def close(self) -> None:
         """Ends their processes."""

@@ -1,10 +1,10 @@
 """A group of episodes between its ticket and its batch."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.hosts import Hosts
+from actors.rollout.episodes.lockstep import Place
 from actors.rollout.episodes.play import EngineRefusalError, Play
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
@@ -40,25 +41,29 @@ class EpisodeGroup:
     ) -> None:
         """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
         column that cannot be its sampling."""
-        speech.begin(ticket.prompt, (), tools=())
+        encoded = speech.begin(ticket.prompt, (), tools=())
         self.ticket = ticket
         self.key = key
         self.environment = environment
         self._hosts = hosts
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
-        self._plays = [Play(ticket, index, key=key, speech=speech, config=config) for index in range(num_started)]
+        self._plays = [
+            Play(ticket, index, key=key, encoded=encoded, speech=speech, config=config) for index in range(num_started)
+        ]
         self._ended: dict[int, EpisodeEnd] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._started_at = datetime.now(UTC)
 
     @property
     def is_finished(self) -> bool:
-        return len(self._ended) == self.ticket.num_trajectories
+        """Surplus episodes take the places of failed ones, as long as there are any."""
+        num_good = sum(end.status is RewardStatus.OK for end in self._ended.values())
+        return num_good == self.ticket.num_trajectories or len(self._ended) == len(self._plays)
 
-    def start(self, sampler: TurnSampler, inbox: Inbox, *, first_place: int) -> int:
+    def start(self, sampler: TurnSampler, inbox: Inbox, *, call: int, first_place: int) -> int:
         """All episodes begin, and tell `inbox` of their ends. Their places in the order of all are counted from `first_place`; the next
         free one is returned."""
-        for place, play in enumerate(self._plays, first_place):
+        for number, play in enumerate(self._plays, first_place):
+            place = call, number
             play.sample = partial(sampler.sample, place)
             self._tasks.append(asyncio.create_task(self._run(play, sampler, inbox, place=place)))
         return first_place + len(self._plays)
@@ -67,6 +72,7 @@ class EpisodeGroup:
         """As `GroupInProgress.add`."""
         if not self.is_finished:
             self._ended[play.index] = end
+            play.end()
 
     def stop(self, engine: EngineThread) -> None:
         """Cancels the episodes that have not ended; they clean up beside what comes next."""
@@ -94,14 +100,16 @@ class EpisodeGroup:
             "info": json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False),
             "environment": self.environment,
             "worker": worker,
-            "started_at": self._started_at,
-            "finished_at": datetime.now(UTC),
         }
-        of_each = [self._plays[index].rows(end, common) for index, end in sorted(self._ended.items())]
+        good = [index for index, end in self._ended.items() if end.status is RewardStatus.OK]
+        failed = [index for index in self._ended if index not in good]
+        chosen = sorted([*good, *failed][: ticket.num_trajectories])
+        of_each = [self._plays[index].rows(self._ended[index], common) for index in chosen]
+        self._plays.clear()  # a call keeps its groups until it ends
         _fill_earned(of_each)
         return [row for rows in of_each for row in rows]
 
-    async def _run(self, play: Play, sampler: TurnSampler, inbox: Inbox, *, place: int) -> None:
+    async def _run(self, play: Play, sampler: TurnSampler, inbox: Inbox, *, place: Place) -> None:
         try:
             outcome = await self._outcome(play, sampler, place=place)
         except Exception as error:  # noqa: BLE001  it goes on in the call
@@ -109,23 +117,29 @@ class EpisodeGroup:
         else:
             inbox.put(("", PlayEnded(group=self, play=play, outcome=outcome)))
 
-    async def _outcome(self, play: Play, sampler: TurnSampler, *, place: int) -> EpisodeEnd | DataError:
+    async def _outcome(self, play: Play, sampler: TurnSampler, *, place: Place) -> EpisodeEnd | DataError:
+        """One whose process died begins anew beside the others, for it may have been one of them; then in a process to itself."""
         prompt_id = self.ticket.prompt.prompt_id
-        await sampler.pace.enter(place)
         try:
-            end = await self._hosts.run(self.environment, play.task, play.converse, alone=False)
-            if not _died(end):
-                return end
-            # It may have been another episode's doing.
-            play.begin()
-            end = await self._hosts.run(self.environment, play.task, play.converse, alone=True)
+            end = await self._played(play, sampler, place=place, alone=False)
+            for alone in (False, True):
+                if not _died(end):
+                    return end
+                play.begin()
+                end = await self._played(play, sampler, place=place, alone=alone)
         except EngineRefusalError as error:
             return DataError(f"the engine refuses prompt {prompt_id!r}: {error}")
-        finally:
-            sampler.pace.leave(place)
         if not _died(end):
             return end
         return DataError(f"prompt {prompt_id!r} ends the process of its environment, alone in it, too: {end.message}")
+
+    async def _played(self, play: Play, sampler: TurnSampler, *, place: Place, alone: bool) -> EpisodeEnd:
+        async with self._hosts.alone(self.environment) if alone else contextlib.nullcontext():
+            await sampler.pace.enter(place)
+            try:
+                return await self._hosts.run(self.environment, play.task, play.converse, alone=alone)
+            finally:
+                sampler.pace.leave(place)
 
 
 _cleaning_up: set[asyncio.Task[None]] = set()

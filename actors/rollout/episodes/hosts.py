@@ -42,9 +42,19 @@ class Hosts:
         """As `EnvironmentHost.run`."""
         return await self._hosts[name].run(task, converse, alone=alone)
 
+    def alone(self, name: str) -> asyncio.Semaphore:
+        """As `EnvironmentHost.alone`."""
+        return self._hosts[name].alone
+
     def num_places(self, name: str) -> int | None:
         """Of an environment whose episodes wait for a process each; None where all share one."""
         return self._hosts[name].num_places
+
+    @property
+    def fewest_places(self) -> int | None:
+        """Of all environments, that whose episodes have the fewest; None where each takes any number at once."""
+        places = (host.num_places for host in self._hosts.values())
+        return min((each for each in places if each is not None), default=None)
 
     async def close(self) -> None:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))

@@ -8,23 +8,27 @@ from dataclasses import dataclass, field
 from cluster.contracts.protocols import EngineRequest
 
 Submit = Callable[[Sequence[EngineRequest]], None]
+Place = tuple[int, int]
+"""Number of the call, and place of the episode in it."""
 
 
 @dataclass(slots=True)
 class Lockstep:
-    """Round after round: the engine gets the next turns of all episodes in their order, once each of them asks for one or has ended.
+    """Of one worker. Round after round: the engine gets the next turns of all episodes in their order, once each of them asks for one or
+    has ended. Episodes of a later call begin when all of an earlier one have ended.
 
     So what is computed together depends on what environments do, and not on how long they take for it.
     """
 
-    submit: Submit
     num_places: int
-    """Episodes that play at once; the others begin when one has ended, between two rounds."""
-    _playing: set[int] = field(default_factory=set[int])
-    _asking: dict[int, EngineRequest] = field(default_factory=dict[int, EngineRequest])
-    _queue: list[tuple[int, asyncio.Event]] = field(default_factory=list[tuple[int, asyncio.Event]])
+    """Episodes that play at once; the others begin when one has ended."""
+    _playing: set[Place] = field(default_factory=set[Place])
+    _asking: dict[Place, tuple[EngineRequest, Submit]] = field(
+        default_factory=dict[Place, tuple[EngineRequest, Submit]]
+    )
+    _queue: list[tuple[Place, asyncio.Event]] = field(default_factory=list[tuple[Place, asyncio.Event]])
 
-    async def enter(self, place: int) -> None:
+    async def enter(self, place: Place) -> None:
         """Waits until this episode may play."""
         may_play = asyncio.Event()
         heapq.heappush(self._queue, (place, may_play))
@@ -37,48 +41,48 @@ class Lockstep:
             self.leave(place)
             raise
 
-    def ask(self, place: int, request: EngineRequest) -> None:
-        """The episode waits for this turn."""
-        self._asking[place] = request
+    def ask(self, place: Place, request: EngineRequest, submit: Submit) -> None:
+        """The episode waits for this turn; `submit` is its call's."""
+        self._asking[place] = request, submit
         self._advance()
 
-    def withdraw(self, place: int) -> None:
+    def withdraw(self, place: Place) -> None:
         """The episode does not want this turn any more; the others wait for its next one, or its end."""
         self._asking.pop(place, None)
 
-    def leave(self, place: int) -> None:
+    def leave(self, place: Place) -> None:
         """The episode has ended, or is not wanted any more."""
         self._playing.discard(place)
         self._asking.pop(place, None)
         self._advance()
 
     def _advance(self) -> None:
-        if self._asking.keys() != self._playing:
-            return
-        if self._queue and len(self._playing) < self.num_places:
+        while self._queue and len(self._playing) < self.num_places and self._is_of_this_call(self._queue[0][0]):
             place, may_play = heapq.heappop(self._queue)
             self._playing.add(place)
             may_play.set()
-            return
-        asking, self._asking = self._asking, {}
-        if asking:
-            self.submit([asking[place] for place in sorted(asking)])
+        if self._asking and self._asking.keys() == self._playing:
+            asking, self._asking = self._asking, {}
+            places = sorted(asking)
+            _, submit = asking[places[0]]  # all are of one call
+            submit([asking[place][0] for place in places])
+
+    def _is_of_this_call(self, place: Place) -> bool:
+        return not self._playing or place[0] == next(iter(self._playing))[0]
 
 
 @dataclass(slots=True)
 class AtOnce:
     """Each turn as soon as it is asked for."""
 
-    submit: Submit
-
-    async def enter(self, place: int) -> None:
+    async def enter(self, place: Place) -> None:
         """May play."""
 
-    def ask(self, place: int, request: EngineRequest) -> None:
-        self.submit([request])
+    def ask(self, place: Place, request: EngineRequest, submit: Submit) -> None:
+        submit([request])
 
-    def withdraw(self, place: int) -> None:
+    def withdraw(self, place: Place) -> None:
         """It is under way."""
 
-    def leave(self, place: int) -> None:
+    def leave(self, place: Place) -> None:
         """Nobody waits for it."""

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+from actors.chat.formatter import EncodedPrompt
 from actors.rollout.episodes.speech import Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
@@ -30,8 +32,11 @@ class EngineRefusalError(Exception):
 class Play:
     """A member of a group. What it is asked, it samples one turn after another."""
 
-    def __init__(self, ticket: Ticket, index: int, *, key: str, speech: Speech, config: EpisodesConfig) -> None:
-        """`key` tells its requests from those of every other one; it samples with `sample`, which is set before it begins.
+    def __init__(
+        self, ticket: Ticket, index: int, *, key: str, encoded: EncodedPrompt, speech: Speech, config: EpisodesConfig
+    ) -> None:
+        """`key` tells its requests from those of every other one; `encoded` is its prompt. It samples with `sample`, which is set before
+        it begins.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
@@ -39,6 +44,7 @@ class Play:
         self.index = index
         self.seed = sample_seed(ticket.seed, index)
         self._key = key
+        self._encoded = encoded
         self._speech = speech
         self.sample: Sample
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
@@ -50,8 +56,15 @@ class Play:
         """From the start: nothing of an earlier try is left."""
         self._num_tries += 1
         self._model_seconds = 0.0
+        self._started_at = self._finished_at = datetime.now(UTC)
         is_compared = self.seed % _MILLION < self._config.compared_share * _MILLION
-        self._transcript = Transcript(self.ticket.prompt, self._speech, self._config, is_compared=is_compared)
+        self._transcript = Transcript(
+            self.ticket.prompt, self._speech, self._config, encoded=self._encoded, is_compared=is_compared
+        )
+
+    def end(self) -> None:
+        """It has ended now."""
+        self._finished_at = datetime.now(UTC)
 
     @property
     def task(self) -> EpisodeTask:
@@ -82,13 +95,16 @@ class Play:
         transcript = self._transcript
         transcript.take(end.events)
         if not transcript.segments and end.status is RewardStatus.OK:
-            end = EpisodeEnd(status=RewardStatus.ERROR, failed_stage=ENVIRONMENT, message="it never asked the model")
+            why = "it never asked the model" if end.limit is None else f"its first turn met a limit: {end.limit}"
+            end = replace(end, status=RewardStatus.ERROR, failed_stage=ENVIRONMENT, message=why, limit=None)
         told = {
             **common,
             **_verdict(end, transcript.earned),
             "sample_index": self.index,
             "seed": self.seed,
             "model_seconds": self._model_seconds,
+            "started_at": self._started_at,
+            "finished_at": self._finished_at,
             "episode": as_json(
                 {
                     "num_calls": end.num_calls,
@@ -135,12 +151,12 @@ class Play:
             prompt_token_ids=prompt_token_ids,
             sampling=sampling.model_copy(update=own),
             seed=sample_seed(self.seed, turn),
-            place=self.ticket.index,
+            place=self.ticket.place,
         )
 
     def _unbegun(self) -> Segment:
         """Of an episode that ended before its first turn: the prompt alone."""
-        begun = self._speech.begin(self.ticket.prompt, (), tools=())
+        begun = self._encoded
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
 

@@ -1,13 +1,14 @@
 """The tokens of one episode: what was sampled, what was written between, and what each turn earned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.chat.formatter import EncodedPrompt
 from actors.rollout.episodes.speech import Heard, Speech
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten
-from cluster.contracts.errors import EpisodeOver, Limit
+from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten, Withdrawn
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.types import Completion, FinishReason, Prompt
 
 
@@ -26,6 +27,10 @@ class Segment:
     """Each from its `start` to before its `end`."""
     messages: list[Message] = field(default_factory=list[Message])
     """Those of its prompt first."""
+    num_messages: list[int] = field(default_factory=list[int])
+    """Before each turn."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """That its prompt shows."""
 
     def write(self, token_ids: Sequence[int], *, policy_version: int) -> None:
         """What nobody sampled."""
@@ -36,6 +41,14 @@ class Segment:
         self._add(completion.token_ids, completion.rollout_logprobs, completion.policy_versions, is_sampled=True)
         reason = str(completion.finish_reason)
         self.turns.append({"start": start, "end": len(self.token_ids), "finish_reason": reason})
+
+    def drop_last_turn(self) -> None:
+        """And what was written before it."""
+        self.turns.pop()
+        end = self.turns[-1]["end"] if self.turns else 0
+        for each in (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.token_rewards):
+            del each[end:]
+        del self.messages[self.num_messages.pop() :]
 
     def _add(
         self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, is_sampled: bool
@@ -61,11 +74,21 @@ class TurnPrompt:
 class Transcript:
     """One episode of one prompt, from its beginning."""
 
-    def __init__(self, prompt: Prompt, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
-        """`is_compared`: each turn's prompt is held against what the template writes of the whole conversation."""
+    def __init__(
+        self,
+        prompt: Prompt,
+        speech: Speech,
+        config: EpisodesConfig,
+        *,
+        encoded: EncodedPrompt,
+        is_compared: bool = False,
+    ) -> None:
+        """`encoded` is the prompt as of a single turn. `is_compared`: each turn's prompt is held against what the template writes of the
+        whole conversation."""
         self._prompt = prompt
         self._speech = speech
         self._config = config
+        self._encoded = encoded
         self.segments: list[Segment] = []
         self.earned: dict[str, float] = {}
         """By name; what has none stands in the token rewards alone."""
@@ -91,6 +114,8 @@ class Transcript:
                 self._earn(event)
             elif isinstance(event, Rewritten):
                 self._context = event.messages
+            elif isinstance(event, Withdrawn):
+                self._withdraw(event.num_turns)
             else:
                 assert isinstance(event, Logged)
                 self.log[event.name] = event.value
@@ -98,6 +123,11 @@ class Transcript:
     def prompt_for(self, asked: Asked) -> TurnPrompt:
         """Raises DataError for messages that do not go through the template, and EpisodeOver where the model may not go on."""
         made = self._prompt_for(asked)
+        if len(made.written_ids) >= self._speech.max_context:
+            raise DataError(
+                f"the messages of this turn have {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; "
+                "shorten them"
+            )
         if len(made.token_ids) >= self._speech.max_context:
             raise EpisodeOver(
                 f"the context would have {len(made.token_ids)} tokens, and takes {self._speech.max_context} with the turn",
@@ -122,6 +152,7 @@ class Transcript:
             completion.token_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
         )
         self.num_turns += 1
+        segment.num_messages.append(len(segment.messages))
         self.num_calls += len(heard.tool_calls)
         segment.messages += [*asked.messages, heard.as_message()]
         return heard
@@ -132,11 +163,14 @@ class Transcript:
             begun = self._speech.begin_anew(whole, tools=asked.tools)
             messages: list[Message] = [*self._context]
         elif not self.segments:
-            begun = self._speech.begin(self._prompt, asked.messages, tools=asked.tools)
+            is_plain = not asked.messages and not asked.tools
+            begun = self._encoded if is_plain else self._speech.begin(self._prompt, asked.messages, tools=asked.tools)
             messages = [*(self._prompt.messages or ())]
         else:
             return self._going_on(asked)
-        segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+        segment = Segment(
+            prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages, tools=asked.tools
+        )
         return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment)
 
     def _going_on(self, asked: Asked) -> TurnPrompt:
@@ -145,6 +179,11 @@ class Transcript:
         if reason is FinishReason.LENGTH and self._config.on_turn_length == "end":
             raise EpisodeOver(
                 "the last turn was cut off at its length limit (episodes.on_turn_length)", limit=Limit.TURN_LENGTH
+            )
+        if asked.tools and asked.tools != segment.tools:
+            raise DataError(
+                "these tools were not given from the first ask on, so the model has not seen them; give the same ones each time, or "
+                "rewrite() the history"
             )
         start = segment.turns[-1]["start"]
         before, sampled = segment.token_ids[:start], segment.token_ids[start:]
@@ -163,7 +202,16 @@ class Transcript:
         begun = self._speech.written_anew(token_ids, [*told, *asked.messages], tools=asked.tools)
         if begun is None:
             return None
-        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*told])
+        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*told], tools=asked.tools)
+
+    def _withdraw(self, num_turns: int) -> None:
+        """The turn beyond these is not known to the environment: it does not train, and what is earned next is not for it."""
+        if self.num_turns <= num_turns:
+            return
+        self.num_turns -= 1
+        self.segments[-1].drop_last_turn()
+        if not self.segments[-1].turns:
+            self.segments.pop()
 
     def _earn(self, event: Earned) -> None:
         self.segments[-1].token_rewards[-1] += event.reward

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from actors.rollout.engine_thread import EngineThread, Outcome
-from actors.rollout.episodes.lockstep import AtOnce, Lockstep
+from actors.rollout.episodes.lockstep import AtOnce, Lockstep, Place
 from actors.rollout.episodes.play import EngineRefusalError
 from actors.rollout.inbox import Inbox
 from cluster.contracts.errors import DataError, WeightsError, headline
@@ -15,20 +15,18 @@ from cluster.contracts.types import Completion
 class TurnSampler:
     """What one turn of an episode waits for."""
 
-    def __init__(self, engine: EngineThread, inbox: Inbox, *, lockstep_of: int | None) -> None:
-        """`inbox` hears of what ends the whole call. `lockstep_of` so many episodes, as for a `Lockstep`; None: each turn at once."""
+    def __init__(self, engine: EngineThread, inbox: Inbox, *, pace: AtOnce | Lockstep) -> None:
+        """`inbox` hears of what ends the whole call."""
         self._engine = engine
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[Completion | DataError]] = {}
-        self.pace = (
-            AtOnce(self._submit) if lockstep_of is None else Lockstep(submit=self._submit, num_places=lockstep_of)
-        )
+        self.pace = pace
 
-    async def sample(self, place: int, request: EngineRequest) -> Completion:
+    async def sample(self, place: Place, request: EngineRequest) -> Completion:
         """Raises EngineRefusalError. Cancelled, it takes the request out of the engine."""
         answer = self._waiting[request.request_id] = self._loop.create_future()
-        self.pace.ask(place, request)
+        self.pace.ask(place, request, self._submit)
         try:
             outcome = await answer
         except asyncio.CancelledError:

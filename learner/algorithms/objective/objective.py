@@ -248,6 +248,8 @@ class Objective:
 def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
     """Shaping of one part, and an advantage that weighs components itself unless its own weights say otherwise, weigh as `reward.parts`."""
     weights = {name: part.weight for name, part in config.reward.parts.items()}
+    if weights and config.has_episodes:
+        weights["environment"] = config.reward.environment_weight
     shaping = [_weighted_as_its_part(step, i, weights) for i, step in enumerate(config.algorithm.reward_shaping)]
     algorithm = config.algorithm.model_copy(update={"reward_shaping": tuple(shaping)})
     advantage = algorithm.advantage

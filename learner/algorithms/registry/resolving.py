@@ -11,12 +11,12 @@ FILLED_IN = {"max_length": "sampling.max_tokens"}
 """Parameters of any variant that a run file need not set, and the setting that they come from."""
 
 
-def resolved(raw: Mapping[str, Any], *, max_tokens: int) -> dict[str, Any]:
-    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled.
+def resolved(raw: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
+    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled. None: it is not known, and variants must be told.
 
     Raises ConfigError as `expand` does.
     """
-    known = {"max_length": max_tokens}
+    known = {} if max_tokens is None else {"max_length": max_tokens}
     section = expand(raw)
     value = section.get("value")
     if isinstance(value, Mapping):

@@ -78,6 +78,62 @@ async def killing(episode: Episode):
     return 1.0
 
 
+async def giving_up(episode: Episode):
+    """The second turn comes too late, and what it earns is for the first."""
+    await episode.ask()
+    try:
+        async with asyncio.timeout(0.2):
+            await episode.ask("slowly")
+    except TimeoutError:
+        episode.earn(1.0)
+    return 0.0
+
+
+async def late_tools(episode: Episode):
+    await episode.ask()
+    await episode.ask("now with a tool", tools=[double])
+
+
+async def bad_words(episode: Episode, *, what: str):
+    await episode.ask()
+    half = "\ud83d"
+    if what == "log":
+        episode.log(half, half)
+    if what == "earn":
+        episode.earn(1.0, half)
+    if what == "raise":
+        raise RuntimeError(half)
+    return {"reward": 1.0, half: 2.0}
+
+
+async def asking_wrongly(episode: Episode, *, max_tokens: int | None = None, stop: str = "END"):
+    await episode.ask(max_tokens=max_tokens, stop=stop)
+    return 1.0
+
+
+async def flooding(episode: Episode):
+    await episode.ask("page " * 2000)
+
+
+async def mostly_failing(episode: Episode):
+    if episode.index < 2:
+        raise RuntimeError("broken")
+    await episode.ask()
+    await asyncio.sleep(0.2)
+    return 1.0
+
+
+async def dying_together(episode: Episode, *, file: str):
+    """The first of a group ends the process of all, once."""
+    await episode.ask()
+    if episode.index == 0 and not os.path.exists(file):
+        with open(file, "w"):
+            await asyncio.sleep(0.3)
+            os._exit(3)
+    await episode.ask("go on")
+    return 1.0
+
+
 async def dying_once(episode: Episode, *, file: str):
     await episode.ask()
     if not os.path.exists(file):

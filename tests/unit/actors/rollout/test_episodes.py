@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -311,6 +312,81 @@ async def test_a_deterministic_run_computes_the_same_turns_together_however_slow
             await collected(worker, ticket(0, num=3), ticket(1, num=2))
         compositions.append([sorted(each) for each in engine.compositions if each])
     assert compositions[0] == compositions[1]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_death_that_costs_more_episodes_than_there_are_processes_costs_none(tmp_path, deterministic):
+    environment = {"name": f"{HERE}:dying_together", "file": str(tmp_path / "died")}
+    rows = await rows_of(environment, ticket(num=7), deterministic=deterministic, episodes={"timeout_s": 60})
+    assert [row["reward"] for row in rows] == [1.0] * 7
+
+
+async def test_in_rounds_two_calls_follow_one_another():
+    """Synchronous episodes of both would wait for each other's processes."""
+    config = config_of(f"{HERE}:blocking", deterministic=True, episodes={"max_processes": 2, "timeout_s": 30})
+    async with worker_of(counting(), config) as worker:
+        both = await asyncio.gather(*(collected(worker, ticket(index, num=3)) for index in (0, 1)))
+    assert [batch["reward"].to_pylist() for (batch,) in both] == [[1.0] * 3] * 2
+
+
+async def test_a_turn_that_the_environment_gave_up_is_in_no_row_and_earns_nothing():
+    engine = SpeakingEngine(TOKENIZER, lambda prompt: "x" * (1 if number_of_turns(prompt) == 1 else 400))
+    engine.at_step = {}
+    advance = engine._advance
+
+    def slowly():
+        time.sleep(0.005)
+        return advance()
+
+    engine._advance = slowly
+    (row,) = await rows_of("giving_up", ticket(max_tokens=400), engine=engine, max_context=1024)
+    (turn,) = row["turns"]
+    assert len(row["completion_token_ids"]) == turn["end"]
+    assert row["token_rewards"] == [*[0.0] * (turn["end"] - 1), 1.0]
+    assert [each["role"] for each in json.loads(row["messages"])] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("what", ["log", "earn", "raise", "return"])
+async def test_half_characters_of_an_environment_are_written_as_question_marks(what):
+    (row,) = await rows_of({"name": f"{HERE}:bad_words", "what": what})
+    told = [row["reward_message"] or "", row["episode"], *(name for name, _ in row["reward_components"])]
+    assert "?" in "".join(told)
+
+
+async def test_tools_that_the_prompt_does_not_show_are_refused():
+    (row,) = await rows_of("late_tools")
+    assert "these tools were not given from the first ask on" in row["reward_message"]
+
+
+async def test_a_stop_text_is_one_text():
+    engine = counting()
+    await rows_of("asking_wrongly", engine=engine)
+    assert engine.added[0].sampling.stop == ("END",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"max_tokens": 0}, "a turn has at least one token"), ({"stop": ""}, "an empty text would end")]
+)
+async def test_limits_that_no_turn_can_have_are_the_environments_mistake(wrong, said):
+    (row,) = await rows_of({"name": f"{HERE}:asking_wrongly", **wrong})
+    assert row["failed_stage"] == "environment" and said in row["reward_message"]
+
+
+async def test_messages_beyond_the_whole_context_are_the_environments_failure_and_no_zero():
+    (row,) = await rows_of("flooding")
+    assert (row["reward"], row["reward_status"]) == (None, "error")
+    assert "and the context takes 512; shorten them" in row["reward_message"]
+
+
+async def test_surplus_episodes_take_the_places_of_failed_ones():
+    rows = await rows_of("mostly_failing", ticket(num=3, extra=2))
+    assert [(row["sample_index"], row["reward"]) for row in rows] == [(2, 1.0), (3, 1.0), (4, 1.0)]
+
+
+async def test_a_deterministic_run_mixes_no_single_turns_with_episodes():
+    both = {"plain": "single_turn", "game": f"{HERE}:two_turns"}
+    with pytest.raises(ValueError, match="deterministic=true with single turns beside environments"):
+        config_of(environments=both, deterministic=True)
 
 
 async def test_a_model_without_a_chat_template_cannot_converse():

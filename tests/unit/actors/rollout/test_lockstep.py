@@ -10,18 +10,18 @@ from cluster.contracts.sampling_config import SamplingConfig
 class Table:
     def __init__(self, num_places: int) -> None:
         self.rounds: list[list[str]] = []
-        self.steps = Lockstep(submit=self._submit, num_places=num_places)
+        self.steps = Lockstep(num_places=num_places)
         self.playing: list[int] = []
 
     def _submit(self, requests) -> None:
         self.rounds.append([each.request_id for each in requests])
 
-    async def seat(self, place: int) -> None:
-        await self.steps.enter(place)
+    async def seat(self, place: int, call: int = 1) -> None:
+        await self.steps.enter((call, place))
         self.playing.append(place)
 
-    def ask(self, place: int, turn: int) -> None:
-        self.steps.ask(place, request(f"{place}.{turn}"))
+    def ask(self, place: int, turn: int, call: int = 1) -> None:
+        self.steps.ask((call, place), request(f"{place}.{turn}"), self._submit)
 
 
 def request(name: str) -> EngineRequest:
@@ -42,8 +42,10 @@ async def settled() -> None:
 
 async def test_nobody_is_sampled_before_everybody_has_asked_and_then_all_are_in_order():
     table, _ = await seated(3, 3)
-    for place in (0, 1, 2):  # each may play once those before it have asked
-        await settled()
+    await settled()
+    assert table.playing == [0, 1, 2]
+    for place in (0, 2, 1):
+        assert table.rounds == []
         table.ask(place, 0)
     assert table.rounds == [["0.0", "1.0", "2.0"]]
     table.ask(2, 1)
@@ -59,7 +61,7 @@ async def test_one_that_ends_is_waited_for_no_more():
         await settled()
         table.ask(place, 0)
     table.ask(0, 1)
-    table.steps.leave(1)
+    table.steps.leave((1, 1))
     assert table.rounds == [["0.0", "1.0"], ["0.1"]]
 
 
@@ -70,7 +72,7 @@ async def test_places_that_become_free_are_taken_between_two_rounds():
     table.ask(0, 0)
     await settled()
     assert table.playing == [0] and table.rounds == [["0.0"]]
-    table.steps.leave(0)
+    table.steps.leave((1, 0))
     await settled()
     assert table.playing == [0, 1]
 
@@ -80,10 +82,10 @@ async def test_a_turn_that_is_given_up_is_not_sampled_and_holds_the_others_until
     await settled()
     table.ask(0, 0)
     await settled()
-    table.steps.withdraw(0)
+    table.steps.withdraw((1, 0))
     table.ask(1, 0)
     assert table.rounds == []
-    table.steps.leave(0)
+    table.steps.leave((1, 0))
     assert table.rounds == [["1.0"]]
 
 
@@ -92,17 +94,33 @@ async def test_one_that_waits_for_its_place_can_be_cancelled():
     await settled()
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
-    table.steps.leave(0)
+    table.steps.leave((1, 0))
     await settled()
     assert table.playing == [0, 2]
 
 
+async def test_a_later_call_begins_when_all_of_the_earlier_one_have_ended():
+    table, _ = await seated(4, 2)
+    later = asyncio.create_task(table.seat(7, call=2))
+    await settled()
+    assert table.playing == [0, 1]
+    for place in (0, 1):
+        table.ask(place, 0)
+    table.steps.leave((1, 1))
+    await settled()
+    assert table.playing == [0, 1]
+    table.steps.leave((1, 0))
+    await later
+    table.ask(7, 0, call=2)
+    assert table.rounds == [["0.0", "1.0"], ["7.0"]]
+
+
 async def test_without_rounds_each_turn_goes_at_once():
     rounds: list[list[str]] = []
-    pace = AtOnce(lambda requests: rounds.append([each.request_id for each in requests]))
-    await pace.enter(0)
-    pace.ask(0, request("a"))
-    pace.ask(1, request("b"))
-    pace.withdraw(0)
-    pace.leave(0)
+    pace, submit = AtOnce(), lambda requests: rounds.append([each.request_id for each in requests])
+    await pace.enter((1, 0))
+    pace.ask((1, 0), request("a"), submit)
+    pace.ask((1, 1), request("b"), submit)
+    pace.withdraw((1, 0))
+    pace.leave((1, 0))
     assert rounds == [["a"], ["b"]]
