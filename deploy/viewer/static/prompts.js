@@ -2,7 +2,7 @@
 import { element, number } from "./words.js";
 
 const LONG = 1200;
-const ROLES = ["system", "user", "assistant", "tool"];
+export const ROLES = ["system", "user", "assistant", "tool"];
 
 /** Links `[words, address]` from the run down to here, the last one without an address. */
 export function trail(links) {
@@ -52,7 +52,7 @@ export function reward(trajectory) {
   return trajectory.reward === null ? trajectory.reward_status ?? "no reward" : number(trajectory.reward);
 }
 
-const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
+export const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
 
 /** Names and values of one trajectory. */
 export function facts(trajectory) {
@@ -62,8 +62,19 @@ export function facts(trajectory) {
     ["Reward", reward(trajectory)],
     ["Tokens", number(trajectory.num_tokens), masked ? `${number(masked)} not trained on` : ""],
     ["End", ENDS[trajectory.finish_reason] ?? trajectory.finish_reason],
+    ...(trajectory.episode ? episodeFacts(trajectory.episode) : []),
     ["Staleness", number(trajectory.staleness), oldest === null ? "" : oldest === newest ? `policy ${oldest}` : `policies ${oldest} to ${newest}`],
     ["Worker", trajectory.worker],
+  ];
+}
+
+function episodeFacts(episode) {
+  const malformed = episode.num_malformed_calls ? `${number(episode.num_malformed_calls)} malformed` : "";
+  return [
+    ["Environment", episode.environment],
+    ["Turns", number(episode.num_turns)],
+    ["Tool calls", number(episode.num_calls), malformed],
+    ...(episode.failed_stage ? [["Failed in", episode.failed_stage]] : []),
   ];
 }
 
