@@ -19,6 +19,12 @@ from tests.unit.deploy.viewer.run_files import CONFIG, write_run, write_trajecto
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 MODEL = ROOT / "deploy/quickstart/model"
 STEP = 4
+FAILED = {
+    **{name: [] for name in ("completion_token_ids", "loss_mask", "rollout_logprobs", "policy_versions", "turns")},
+    **{"completion_text": "", "reward": None, "reward_status": "error", "reward_message": "no sandbox"},
+    **{"environment": "sums", "episode": '{"num_calls": 0, "num_malformed_calls": 0}', "failed_stage": "sandbox"},
+}
+"""Before its first turn."""
 COLOUR = "each => getComputedStyle(each).color"
 
 
@@ -32,6 +38,7 @@ def folder(tmp_path_factory) -> Path:
         STEP,
         [*episode_rows(_encoded), row(sample_index=1, reward=0.0)],
         [row(ticket_index=8, group_id="8"), row(ticket_index=8, group_id="8", sample_index=1)],
+        [row(ticket_index=9, group_id="9", **FAILED)],
     )
     return folder
 
@@ -102,10 +109,19 @@ def test_tool_calls_are_boxes_and_the_rewritten_history_unfolds_and_all_of_it_is
         assert _numbers(page)["Token"].endswith(f"place {page.locator('.tokens .t').count()}")
 
 
+def test_an_episode_that_failed_before_its_first_turn_says_so(browser, step):
+    with looking(browser, f"{step}/group/9/0") as page:
+        expect(page.locator(".tokens")).to_have_text("There is no token: it failed before the first one.")
+        expect(page.locator("main")).to_contain_text("Failed insandbox")
+        page.get_by_role("group", name="Completion of").focus()
+        for key in ("ArrowRight", "End", "n", "8"):
+            page.keyboard.press(key)
+
+
 def test_lists_say_what_became_of_an_episode_and_say_nothing_of_single_turns(browser, step):
     with looking(browser, f"{step}/group/7") as page:
         lines = page.get_by_role("article", name="Trajectory 0").locator(".lines")
-        for said in ("Environment" + "sums", "Turns4", "Tool calls2", "Failed in" + "tool:add"):
+        for said in ("Environmentsums", "Turns4", "Tool calls2", "Malformed calls1", "Failed intool:add"):
             expect(lines).to_contain_text(said)
         expect(page.get_by_role("article", name="Trajectory 1").locator(".lines")).not_to_contain_text("Turns")
     with looking(browser, step) as page:
@@ -146,12 +162,12 @@ def _expect_blocks(page: Page, sizes: list[int]) -> None:
     """The heads of the hand-made episode's blocks."""
     expect(page.locator(".writer")).to_have_text(
         [
-            f"assistant, turn 1{sizes[0]} tokensearned 0.5",
-            f"written: tool add, tool {HOSTILE}{sizes[1]} tokens",
-            f"assistant, turn 2{sizes[2]} tokensearned 0",
-            f"assistant, turn 3{sizes[3]} tokens · cut at the limitearned -0.25",
-            f"written: user{sizes[4]} tokens",
-            f"assistant, turn 4{sizes[5]} tokensearned 1",
+            f"assistant, turn 1 {sizes[0]} tokens earned 0.5",
+            f"written: tool add, tool {HOSTILE} {sizes[1]} tokens",
+            f"assistant, turn 2 {sizes[2]} tokens earned 0",
+            f"assistant, turn 3 {sizes[3]} tokens · cut at the limit earned -0.25",
+            f"written: user {sizes[4]} tokens",
+            f"assistant, turn 4 {sizes[5]} tokens earned 1",
         ]
     )
 

@@ -69,11 +69,11 @@ export function facts(trajectory) {
 }
 
 function episodeFacts(episode) {
-  const malformed = episode.num_malformed_calls ? `${number(episode.num_malformed_calls)} malformed` : "";
   return [
     ["Environment", episode.environment],
     ["Turns", number(episode.num_turns)],
-    ["Tool calls", number(episode.num_calls), malformed],
+    ["Tool calls", number(episode.num_calls)],
+    ...(episode.num_malformed_calls ? [["Malformed calls", number(episode.num_malformed_calls)]] : []),
     ...(episode.failed_stage ? [["Failed in", episode.failed_stage]] : []),
   ];
 }

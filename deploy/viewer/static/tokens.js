@@ -89,6 +89,7 @@ export class Tokens {
   #write() {
     const near = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#build(this.pieces[Number(entry.target.dataset.piece)])),
       { rootMargin: "800px" });
+    if (!this.pieces.length) this.text.append(element("p", { class: "writer" }, "There is no token: it failed before the first one."));
     const starts = new Map(this.blocks.map((block, place) => [block.start, place]));
     let home = this.text;
     this.pieces.forEach((piece, index) => {
@@ -182,7 +183,7 @@ export class Tokens {
     this.text.addEventListener("keydown", (event) => {
       const last = this.tokens.ids.length - 1, at = this.at ?? -1;
       const goal = { ArrowRight: () => at + 1, ArrowLeft: () => at - 1, ArrowDown: () => this.#below(1), ArrowUp: () => this.#below(-1), Home: () => 0, End: () => last }[event.key];
-      if (!goal || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!goal || last < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       this.go(Math.min(Math.max(goal(), 0), last));
     });

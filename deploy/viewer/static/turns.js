@@ -27,8 +27,8 @@ export function head(block, place) {
   if (block.writer) return element("p", { class: "writer" }, `${place + 1}. ${block.writer}`);
   const told = [count(block.end - block.start, "token")];
   if (block.finish_reason && block.finish_reason !== "stop") told.push(ENDS[block.finish_reason] ?? block.finish_reason);
-  const earned = block.earned === null ? [] : [element("b", { class: "earned" }, `earned ${number(block.earned)}`)];
-  return element("p", { class: "writer" }, element("b", {}, writer(block)), element("span", {}, told.join(" · ")), ...earned);
+  const earned = block.earned === null ? [] : [" ", element("span", block.earned ? { class: "earned" } : {}, `earned ${number(block.earned)}`)];
+  return element("p", { class: "writer" }, element("b", {}, writer(block)), " ", element("span", {}, told.join(" · ")), ...earned);
 }
 
 /** The element that a block's tokens stand in. */
@@ -41,7 +41,7 @@ export function holder(block) {
 export function calls(block) {
   if (!block.calls?.length) return null;
   return element("ul", { class: "calls", "aria-label": "Tool calls" }, ...block.calls.map((call) => element("li", { class: call.is_malformed ? "call malformed" : "call" },
-    element("b", {}, call.name), ...(call.is_malformed ? [element("span", { class: "bad" }, "malformed")] : []), folded(call.arguments))));
+    element("b", {}, call.name), " ", ...(call.is_malformed ? [element("span", { class: "bad" }, "malformed"), " "] : []), folded(call.arguments))));
 }
 
 /** Where the policy went on from another history than the one above. */
