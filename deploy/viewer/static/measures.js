@@ -36,7 +36,7 @@ export function nice(values) {
 const centred = (largest) => [-0.75, -0.5, -0.25, -0.02, 0.02, 0.25, 0.5, 0.75].map((share) => Number((share * largest).toPrecision(3)));
 const needs = (...names) => (tokens) => names.map((name) => tokens.missing[name]).find(Boolean) ?? null;
 
-/** `scale` is sequential, from nothing to much, or diverging; `bounds` lie between its nine colours; `own` asks for bounds of this trajectory. */
+/** `scale` is sequential, from nothing to much, or diverging; `bounds` lie between its nine colours; `own` asks for bounds of this trajectory; `sparse` is of few tokens. */
 export const MEASURES = [
   { name: "Surprise", unit: "nats", what: "−log π of the policy that sampled the token", scale: "sequential", bounds: [0.05, 0.2, 0.5, 1, 2, 3, 5, 8],
     read: (tokens, at) => (tokens.mask[at] ? surprise(tokens, at) : null), missing: needs("rollout") },
@@ -53,7 +53,7 @@ export const MEASURES = [
   { name: "Loss mask", unit: "", what: "tokens that the policy wrote are trained on, those of tools and the environment are not", scale: "mask",
     read: (tokens, at) => (tokens.mask[at] ? 1 : 0), missing: () => null },
   { name: "Token reward", unit: "", what: "what the environment gave at the token", scale: "diverging", own: true,
-    read: (tokens, at) => value(tokens.rewards, at), missing: needs("rewards") },
+    sparse: true, read: (tokens, at) => value(tokens.rewards, at), missing: needs("rewards") },
   { name: "Entropy", unit: "nats", what: "how open the next token was to the learner", scale: "sequential", bounds: [0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 3],
     read: entropy, missing: (tokens) => tokens.missing.learned ?? (tokens.learned.entropies ? null : "not recorded: this step did not measure it") },
 ];

@@ -1,7 +1,7 @@
 // What a group's pages share: where it is, its prompt with roles and tools, and what became of a trajectory in words.
 import { element, number } from "./words.js";
 
-const LONG = 1200;
+const LONG = 1200, FEW = 6;
 export const ROLES = ["system", "user", "assistant", "tool"];
 
 /** Links `[words, address]` from the run down to here, the last one without an address. */
@@ -79,7 +79,7 @@ function episodeFacts(episode) {
 }
 
 export function factList(entries) {
-  return element("dl", { class: "facts" }, ...entries.map(([name, value, more]) =>
+  return element("dl", { class: entries.length > FEW ? "facts many" : "facts" }, ...entries.map(([name, value, more]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value, ...(more ? [" ", element("small", {}, more)] : [])))));
 }
 

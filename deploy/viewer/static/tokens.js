@@ -160,7 +160,8 @@ export class Tokens {
     this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : "", own ? "; the scale is this trajectory’s" : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
   }
 
-  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones. */
+  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones.
+   *  Of a measure of few tokens it is the most. */
   #drawStrip() {
     const count = this.tokens.ids.length, bars = Math.min(STRIP, count);
     this.strip.hidden = count < 200 || this.measure.missing !== null;
@@ -173,7 +174,7 @@ export class Tokens {
         if (level !== null) levels.push(level);
       }
       levels.sort((one, other) => far(other) - far(one));
-      return element("i", { class: levels.length ? `${this.measure.scale}-${levels[Math.floor(levels.length / 10)]}` : "unknown" });
+      return element("i", { class: levels.length ? `${this.measure.scale}-${levels[this.measure.sparse ? 0 : Math.floor(levels.length / 10)]}` : "unknown" });
     }));
   }
 
