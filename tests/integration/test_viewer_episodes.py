@@ -150,6 +150,13 @@ def test_an_exported_step_has_the_conversation_too(browser, folder, tmp_path):
     file = tmp_path / "step-4.html"
     treadwheel("view", folder, "--export", file)
     with offline(browser, file) as page:
+        expect(page.locator(".groups small")).to_have_text(
+            [
+                "sums: turns 4, tool calls 2 (1 malformed), failed in tool:add",
+                "sums: turns 0, tool calls 0, failed in sandbox",
+            ]
+        )
+        screenshot(page, "export-episodes")
         page.get_by_role("link", name="Group 7").click()
         page.get_by_role("link", name="Trajectory 0").click()
         _expect_blocks(page, [len(_encoded(text)) for text, _, _ in (*FIRST, *SECOND)])
