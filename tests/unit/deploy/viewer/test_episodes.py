@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cluster.contracts.errors import DataError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.episodes import Block, Call, Conversation, Rewrite, conversation
 from deploy.viewer.pages.group import group_data
@@ -83,6 +85,19 @@ def test_turns_and_written_stretches_are_blocks_in_order_over_all_segments(run):
             Call(name=HOSTILE, arguments='{"a": 47', is_malformed=True),
         )
     ]
+
+
+def test_turns_that_lie_outside_the_completion_name_the_file(tmp_path):
+    folder = write_run(tmp_path / "run")
+    file = write_trajectories(folder, 4, [row()])
+    with pa.ipc.open_file(file.read_bytes()) as reader:
+        batch = reader.get_batch(0)
+    place = batch.schema.get_field_index("turns")
+    turns = pa.array([[{"start": 1, "end": 9, "finish_reason": "stop"}]], type=batch.schema.field(place).type)
+    with pa.ipc.new_file(str(file), batch.schema) as writer:
+        writer.write_batch(batch.set_column(place, batch.schema.field(place), turns))
+    with pytest.raises(DataError, match=r"step-000004\.arrow: .*'turns': are not spans of the completion"):
+        open_step(Run("run", RunDirectory(str(folder))), 4).segments(7, 0)
 
 
 def test_a_single_turn_is_no_conversation(run):
