@@ -24,7 +24,7 @@ from deploy.viewer.steps import Group, open_step, recorded_steps
 
 _MOST_TOKENS = 400_000
 """In one file: some 60 bytes each."""
-_MODULES = ("words", "measures", "tokens", "prompts", "views", "exported")
+_MODULES = ("words", "measures", "prompts", "turns", "tokens", "views", "exported")
 """Each imports from those before it."""
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:function|class|const) (\w+))", re.MULTILINE)

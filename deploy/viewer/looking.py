@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, Trajectory, num_readable, open_step
 
+_COLUMNS = ("sample_index", "reward", "worker", "prompt_text", "completion_text", "environment", "failed_stage")
 _MOST_FOUND = 30
 _MOST_TRAJECTORIES, _MOST_CHARACTERS = 20_000, 50_000_000
 """That one answer looks at."""
@@ -32,6 +33,9 @@ class Wanted:
     worker: str = ""
     staleness: int | None = None
     """At least."""
+    environment: str = ""
+    failed_stage: str = ""
+    """Whole, `tool:search`, or its beginning, `tool`."""
     first_step: int | None = None
     last_step: int | None = None
 
@@ -98,7 +102,7 @@ def _groups(run: Run, step: int, first: int) -> Iterator[tuple[int, pa.RecordBat
     for ticket in recorded.tickets[first:]:
         yield (
             ticket,
-            recorded.columns(ticket, "sample_index", "reward", "worker", "prompt_text", "completion_text"),
+            recorded.columns(ticket, *_COLUMNS),
             recorded,
         )
 
@@ -120,6 +124,7 @@ def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: 
             "staleness": each.staleness,
             "num_tokens": each.num_tokens,
             "finish": each.finish_reason,
+            "episode": None if each.episode is None else asdict(each.episode),
             **context(row["completion_text"], row["prompt_text"], wanted.text),
         }
         for row, each in pairs
@@ -128,7 +133,8 @@ def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: 
 
 
 def _is_narrow(wanted: Wanted) -> bool:
-    return bool(wanted.text or wanted.worker) or wanted.min_reward is not None or wanted.max_reward is not None
+    words = (wanted.text, wanted.worker, wanted.environment, wanted.failed_stage)
+    return any(words) or wanted.min_reward is not None or wanted.max_reward is not None
 
 
 def _is_wanted(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
@@ -139,6 +145,12 @@ def _is_wanted(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
         tests.append(pc.less_equal(rows["reward"], wanted.max_reward))
     if wanted.worker:
         tests.append(pc.equal(rows["worker"], wanted.worker))
+    if wanted.environment:
+        tests.append(pc.equal(rows["environment"], wanted.environment))
+    if wanted.failed_stage:
+        stages = rows["failed_stage"]
+        begins = pc.starts_with(stages, f"{wanted.failed_stage}:")
+        tests.append(pc.or_(pc.equal(stages, wanted.failed_stage), begins))
     if wanted.text:
         texts = (rows["completion_text"], rows["prompt_text"])
         tests.append(pc.or_(*(pc.match_substring(text, wanted.text, ignore_case=True) for text in texts)))

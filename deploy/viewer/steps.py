@@ -13,7 +13,7 @@ A local file is mapped: what is not asked for is not read. An object store gives
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,22 @@ from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned
+from cluster.contracts.row_checks import check_contents
 from cluster.contracts.schema import SCHEMA, upgraded
 from cluster.contracts.segments import SEGMENT, whole
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.chain import names_its_file
+from deploy.viewer.episodes import EpisodeFacts, facts_of
 from deploy.viewer.runs import Run
 
 _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
-         "started_at", "finished_at", "loss_mask", "policy_versions")  # fmt: skip
+         "started_at", "finished_at", "environment", "turns", "episode", "failed_stage", "loss_mask", "policy_versions")  # fmt: skip
 _MOST_BYTES = 64_000_000
 """That one answer takes from an object store."""
+_SEGMENT = ("sample_index", "segment_index", "prompt_text", "prompt_token_ids", "completion_token_ids", "turns", "messages",
+            "token_rewards")  # fmt: skip
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
 
 
@@ -60,6 +64,8 @@ class Trajectory:
     newest_version: int | None
     staleness: int | None
     """Version of the policy that learns from it, minus `oldest_version`."""
+    episode: EpisodeFacts | None
+    """None for a single turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +132,7 @@ class RecordedStep:
                     oldest_version=oldest,
                     newest_version=newest,
                     staleness=None if oldest is None else self.step - 1 - oldest,
+                    episode=facts_of(row),
                 )
                 for row, (num_tokens, num_trained, oldest, newest) in zip(rows, spans, strict=True)
             ),
@@ -155,6 +162,15 @@ class RecordedStep:
         row = samples.index(sample)
         return {name: batch[name][row].as_py() for name in batch.schema.names if name != "sample_index"}
 
+    def segments(self, ticket: int, sample: int) -> list[dict[str, Any]]:
+        """Rows of one trajectory in their order, a row a segment, with the columns that tell its conversation."""
+        batch = self._rows(self._place(ticket), _SEGMENT)
+        try:
+            check_contents(batch, ["turns"])
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from error
+        return batch.filter(pc.equal(batch["sample_index"], sample)).to_pylist()
+
     def learned(self) -> Learned | None:
         """None where it was not recorded, or not yet."""
         try:
@@ -180,21 +196,30 @@ class RecordedStep:
             )
 
     def _group(self, ticket: int, names: list[str]) -> pa.RecordBatch:
+        return self._read(self._place(ticket), names)
+
+    def _place(self, ticket: int) -> int:
         if ticket not in self._batches:
             raise HTTPException(404, f"step {self.step} has no group {ticket}")
-        return self._read(self._batches[ticket], names)
+        return self._batches[ticket]
 
     def _read(self, place: int, names: list[str]) -> pa.RecordBatch:
         """One row a trajectory: an episode of several segments is shown as one completion."""
-        needed = dict.fromkeys([*names, "group_id", "sample_index", *SEGMENT])
+        try:
+            return whole(self._rows(place, names)).select(names)
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from error
+
+    def _rows(self, place: int, names: Sequence[str]) -> pa.RecordBatch:
+        """One row a segment: these columns, and those that `whole` and `check_contents` need."""
+        of_turns = ("completion_token_ids", "finish_reason") if "turns" in names else ()
+        needed = dict.fromkeys([*names, "group_id", "sample_index", *of_turns, *SEGMENT])
         try:
             batch = upgraded(self._reader.get_batch(place)).select(list(needed))
             batch.validate(full=True)
-            return whole(batch).select(names)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
-        except DataError as error:
-            raise DataError(f"{self.path}: {error}") from error
+        return batch
 
 
 def open_step(run: Run, step: int) -> RecordedStep:

@@ -63,6 +63,24 @@ def looking(browser: Browser, url: str, *, width: int = 1280, scheme: str = "lig
 
 
 @contextlib.contextmanager
+def offline(browser: Browser, file: Path) -> Iterator[Page]:
+    """The file in a browser without a network. In the end it must have asked for nothing and said no error."""
+    said: list[str] = []
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
+    page.goto(file.as_uri())
+    try:
+        yield page
+    finally:
+        context.close()
+    assert said == []
+
+
+@contextlib.contextmanager
 def viewing(*arguments: object) -> Iterator[tuple[str, Background]]:
     """`treadwheel view` with these arguments: the URL that it printed, and the command."""
     with Background("view", *arguments) as command:

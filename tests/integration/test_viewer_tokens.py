@@ -1,6 +1,5 @@
 """Groups and tokens in a real browser: colours and numbers are those of the files, text is inert, and a step fits a file."""
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tokenizers import Tokenizer
 
 from cluster.contracts.learned import LEARNED_SCHEMA, read_learned, written_learned
-from tests.integration.browser import NAMELESS, chromium, looking, screenshot, viewing
+from tests.integration.browser import NAMELESS, chromium, looking, offline, screenshot, viewing
 from tests.integration.commands import ROOT, treadwheel
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import CONFIG, write_run, write_trajectories
@@ -204,7 +203,7 @@ def test_an_exported_step_opens_from_a_disk_without_a_network(browser, folder, t
     file = tmp_path / "step-4.html"
     told = treadwheel("view", folder, "--export", file)
     assert told.stdout == f"step 4 of run: 4 groups, 6 trajectories in {file}\n"
-    with _offline(browser, file) as page:
+    with offline(browser, file) as page:
         page.get_by_role("link", name="Group 7").click()
         expect(page.locator(".completion .reward")).to_have_text(["2", "1"])
         page.get_by_role("link", name="Trajectory 0").click()
@@ -218,24 +217,6 @@ def test_an_exported_step_opens_from_a_disk_without_a_network(browser, folder, t
         page.get_by_role("link", name="Step 4", exact=True).click()
         expect(page.get_by_role("heading", name="Step 4 of run")).to_be_visible()
         screenshot(page, "export")
-
-
-@contextlib.contextmanager
-def _offline(browser: Browser, file: Path) -> Iterator[Page]:
-    """The file in a browser without a network. In the end it must have asked for nothing and said no error."""
-    said: list[str] = []
-    context = browser.new_context(offline=True)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
-    page.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
-    page.goto(file.as_uri())
-    try:
-        yield page
-    finally:
-        context.close()
-    assert said == []
 
 
 def _row(sample: int, token_ids: list[int], *, masked: range = range(0), **changed: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
@@ -78,7 +79,11 @@ def _best_first(trajectory: Trajectory) -> tuple[float, int]:
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    return {name: getattr(trajectory, name) for name in Trajectory.__slots__}
+    episode = trajectory.episode
+    return {
+        **{name: getattr(trajectory, name) for name in Trajectory.__slots__},
+        "episode": None if episode is None else asdict(episode),
+    }
 
 
 ROUTES = page("/run/{run}/step/{step:int}/group/{ticket:int}", group, template="group.html", here="step")

@@ -1,6 +1,7 @@
-"""Search over what was recorded: by text, reward, worker, staleness, steps. The newest first; each answer says how far it looked."""
+"""Search over what was recorded, by the fields of its form. The newest first; each answer says how far it looked."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +14,7 @@ from deploy.viewer.page import asked_number, asked_whole_number, page
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import recorded_steps
 
-_FIELDS = ("text", "min_reward", "max_reward", "worker", "staleness", "steps")
+_FIELDS = ("text", "min_reward", "max_reward", "worker", "staleness", "steps", "environment", "failed_stage")
 _MOST_CHARACTERS = 200
 
 
@@ -41,7 +42,18 @@ def search(run: Run, request: Request) -> dict[str, Any]:
         "num_recorded": len(steps),
         "further": further,
         "workers": sorted(workers),
+        "environments": _environments(run.config()),
     }
+
+
+def _environments(config: Mapping[str, Any]) -> list[str]:
+    """Names of the run's environments, as its trajectories have them; none of a run of single turns."""
+    if named := config.get("environments"):
+        return sorted(named)
+    said = config.get("environment") or "single_turn"
+    name = str(said.get("name") if isinstance(said, dict) else said)
+    label = name.rpartition(":")[2].rpartition(".")[2]
+    return [] if label == "single_turn" else [label]
 
 
 def _wanted(request: Request, asked: dict[str, str]) -> Wanted:
@@ -52,6 +64,8 @@ def _wanted(request: Request, asked: dict[str, str]) -> Wanted:
         max_reward=asked_number(request, "max_reward"),
         worker=asked["worker"].strip(),
         staleness=asked_whole_number(request, "staleness"),
+        environment=asked["environment"].strip(),
+        failed_stage=asked["failed_stage"].strip(),
         first_step=first,
         last_step=last,
     )

@@ -3,6 +3,7 @@ of steps that leads there."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,6 +13,7 @@ from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer import fleet
 from deploy.viewer.chain import Chain
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, percent
+from deploy.viewer.episodes import EpisodeFacts
 from deploy.viewer.page import asked_whole_number, page
 from deploy.viewer.pages.group import common_beginning
 from deploy.viewer.runs import Run
@@ -172,6 +174,7 @@ def _row(place: int, group: Group) -> dict[str, Any]:
         "num_cut": sum(each.finish_reason == "length" for each in told),
         "num_aborted": sum(each.finish_reason == "aborted" for each in told),
         "num_failed": sum(each.reward_status in ("error", "timeout") for each in told),
+        "episodes": episodes([each.episode for each in told if each.episode is not None]),
         "trajectories": told,
     }
 
@@ -194,10 +197,26 @@ def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[s
                 "reward": each.reward,
                 "num_tokens": each.num_tokens,
                 "finish": each.finish_reason,
+                "episode": None if each.episode is None else asdict(each.episode),
                 **place,
             }
             for each, place in zip(told, placed, strict=True)
         ],
+    }
+
+
+def episodes(told: Sequence[EpisodeFacts]) -> dict[str, Any] | None:
+    """What a group's episodes have together; None for single turns."""
+    if not told:
+        return None
+    turns = [each.num_turns for each in told]
+    return {
+        "environment": told[0].environment,
+        "fewest_turns": min(turns),
+        "most_turns": max(turns),
+        "num_calls": sum(each.num_calls for each in told),
+        "num_malformed_calls": sum(each.num_malformed_calls for each in told),
+        "failed_stages": Counter(each.failed_stage for each in told if each.failed_stage).most_common(),
     }
 
 

@@ -1,13 +1,15 @@
 """One trajectory, down to the token: what sampled it, what the learner made of it, and what was not recorded."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
 
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned, LearnedTrajectory
+from deploy.viewer.episodes import conversation
 from deploy.viewer.page import page
 from deploy.viewer.pages.group import told_of
 from deploy.viewer.runs import Run
@@ -64,6 +66,7 @@ class TokensOfStep:
             **{short: _words(columns[name]) for name, short in _NAMES.items()},
             "learned": learned and {name: _words(getattr(learned, name)) for name in LearnedTrajectory.__slots__},
             "missing": {name: said for name, said in missing.items() if said},
+            "conversation": _conversation(self._step.segments(ticket, sample)),
             "proximal": (self._run.config().get("algorithm") or {}).get("proximal", "rollout"),
             "tokenizer": _why_numbers(self._run) if self._texts is None else None,
         }
@@ -72,6 +75,14 @@ class TokensOfStep:
         if self._learned and any(each == ticket for each, _ in self._learned.places):
             return "not recorded: the learner did not come to this trajectory, for its reward failed or the step ended before"
         return self._why_not_learned
+
+
+def _conversation(segments: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    told = conversation(segments)
+    if told is None:
+        return None
+    blocks = [{**asdict(block), "earned": _word(block.earned)} for block in told.blocks]
+    return {"blocks": blocks, "rewrites": [asdict(rewrite) for rewrite in told.rewrites]}
 
 
 def _learned_of(run: Run, step: RecordedStep) -> tuple[Learned | None, str]:

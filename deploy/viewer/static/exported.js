@@ -1,6 +1,6 @@
 // A step in one file: its groups, and the views of each by the part of the address after #.
 import { reward } from "./prompts.js";
-import { groupView, trajectoryView } from "./views.js";
+import { groupView, range, trajectoryView } from "./views.js";
 import { element, number } from "./words.js";
 
 const data = JSON.parse(document.querySelector("#data").textContent);
@@ -12,9 +12,19 @@ function begins({ text, messages }) {
   return (typeof last === "string" ? last : JSON.stringify(last)).slice(0, 160);
 }
 
+/** What became of a group's episodes together; nothing for single turns. */
+function episodes(group) {
+  const told = group.trajectories.map((each) => each.episode).filter(Boolean);
+  if (!told.length) return [];
+  const sum = (name) => told.reduce((all, each) => all + each[name], 0), turns = range(told.map((each) => each.num_turns));
+  const malformed = sum("num_malformed_calls"), stages = [...new Set(told.map((each) => each.failed_stage).filter(Boolean))];
+  return [element("small", {}, `${told[0].environment}: turns ${turns}, tool calls ${number(sum("num_calls"))}`,
+    malformed ? ` (${number(malformed)} malformed)` : "", stages.length ? `, failed in ${stages.join(", ")}` : "")];
+}
+
 function stepView() {
   const rows = data.groups.map((group) => element("li", {}, element("a", { href: links.group(group.ticket) }, `Group ${group.ticket}`),
-    element("span", { class: "begins soft" }, begins(group.prompt)),
+    element("div", {}, element("div", { class: "begins soft" }, begins(group.prompt)), ...episodes(group)),
     element("div", { class: "row siblings" }, ...group.trajectories.map((each) =>
       element("a", { class: "chip", href: links.trajectory(group.ticket, each.sample_index), "aria-label": `Trajectory ${each.sample_index}: ${reward(each)}` }, reward(each))))));
   const left = data.num_left_out ? [element("p", { class: "soft" }, `${number(data.num_left_out)} more groups are in the run, and not in this file: it would grow too large.`)] : [];

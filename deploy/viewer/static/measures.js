@@ -36,7 +36,7 @@ export function nice(values) {
 const centred = (largest) => [-0.75, -0.5, -0.25, -0.02, 0.02, 0.25, 0.5, 0.75].map((share) => Number((share * largest).toPrecision(3)));
 const needs = (...names) => (tokens) => names.map((name) => tokens.missing[name]).find(Boolean) ?? null;
 
-/** `scale` is sequential, from nothing to much, or diverging; `bounds` lie between its nine colours; `own` asks for bounds of this trajectory. */
+/** `scale` is sequential, from nothing to much, or diverging; `bounds` lie between its nine colours; `own` asks for bounds of this trajectory; `sparse` is of few tokens. */
 export const MEASURES = [
   { name: "Surprise", unit: "nats", what: "−log π of the policy that sampled the token", scale: "sequential", bounds: [0.05, 0.2, 0.5, 1, 2, 3, 5, 8],
     read: (tokens, at) => (tokens.mask[at] ? surprise(tokens, at) : null), missing: needs("rollout") },
@@ -53,7 +53,7 @@ export const MEASURES = [
   { name: "Loss mask", unit: "", what: "tokens that the policy wrote are trained on, those of tools and the environment are not", scale: "mask",
     read: (tokens, at) => (tokens.mask[at] ? 1 : 0), missing: () => null },
   { name: "Token reward", unit: "", what: "what the environment gave at the token", scale: "diverging", own: true,
-    read: (tokens, at) => value(tokens.rewards, at), missing: needs("rewards") },
+    sparse: true, read: (tokens, at) => value(tokens.rewards, at), missing: needs("rewards") },
   { name: "Entropy", unit: "nats", what: "how open the next token was to the learner", scale: "sequential", bounds: [0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 3],
     read: entropy, missing: (tokens) => tokens.missing.learned ?? (tokens.learned.entropies ? null : "not recorded: this step did not measure it") },
 ];
@@ -62,7 +62,8 @@ export const MEASURES = [
 export function measured(measure, tokens, step) {
   const missing = measure.missing(tokens);
   if (missing) return { ...measure, missing, bounds: [], level: () => null };
-  const read = (at) => measure.read(tokens, at, step);
+  // What was written has no measure: no policy chose it.
+  const read = (at) => (tokens.mask[at] || measure.scale === "mask" ? measure.read(tokens, at, step) : null);
   const bounds = measure.own ? centred(nice(tokens.ids.map((_, at) => read(at) ?? 0))) : measure.bounds ?? [];
   const level = (at) => {
     const found = read(at);
@@ -79,22 +80,32 @@ export function stands(scale, level) {
 
 /** What is known of one token, as names and values for people. */
 export function facts(tokens, at, step) {
+  if (!tokens.mask[at]) return factsOfWritten(tokens, at);
   const sampled = value(tokens.rollout, at), gap = overReference(tokens, at);
-  const chance = sampled === null || !tokens.mask[at] ? "" : ` (${share(Math.exp(sampled))})`;
+  const chance = sampled === null ? "" : ` (${share(Math.exp(sampled))})`;
   return [
     ["Token", `${tokens.ids[at]}, place ${number(at + 1)}`],
-    ["Trained on", tokens.mask[at] ? "yes" : "no"],
-    ["Log-prob, sampler", tokens.mask[at] ? `${number(sampled)}${chance}` : "–"],
+    ["Trained on", "yes"],
+    ["Log-prob, sampler", `${number(sampled)}${chance}`],
     ["Log-prob, learner", number(policy(tokens, at))],
     ["Mismatch", number(mismatch(tokens, at))],
     ["Ratio", `${number(ratio(tokens, at))}${clipped(tokens, at) ? ", clipped" : ""}`],
     ["Advantage", number(advantage(tokens, at))],
     ["Weight", number(weight(tokens, at))],
     ["Entropy", number(entropy(tokens, at))],
-    ["Policy version", `${tokens.versions[at]}${tokens.mask[at] ? `, ${number(staleness(tokens, at, step))} behind` : ""}`],
+    ["Policy version", `${tokens.versions[at]}, ${number(staleness(tokens, at, step))} behind`],
     ["Log-prob, reference", number(value(tokens.reference, at))],
     ["KL, k1 · k3", gap === null ? "–" : `${number(gap)} · ${number(Math.exp(-gap) - 1 + gap)}`],
     ["Token reward", number(value(tokens.rewards, at))],
+  ];
+}
+
+function factsOfWritten(tokens, at) {
+  const reward = value(tokens.rewards, at);
+  return [
+    ["Token", `${tokens.ids[at]}, place ${number(at + 1)}`],
+    ["Trained on", "no"],
+    ...(reward ? [["Token reward", number(reward)]] : []),
   ];
 }
 

@@ -1,8 +1,8 @@
 // What a group's pages share: where it is, its prompt with roles and tools, and what became of a trajectory in words.
 import { element, number } from "./words.js";
 
-const LONG = 1200;
-const ROLES = ["system", "user", "assistant", "tool"];
+const LONG = 1200, FEW = 6;
+export const ROLES = ["system", "user", "assistant", "tool"];
 
 /** Links `[words, address]` from the run down to here, the last one without an address. */
 export function trail(links) {
@@ -52,7 +52,7 @@ export function reward(trajectory) {
   return trajectory.reward === null ? trajectory.reward_status ?? "no reward" : number(trajectory.reward);
 }
 
-const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
+export const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
 
 /** Names and values of one trajectory. */
 export function facts(trajectory) {
@@ -62,13 +62,24 @@ export function facts(trajectory) {
     ["Reward", reward(trajectory)],
     ["Tokens", number(trajectory.num_tokens), masked ? `${number(masked)} not trained on` : ""],
     ["End", ENDS[trajectory.finish_reason] ?? trajectory.finish_reason],
+    ...(trajectory.episode ? episodeFacts(trajectory.episode) : []),
     ["Staleness", number(trajectory.staleness), oldest === null ? "" : oldest === newest ? `policy ${oldest}` : `policies ${oldest} to ${newest}`],
     ["Worker", trajectory.worker],
   ];
 }
 
+function episodeFacts(episode) {
+  return [
+    ["Environment", episode.environment],
+    ["Turns", number(episode.num_turns)],
+    ["Tool calls", number(episode.num_calls)],
+    ...(episode.num_malformed_calls ? [["Malformed calls", number(episode.num_malformed_calls)]] : []),
+    ...(episode.failed_stage ? [["Failed in", episode.failed_stage]] : []),
+  ];
+}
+
 export function factList(entries) {
-  return element("dl", { class: "facts" }, ...entries.map(([name, value, more]) =>
+  return element("dl", { class: entries.length > FEW ? "facts many" : "facts" }, ...entries.map(([name, value, more]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value, ...(more ? [" ", element("small", {}, more)] : [])))));
 }
 

@@ -1,6 +1,7 @@
 // A completion, token by token: coloured by a measure, with a strip of all of it, a legend, and the numbers of one token.
 // Far from the window a piece of it is plain text; spans are made when it comes near. Text enters by textContent alone.
 import { facts, measured, MEASURES, stands } from "./measures.js";
+import { blocksOf, calls, head, holder, rewritten } from "./turns.js";
 import { element, number } from "./words.js";
 
 const PIECE = 400, MOST = 800, STRIP = 240;
@@ -8,12 +9,12 @@ const CHOSEN = "treadwheel-measure";
 const FEW = 60;
 const WHOSE = { rollout: "The sampler’s log-probs:", learned: "The learner’s numbers:", reference: "The reference’s log-probs:", rewards: "Rewards of tokens:" };
 
-/** Pieces of one writer each, that end where a line ends if they can. */
-export function pieces(tokens) {
-  const found = [];
+/** Pieces of one writer each, within one of `blocks`, that end where a line ends if they can. */
+export function pieces(tokens, blocks) {
+  const found = [], starts = new Set(blocks.map((block) => block.start));
   let start = 0;
   for (let at = 1; at <= tokens.ids.length; at++) {
-    const ends = at === tokens.ids.length || tokens.mask[at] !== tokens.mask[start];
+    const ends = at === tokens.ids.length || tokens.mask[at] !== tokens.mask[start] || starts.has(at);
     if (ends || at - start >= MOST || (at - start >= PIECE && tokens.texts[at - 1].includes("\n"))) {
       found.push({ start, end: at, trained: tokens.mask[start] });
       start = at;
@@ -29,7 +30,8 @@ export class Tokens {
     this.step = step;
     this.at = null;
     this.marks = { broken: new Set(tokens.broken), special: new Set(tokens.special) };
-    this.pieces = pieces(tokens);
+    this.blocks = blocksOf(tokens);
+    this.pieces = pieces(tokens, this.blocks);
     this.switch = element("div", { class: "row measures", role: "group", "aria-label": "Colour tokens by" });
     this.legend = element("div", { class: "token-legend" });
     this.strip = element("div", { class: "strip", "aria-hidden": "true" });
@@ -87,16 +89,27 @@ export class Tokens {
   #write() {
     const near = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#build(this.pieces[Number(entry.target.dataset.piece)])),
       { rootMargin: "800px" });
-    const mixed = this.tokens.mask.some((trained) => !trained);
-    let turn = 0;
+    if (!this.pieces.length) this.text.append(element("p", { class: "writer" }, "There is no token: it failed before the first one."));
+    const starts = new Map(this.blocks.map((block, place) => [block.start, place]));
+    let home = this.text;
     this.pieces.forEach((piece, index) => {
-      const begins = index === 0 || this.pieces[index - 1].trained !== piece.trained;
-      if (mixed && begins) this.text.append(element("p", { class: "writer" }, `${++turn}. ${piece.trained ? "Policy" : "Tool or environment, not trained on"}`));
+      if (starts.has(piece.start)) home = this.#begin(starts.get(piece.start));
       piece.place = element("div", { class: piece.trained ? "piece" : "piece masked", "data-piece": index });
       piece.place.textContent = this.tokens.texts.slice(piece.start, piece.end).join("");
-      this.text.append(piece.place);
+      home.append(piece.place);
       near.observe(piece.place);
     });
+    this.blocks.forEach((block, place) => { const made = calls(block); if (made) this.text.querySelector(`[data-block="${place}"]`).append(made); });
+  }
+
+  /** The head of a block, below the rule where the history was rewritten before it; what its pieces are to stand in. */
+  #begin(place) {
+    const block = this.blocks[place], before = this.tokens.conversation?.rewrites.filter((each) => each.start === block.start) ?? [];
+    const home = this.tokens.conversation ? holder(block) : this.text;
+    this.text.append(...before.map(rewritten));
+    if (home !== this.text) { home.dataset.block = String(place); this.text.append(home); }
+    home.append(head(block, place));
+    return home;
   }
 
   #build(piece) {
@@ -147,7 +160,8 @@ export class Tokens {
     this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : "", own ? "; the scale is this trajectory’s" : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
   }
 
-  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones. */
+  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones.
+   *  Of a measure of few tokens it is the most. */
   #drawStrip() {
     const count = this.tokens.ids.length, bars = Math.min(STRIP, count);
     this.strip.hidden = count < 200 || this.measure.missing !== null;
@@ -160,7 +174,7 @@ export class Tokens {
         if (level !== null) levels.push(level);
       }
       levels.sort((one, other) => far(other) - far(one));
-      return element("i", { class: levels.length ? `${this.measure.scale}-${levels[Math.floor(levels.length / 10)]}` : "unknown" });
+      return element("i", { class: levels.length ? `${this.measure.scale}-${levels[this.measure.sparse ? 0 : Math.floor(levels.length / 10)]}` : "unknown" });
     }));
   }
 
@@ -170,7 +184,7 @@ export class Tokens {
     this.text.addEventListener("keydown", (event) => {
       const last = this.tokens.ids.length - 1, at = this.at ?? -1;
       const goal = { ArrowRight: () => at + 1, ArrowLeft: () => at - 1, ArrowDown: () => this.#below(1), ArrowUp: () => this.#below(-1), Home: () => 0, End: () => last }[event.key];
-      if (!goal || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!goal || last < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       this.go(Math.min(Math.max(goal(), 0), last));
     });

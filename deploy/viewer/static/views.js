@@ -12,7 +12,7 @@ function siblings(group, links, current) {
       element("small", {}, `#${each.sample_index}`), reward(each))));
 }
 
-function range(values) {
+export function range(values) {
   const [least, most] = [Math.min(...values), Math.max(...values)];
   return least === most ? number(least) : `${number(least)} – ${number(most)}`;
 }

@@ -1,5 +1,7 @@
 """Search finds by each criterion, looks no further than it may, and goes on where it stopped."""
 
+import json
+
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
@@ -9,8 +11,9 @@ from deploy.viewer.app import create_app
 from deploy.viewer.pages.rewards import rewards
 from deploy.viewer.pages.search import search
 from tests.object_store import s3
+from tests.unit.deploy.viewer.episode_rows import episode_rows
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
-from tests.unit.deploy.viewer.run_files import write_run
+from tests.unit.deploy.viewer.run_files import CONFIG, write_run
 
 HOSTILE = "\"'><script>alert(1)</script>(?i)[\\"
 
@@ -47,6 +50,44 @@ def _found(folder, query: str) -> list[tuple[int, int, int]]:
 )
 def test_all_that_is_asked_for_must_be_so(folder, query, found):
     assert _found(folder, query) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("environment=sums", [(3, 4, 0), (3, 5, 0)]),
+        ("environment=sum", []),
+        ("failed_stage=tool", [(3, 4, 0)]),
+        ("failed_stage=tool:add", [(3, 4, 0)]),
+        ("failed_stage=tool:a", []),
+        ("environment=sums&failed_stage=sandbox", [(3, 5, 0)]),
+        ("environment=single_turn&steps=2-3", [(2, 2, 0), (2, 2, 1), (2, 3, 0)]),
+    ],
+)
+def test_episodes_are_found_by_their_environment_and_by_what_failed(folder, query, found):
+    first, second = (
+        episode_rows(lambda text: [3] * len(text), ticket_index=ticket, group_id=f"{ticket:08d}", failed_stage=stage)
+        for ticket, stage in ((4, "tool:add"), (5, "sandbox"))
+    )
+    record(folder, [first, second])
+    assert _found(folder, query) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, []),
+        ({"environment": {"name": "single_turn", "params": {}}}, []),
+        ({"environment": "my_package.games:guess"}, ["guess"]),
+        ({"environment": {"name": "my_package.games:guess"}}, ["guess"]),
+        ({"environment": "single_turn", "environments": {"sums": "a:b", "chat": "c:d"}}, ["chat", "sums"]),
+    ],
+)
+def test_the_form_asks_for_an_environment_where_a_run_has_one(folder, config, names):
+    (folder / "run.yaml").write_text(json.dumps({**CONFIG, **config}))
+    assert search(opened(folder), asking())["environments"] == names
+    page = TestClient(create_app([str(folder)]), base_url="http://localhost").get("/run/run/search").text
+    assert ('name="failed_stage"' in page) is bool(names)
 
 
 def test_a_match_is_shown_where_it_is(folder):

@@ -1,0 +1,211 @@
+"""Episodes for people: what became of one in numbers, and its conversation as blocks, a turn or a stretch that was written a block.
+
+told = facts_of(row)              # None for a single turn
+talk = conversation(segments)     # rows of one trajectory, a row a segment; None for a single turn
+[(block.start, block.end, block.turn, block.label) for block in talk.blocks]
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+_MOST_LABELS = 6
+"""Messages of one stretch that are named."""
+_MOST_CHARACTERS = 80
+"""Of a name."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFacts:
+    """What became of one episode."""
+
+    environment: str
+    num_turns: int
+    num_calls: int
+    """Of tools, by the model; malformed ones too."""
+    num_malformed_calls: int
+    failed_stage: str | None
+    """None: nothing failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a tool that the model wrote."""
+
+    name: str
+    arguments: str
+    """JSON, and the text that the model wrote where that is not a JSON object."""
+    is_malformed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Tokens of one writer, from `start` to before `end` of the episode's completion."""
+
+    start: int
+    end: int
+    turn: int | None
+    """From 1, over the whole episode. None: it was written, and not sampled."""
+    label: str
+    """`user`, `tool add` or several of them; "" where the messages do not say."""
+    role: str
+    """Of its first message; "" where the messages do not say."""
+    finish_reason: str | None
+    """None where it was written."""
+    earned: float | None
+    """Token rewards of a turn, added up; None where none were recorded, or it was written."""
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """The history was replaced before the token at `start`."""
+
+    start: int
+    num_tokens: int
+    """Of the new context."""
+    prompt: str
+    """The new context as the policy read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    blocks: tuple[Block, ...]
+    rewrites: tuple[Rewrite, ...]
+
+
+def facts_of(row: Mapping[str, Any]) -> EpisodeFacts | None:
+    """Of a whole trajectory's columns; None for a single turn."""
+    if row["episode"] is None:
+        return None
+    told = json.loads(row["episode"])
+    return EpisodeFacts(
+        environment=row["environment"],
+        num_turns=len(row["turns"] or ()),
+        num_calls=told.get("num_calls", 0),
+        num_malformed_calls=told.get("num_malformed_calls", 0),
+        failed_stage=row["failed_stage"],
+    )
+
+
+def conversation(segments: Sequence[Mapping[str, Any]]) -> Conversation | None:
+    """`segments` are rows of one trajectory in their order. None where no turn is recorded: the completion is one turn."""
+    if all(segment["turns"] is None for segment in segments):
+        return None
+    blocks: list[Block] = []
+    rewrites: list[Rewrite] = []
+    start = num_turns = 0
+    for segment in segments:
+        if segment["segment_index"]:
+            num_tokens = len(segment["prompt_token_ids"])
+            rewrites.append(Rewrite(start=start, num_tokens=num_tokens, prompt=segment["prompt_text"]))
+        blocks += _blocks(segment, start=start, num_turns=num_turns)
+        start += len(segment["completion_token_ids"])
+        num_turns += len(segment["turns"] or ())
+    return Conversation(blocks=tuple(blocks), rewrites=tuple(rewrites))
+
+
+def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterator[Block]:
+    """Of one segment, which begins at `start`, after `num_turns` turns of others."""
+    turns: list[dict[str, Any]] = segment["turns"] or []
+    messages = _messages(segment["messages"])
+    said = _said(messages, len(turns))
+    names = {call.get("id"): _function(call).get("name") for each in messages for call in _calls(each)}
+    end = 0
+    for index, turn in enumerate(turns):
+        if turn["start"] > end:
+            between = messages[said[index - 1] + 1 : said[index]] if said and index else []
+            yield _written(start + end, start + turn["start"], between, names)
+        end = turn["end"]
+        rewards = segment["token_rewards"]
+        yield Block(
+            start=start + turn["start"],
+            end=start + end,
+            turn=num_turns + index + 1,
+            label="assistant",
+            role="assistant",
+            finish_reason=turn["finish_reason"],
+            earned=None if rewards is None else math.fsum(rewards[turn["start"] : end]),
+            calls=tuple(map(_call, _calls(messages[said[index]]))) if said else (),
+        )
+    if len(segment["completion_token_ids"]) > end:
+        yield _written(start + end, start + len(segment["completion_token_ids"]), [], names)
+
+
+def _written(start: int, end: int, messages: Sequence[Message], names: Mapping[Any, Any]) -> Block:
+    labels = [_label(each, names) for each in messages]
+    counted = [(label, len(list(same))) for label, same in groupby(labels)]
+    shown = [f"{label} ×{count}" if count > 1 else label for label, count in counted[:_MOST_LABELS]]
+    more = [f"{len(counted) - _MOST_LABELS} more"] if len(counted) > _MOST_LABELS else []
+    return Block(
+        start=start,
+        end=end,
+        turn=None,
+        label=", ".join([*shown, *more]),
+        role=str(messages[0]["role"]) if messages else "",
+        finish_reason=None,
+        earned=None,
+        calls=(),
+    )
+
+
+def _said(messages: Sequence[Message], num_turns: int) -> list[int]:
+    """Places of the messages that are the turns, the last ones of the assistant; [] where there are not that many, or others end."""
+    places = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    is_told = len(places) >= num_turns > 0 and places[-1] == len(messages) - 1
+    return places[-num_turns:] if is_told else []
+
+
+def _messages(column: str | None) -> list[Message]:
+    """[] for what is not a conversation: imported trajectories may hold anything."""
+    try:
+        told = json.loads(column or "[]")
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(told, list):
+        return []
+    messages = cast("list[Any]", told)
+    is_one = all(isinstance(each, dict) and isinstance(cast("Message", each).get("role"), str) for each in messages)
+    return messages if is_one else []
+
+
+def _calls(message: Message) -> list[Message]:
+    calls = message.get("tool_calls")
+    return [call for call in cast("list[Any]", calls) if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def _function(call: Message) -> Message:
+    function = call.get("function")
+    return cast("Message", function) if isinstance(function, dict) else call
+
+
+def _call(call: Message) -> Call:
+    function = _function(call)
+    arguments = function.get("arguments")
+    is_text = isinstance(arguments, str)
+    text = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+    return Call(name=_name(function.get("name")), arguments=_writable(text), is_malformed=is_text)
+
+
+def _label(message: Message, names: Mapping[Any, Any]) -> str:
+    """The role, and a tool's name: its own, or that of the call which it answers."""
+    role = _name(message["role"])
+    if role != "tool":
+        return role
+    asked = message.get("tool_call_id")
+    name = message.get("name") or (names.get(asked) if isinstance(asked, str) else None)
+    return f"{role} {_name(name)}" if name else role
+
+
+def _name(said: Any) -> str:
+    return _writable(str(said))[:_MOST_CHARACTERS]
+
+
+def _writable(text: str) -> str:
+    """Half of a pair of surrogates, which JSON can hold, is not a character that a page can send."""
+    return text.encode(errors="replace").decode()
