@@ -134,6 +134,8 @@ class Speech:
             begun = self.begin_anew(messages, tools=tools)
         except DataError:
             return None
+        if begun.token_ids == [*token_ids]:
+            return None
         decode = self._turns.encoder.decode
         return None if decode(token_ids) == decode(begun.token_ids) else begun
 
