@@ -1,6 +1,6 @@
 """What episodes cost beside sampling: turns/s of a worker against a bare loop over the same engine, and milliseconds a turn of its parts.
 
-The environment says the same short text each time, and a random model seldom ends its turn itself: all turns are about equally long.
+The environment says a short text that differs from turn to turn and from episode to episode; what repeats is the template's alone.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from actors.chat.formatter import ChatFormatter
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from actors.rollout.episodes.play import Play
-from actors.rollout.episodes.speech import Speech
+from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
@@ -26,6 +26,7 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Completion, FinishReason, Prompt, Refusal, Ticket, sample_seed
+from tests.benchmarks._conversations import told
 from tests.benchmarks.sampling import published
 from tests.integration.conversations import TEMPLATE
 from tests.models import make_tiny_model
@@ -126,12 +127,16 @@ async def _long_conversation(role: str, *, tools: Any) -> float:
             finish_reason=FinishReason.STOP,
         )
 
-    play = Play(ticket, 0, key="key", speech=speech, config=EpisodesConfig(compared_share=0.0))
-    play.sample = sample
+    def begun() -> Play:
+        opening, config = Opening(ticket.prompt, speech), EpisodesConfig(compared_share=0.0)
+        play = Play(ticket, 0, key="key", opening=opening, speech=speech, config=config)
+        play.sample = sample
+        return play
+
     # A page of the web: `<` begins control tokens, too, so that such texts are looked at closely.
     text = f"<li>{words(LONG_ADDED)}</li>" if tools else words(LONG_ADDED)
-    heard = await play.converse(Asked(tools=tools))  # what is made once for a model is made now
-    play.begin()
+    await begun().converse(Asked(tools=tools))  # what is made once for a model is made now
+    play = begun()
     began = time.perf_counter()
     heard = await play.converse(Asked(tools=tools))
     for turn in range(1, LONG_TURNS):
@@ -248,8 +253,7 @@ def _bare(engine: VllmEngine, path: Path, num_groups: int) -> tuple[float, int]:
     """Turns/s and the tokens sampled. The same turns: the same prompts at first, then each time what was sampled and what the template
     writes after it."""
     formatter = _formatter(path)
-    tokenizer, eos = formatter.turns().encoder, formatter.stop_token_ids[-1]
-    closed = tokenizer.encode("U:go on\nA:")
+    encoder, eos = formatter.turns().encoder, formatter.stop_token_ids[-1]
     left: dict[str, tuple[list[int], int, int]] = {}
     """By request: its context, its episode's seed, and the turn that runs."""
     began, num_turns, num_sampled = time.perf_counter(), 0, 0
@@ -280,8 +284,11 @@ def _bare(engine: VllmEngine, path: Path, num_groups: int) -> tuple[float, int]:
             num_turns += 1
             del left[output.request_id]
             if turn + 1 < TURNS:
-                context += closed if output.finish_reason is FinishReason.STOP else [eos, *closed]
-                ask(output.request_id.partition(".")[0], context, seed, turn + 1)
+                episode = output.request_id.partition(".")[0]
+                group, index = map(int, episode.split("/"))
+                following = encoder.encode(f"U:{told(seed=group, index=index, turn=turn + 1)}\nA:")
+                context += following if output.finish_reason is FinishReason.STOP else [eos, *following]
+                ask(episode, context, seed, turn + 1)
     return num_turns / (time.perf_counter() - began), num_sampled
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from actors.rollout.episodes.speech import Speech, as_json
+from actors.rollout.episodes.speech import Opening, Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
@@ -26,8 +26,11 @@ class EngineRefusalError(Exception):
 class Play:
     """A member of a group. What it is asked, it samples one turn after another."""
 
-    def __init__(self, ticket: Ticket, index: int, *, key: str, speech: Speech, config: EpisodesConfig) -> None:
-        """`key` tells its requests from those of every other one; it samples with `sample`, which is set before it begins.
+    def __init__(
+        self, ticket: Ticket, index: int, *, key: str, opening: Opening, speech: Speech, config: EpisodesConfig
+    ) -> None:
+        """`opening` is of the ticket's prompt. `key` tells its requests from those of every other one; it samples with `sample`, which
+        is set before it begins.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
@@ -35,6 +38,7 @@ class Play:
         self.index = index
         self.seed = sample_seed(ticket.seed, index)
         self._key = key
+        self._opening = opening
         self._speech = speech
         self.sample: Sample
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
@@ -47,7 +51,7 @@ class Play:
         self._num_tries += 1
         self._model_seconds = 0.0
         is_compared = self.seed % _MILLION < self._config.compared_share * _MILLION
-        self._transcript = Transcript(self.ticket.prompt, self._speech, self._config, is_compared=is_compared)
+        self._transcript = Transcript(self._opening, self._speech, self._config, is_compared=is_compared)
 
     @property
     def task(self) -> EpisodeTask:
@@ -135,7 +139,7 @@ class Play:
 
     def _unbegun(self) -> Segment:
         """Of an episode that ended before its first turn: the prompt alone."""
-        begun = self._speech.begin(self.ticket.prompt, (), tools=())
+        begun = self._opening.begin()
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
 

@@ -155,5 +155,21 @@ class Speech:
         return find_parser(self._turns.template, own=own, stops=stops, generation_prompt=begins).parser
 
 
+class Opening:
+    """How a prompt begins, for all episodes of its group: each way to begin is rendered and encoded once."""
+
+    def __init__(self, prompt: Prompt, speech: Speech) -> None:
+        self.prompt = prompt
+        self._speech = speech
+        self._begun: dict[str, EncodedPrompt] = {}
+
+    def begin(self, added: Sequence[Message] = (), *, tools: Tools = ()) -> EncodedPrompt:
+        """As `Speech.begin`."""
+        key = repr((added, tools))
+        if key not in self._begun:
+            self._begun[key] = self._speech.begin(self.prompt, added, tools=tools)
+        return self._begun[key]
+
+
 def as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

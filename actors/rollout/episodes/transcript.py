@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.rollout.episodes.speech import Heard, Speech
+from actors.rollout.episodes.speech import Heard, Opening, Speech
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten
 from cluster.contracts.errors import EpisodeOver, Limit
-from cluster.contracts.types import Completion, FinishReason, Prompt
+from cluster.contracts.types import Completion, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class TurnPrompt:
 class Transcript:
     """One episode of one prompt, from its beginning."""
 
-    def __init__(self, prompt: Prompt, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
+    def __init__(self, opening: Opening, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
         """`is_compared`: each turn's prompt is held against what the template writes of the whole conversation."""
-        self._prompt = prompt
+        self._opening = opening
         self._speech = speech
         self._config = config
         self.segments: list[Segment] = []
@@ -132,8 +132,8 @@ class Transcript:
             begun = self._speech.begin_anew(whole, tools=asked.tools)
             messages: list[Message] = [*self._context]
         elif not self.segments:
-            begun = self._speech.begin(self._prompt, asked.messages, tools=asked.tools)
-            messages = [*(self._prompt.messages or ())]
+            begun = self._opening.begin(asked.messages, tools=asked.tools)
+            messages = [*(self._opening.prompt.messages or ())]
         else:
             return self._going_on(asked)
         segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
