@@ -6,7 +6,7 @@ from rich.text import Text
 
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
-from actors.rollout.episodes.speech import Speech
+from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.environment_config import EpisodesConfig
@@ -35,7 +35,7 @@ class Tokens:
         self._turns = formatter.turns()
         self._prompt = prompt
         speech = Speech(formatter)
-        self._transcript = Transcript(prompt, speech, EpisodesConfig(), encoded=speech.begin(prompt, (), tools=()))
+        self._transcript = Transcript(Opening(prompt, speech), speech, EpisodesConfig())
 
     def take(self, events: Sequence[Event]) -> None:
         self._transcript.take(events)

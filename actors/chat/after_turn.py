@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from actors.chat.rendering import ChatTemplate, Message, Tool, fresh_word
+from actors.chat.rendering import ChatTemplate, Message, Tool, fresh_word, texts
 from cluster.contracts.errors import DataError
 
 ASKED: Message = {"role": "user", "content": "Hi"}
@@ -44,7 +44,7 @@ def after_turn(
     after the turn cannot be found.
     """
     _refuse_unusual(messages)
-    everything = [messages, tools, template.source]
+    everything = "\n".join(texts([messages, tools, template.source]))
     words = _Words(**{name: fresh_word(f"Zq{name}", everything) for name in ("said", "told", "tool")})
     problems: list[DataError] = []
     for dialogue in _dialogues(messages, words.said):
@@ -74,7 +74,7 @@ def _split(
     has_calls = "tool_calls" in dialogue[-1]
     what = "a tool call" if has_calls else "the assistant's words"
     outline = [*dialogue, {**messages[0], "content": words.told}, *messages[1:]]
-    after_outline = _only_after(words.said, template.prompt(outline, tools=_named(tools, words.tool)), what=what)
+    after_outline = _only_after(words.said, template.outline(outline, tools=_named(tools, words.tool)), what=what)
     before, is_told, _ = after_outline.partition(words.told)
     if not is_told:
         raise not_exact(f"it does not write the content of a message of role {messages[0]['role']!r} after the turn")
@@ -109,7 +109,7 @@ def _end_of_call(
         return len(close) - max(len(stop) for stop in stops if close.endswith(stop))
     index = next(i for i, message in enumerate(outline) if message["role"] == "assistant")
     in_words = [*outline[:index], {"role": "assistant", "content": words.said}, *outline[index + 1 :]]
-    rendered = template.prompt(in_words, tools=_named(tools, words.tool))
+    rendered = template.outline(in_words, tools=_named(tools, words.tool))
     after_words = _only_after(words.said, rendered, what="the assistant's words")
     if not after_argument.endswith(after_words):
         raise not_exact(

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from actors.chat.rendering import Tool
 from cluster.contracts.episodes import ToolCall
@@ -41,7 +43,7 @@ class TemplateParser:
 
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
         try:
-            found = parse_response(sampled, self.response_template, prefix=prompt, tools=[dict(tool) for tool in tools])
+            found = parse_response(sampled, self._loaded, prefix=prompt, tools=[dict(tool) for tool in tools])
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
         calls = tuple(_call(each) for each in found.get("tool_calls") or ())
@@ -50,6 +52,11 @@ class TemplateParser:
             reasoning=found.get("reasoning_content") or found.get("thinking"),
             calls=calls,
         )
+
+    @cached_property
+    def _loaded(self) -> Any:
+        """Its patterns, compiled once. Raises as the parser does for a template that it does not take."""
+        return load_response_template(self.response_template)
 
 
 class NamedParser:

@@ -5,6 +5,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from actors.chat.kept import Kept
 from cluster.contracts.errors import DataError
 
 Message = Mapping[str, Any]
@@ -23,6 +24,7 @@ class ChatTemplate:
         found = tokenizer.chat_template
         self.source: str = found if isinstance(found, str) else "\n".join((found or {}).values())
         """All of them, where the tokenizer has one for tools as well."""
+        self._outlines: Kept[str] = Kept()
 
     def __call__(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
         """Ends with the last message. Raises DataError for messages that the template does not take."""
@@ -31,6 +33,10 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
         """Ends where the assistant is to speak. Raises DataError for messages that the template does not take."""
         return self._rendered(messages, tools=tools, add_generation_prompt=True)
+
+    def outline(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
+        """As `prompt`, for messages with words in place of contents: these come again, and are rendered once."""
+        return self._outlines.of((messages, tools), lambda: self.prompt(messages, tools=tools))
 
     def _rendered(self, messages: Sequence[Message], *, tools: Sequence[Tool], add_generation_prompt: bool) -> str:
         options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}

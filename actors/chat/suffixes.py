@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from actors.chat.after_turn import after_turn, not_exact
 from actors.chat.encoding import TextEncoder
 from actors.chat.foreign_text import foreign_ids
+from actors.chat.kept import Kept
 from actors.chat.rendering import ChatTemplate, Message, Tool
 
 
@@ -29,6 +30,7 @@ class SuffixWriter:
         ends = {*stop_token_ids}
         self.stops: tuple[str, ...] = tuple(text for text, token_id in encoder.controls.items() if token_id in ends)
         """The stop tokens as they are written."""
+        self._close_ids: Kept[list[int]] = Kept()
 
     def write(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Suffix:
         """For new messages that follow an assistant's turn; those of role `tool` name the call that they answer.
@@ -39,9 +41,10 @@ class SuffixWriter:
         """
         after = after_turn(self._template, messages, tools=tools, stops=self.stops)
         token_ids = self._token_ids(after.text, messages, tools=tools)
-        close_ids = self._encoder.encode_on(after.close) if after.close else []
+        close = after.close
+        close_ids = self._close_ids.of(close, lambda: self._encoder.encode_on(close)) if close else []
         if token_ids[: len(close_ids)] != close_ids:
-            raise not_exact(f"the next message changes the tokens of the turn's close {after.close!r}")
+            raise not_exact(f"the next message changes the tokens of the turn's close {close!r}")
         return Suffix(text=after.text, token_ids=token_ids, close_ids=close_ids)
 
     def _token_ids(self, text: str, messages: Sequence[Message], *, tools: Sequence[Tool]) -> list[int]:

@@ -38,7 +38,7 @@ async def _rows(path: Path) -> list[dict[str, Any]]:
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
     )
     worker = RolloutWorker.with_vllm(config, name="worker", run_id="bench", num_threads=1)
-    await worker.load(*_published(path))
+    await worker.load(*published(path))
     bare = bare_engine(path)
     ours, theirs = [], []
     for _ in range(ROUNDS):
@@ -58,7 +58,7 @@ async def _rows(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _published(path: Path) -> list[Any]:
+def published(path: Path) -> list[Any]:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     probe = list(range(4, 36))
     with torch.no_grad():

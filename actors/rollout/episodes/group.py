@@ -14,7 +14,7 @@ from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.hosts import Hosts
 from actors.rollout.episodes.lockstep import Place
 from actors.rollout.episodes.play import EngineRefusalError, Play
-from actors.rollout.episodes.speech import Speech
+from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.turns import TurnSampler
 from actors.rollout.inbox import Inbox
 from cluster.contracts.environment_config import EpisodesConfig
@@ -41,14 +41,15 @@ class EpisodeGroup:
     ) -> None:
         """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
         column that cannot be its sampling."""
-        encoded = speech.begin(ticket.prompt, (), tools=())
+        opening = Opening(ticket.prompt, speech)
+        opening.begin()
         self.ticket = ticket
         self.key = key
         self.environment = environment
         self._hosts = hosts
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._plays = [
-            Play(ticket, index, key=key, encoded=encoded, speech=speech, config=config) for index in range(num_started)
+            Play(ticket, index, key=key, opening=opening, speech=speech, config=config) for index in range(num_started)
         ]
         self._ended: dict[int, EpisodeEnd] = {}
         self._tasks: list[asyncio.Task[None]] = []

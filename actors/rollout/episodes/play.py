@@ -6,8 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from actors.chat.formatter import EncodedPrompt
-from actors.rollout.episodes.speech import Speech, as_json
+from actors.rollout.episodes.speech import Opening, Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
@@ -33,10 +32,10 @@ class Play:
     """A member of a group. What it is asked, it samples one turn after another."""
 
     def __init__(
-        self, ticket: Ticket, index: int, *, key: str, encoded: EncodedPrompt, speech: Speech, config: EpisodesConfig
+        self, ticket: Ticket, index: int, *, key: str, opening: Opening, speech: Speech, config: EpisodesConfig
     ) -> None:
-        """`key` tells its requests from those of every other one; `encoded` is its prompt. It samples with `sample`, which is set before
-        it begins.
+        """`opening` is of the ticket's prompt. `key` tells its requests from those of every other one; it samples with `sample`, which
+        is set before it begins.
 
         Raises DataError for a column of the prompt that cannot be its sampling.
         """
@@ -44,7 +43,7 @@ class Play:
         self.index = index
         self.seed = sample_seed(ticket.seed, index)
         self._key = key
-        self._encoded = encoded
+        self._opening = opening
         self._speech = speech
         self.sample: Sample
         self._sampling = own_sampling(ticket.prompt, ticket.sampling)
@@ -58,9 +57,7 @@ class Play:
         self._model_seconds = 0.0
         self._started_at = self._finished_at = datetime.now(UTC)
         is_compared = self.seed % _MILLION < self._config.compared_share * _MILLION
-        self._transcript = Transcript(
-            self.ticket.prompt, self._speech, self._config, encoded=self._encoded, is_compared=is_compared
-        )
+        self._transcript = Transcript(self._opening, self._speech, self._config, is_compared=is_compared)
 
     def end(self) -> None:
         """It has ended now."""
@@ -156,7 +153,7 @@ class Play:
 
     def _unbegun(self) -> Segment:
         """Of an episode that ended before its first turn: the prompt alone."""
-        begun = self._encoded
+        begun = self._opening.begin()
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
 

@@ -136,6 +136,8 @@ class Speech:
             begun = self.begin_anew(messages, tools=tools)
         except DataError:
             return None
+        if begun.token_ids == [*token_ids]:
+            return None
         decode = self._turns.encoder.decode
         return None if decode(token_ids) == decode(begun.token_ids) else begun
 
@@ -153,6 +155,22 @@ class Speech:
         begins, stops = self._report.generation_prompt, self._turns.suffixes.stops
         own = self._turns.response_template
         return find_parser(self._turns.template, own=own, stops=stops, generation_prompt=begins).parser
+
+
+class Opening:
+    """How a prompt begins, for all episodes of its group: each way to begin is rendered and encoded once."""
+
+    def __init__(self, prompt: Prompt, speech: Speech) -> None:
+        self.prompt = prompt
+        self._speech = speech
+        self._begun: dict[str, EncodedPrompt] = {}
+
+    def begin(self, added: Sequence[Message] = (), *, tools: Tools = ()) -> EncodedPrompt:
+        """As `Speech.begin`."""
+        key = repr((added, tools))
+        if key not in self._begun:
+            self._begun[key] = self._speech.begin(self.prompt, added, tools=tools)
+        return self._begun[key]
 
 
 def as_json(value: Any) -> str:

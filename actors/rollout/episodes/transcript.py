@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.chat.formatter import EncodedPrompt
-from actors.rollout.episodes.speech import Heard, Speech
+from actors.rollout.episodes.speech import Heard, Opening, Speech
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten, Withdrawn
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
-from cluster.contracts.types import Completion, FinishReason, Prompt
+from cluster.contracts.types import Completion, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,21 +73,11 @@ class TurnPrompt:
 class Transcript:
     """One episode of one prompt, from its beginning."""
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        speech: Speech,
-        config: EpisodesConfig,
-        *,
-        encoded: EncodedPrompt,
-        is_compared: bool = False,
-    ) -> None:
-        """`encoded` is the prompt as of a single turn. `is_compared`: each turn's prompt is held against what the template writes of the
-        whole conversation."""
-        self._prompt = prompt
+    def __init__(self, opening: Opening, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
+        """`is_compared`: each turn's prompt is held against what the template writes of the whole conversation."""
+        self._opening = opening
         self._speech = speech
         self._config = config
-        self._encoded = encoded
         self.segments: list[Segment] = []
         self.earned: dict[str, float] = {}
         """By name; what has none stands in the token rewards alone."""
@@ -163,9 +152,8 @@ class Transcript:
             begun = self._speech.begin_anew(whole, tools=asked.tools)
             messages: list[Message] = [*self._context]
         elif not self.segments:
-            is_plain = not asked.messages and not asked.tools
-            begun = self._encoded if is_plain else self._speech.begin(self._prompt, asked.messages, tools=asked.tools)
-            messages = [*(self._prompt.messages or ())]
+            begun = self._opening.begin(asked.messages, tools=asked.tools)
+            messages = [*(self._opening.prompt.messages or ())]
         else:
             return self._going_on(asked)
         segment = Segment(

@@ -31,7 +31,7 @@ def said(text: str) -> dict[str, str]:
 
 
 def logged(end: EpisodeEnd) -> list[Any]:
-    return [event.value for event in end.events]
+    return [event.value for event in end.events if isinstance(event, Logged)]
 
 
 async def after(model: Any, *requests: Any, sampling: Any = None) -> list[Any]:
