@@ -18,13 +18,15 @@ GROUPS_A_STEP = 32
 """Of the guessing run."""
 
 
-def trained(show: str, run_dir: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def trained(
+    show: str, run_dir: Path, *overrides: str, environment: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The metrics of each step, and the summary."""
     result = treadwheel("train", f"deploy/runs/{show}.yaml", f"run_dir={run_dir}", *overrides)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward/mean" in line]
-    assert sum(step[f"environment/{show}/num_failed"] for step in steps) == 0
+    assert sum(step[f"environment/{environment or show}/num_failed"] for step in steps) == 0
     return steps, json.loads((run_dir / "summary.json").read_text())
 
 
@@ -43,7 +45,9 @@ def test_it_learns_to_guess_by_what_it_is_told(tmp_path):
 
 
 def test_where_the_answers_are_noise_it_gets_no_better_than_blind(tmp_path):
-    steps, _ = trained("guess", tmp_path / "run", "environment.feedback=noise", "num_steps=25", "evaluation=null")
+    steps, _ = trained(
+        "guess", tmp_path / "run", "environment.feedback=noise", "num_steps=25", "evaluation.prompts=null"
+    )
     # A group shares its secret: groups are the independent draws.
     error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / (10 * GROUPS_A_STEP))
     assert mean(steps[-10:], "environment/guess/solved") <= BLIND_BOUND + 3 * error
@@ -57,6 +61,30 @@ def test_it_learns_to_ask_the_calculator(tmp_path):
 
 
 def test_a_broken_calculator_is_asked_less_and_less(tmp_path):
-    steps, _ = trained("calculator", tmp_path / "run", "environment.tool=broken")
+    steps, _ = trained("calculator", tmp_path / "run", "environment.tool=broken", "num_steps=6")
     assert mean(steps[-2:], "environment/calculator/called") < 0.5 * mean(steps[:1], "environment/calculator/called")
     assert mean(steps, "environment/calculator/right") < 0.01
+
+
+def test_credit_reaches_the_note_that_was_written_before_the_context_was_wiped(tmp_path):
+    steps, _ = trained("note", tmp_path / "run", environment="note_to_self")
+    for metric in ("noted", "remembered"):
+        assert mean(steps[:1], f"environment/note_to_self/{metric}") < 0.4
+        assert mean(steps[-2:], f"environment/note_to_self/{metric}") >= 0.9
+
+
+def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_path):
+    unaware = (
+        "environment={name: 'tests.integration.credit:marked_note'}",
+        "algorithm.advantage_shaping=['tests.integration.credit:behind_the_mark']",
+    )
+    steps, _ = trained("note", tmp_path / "run", *unaware, environment="marked_note")
+    assert mean(steps[-2:], "environment/marked_note/noted") < 0.4
+    assert mean(steps[-2:], "environment/marked_note/remembered") < 0.4
+
+
+def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
+    steps, _ = trained("grid", tmp_path / "run")
+    assert mean(steps[:1], "environment/grid/arrived") < 0.4
+    assert mean(steps[-3:], "environment/grid/arrived") >= 0.7
+    assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
