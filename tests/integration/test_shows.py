@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytes
 
 BLIND_BOUND = 6 / 20
 """Six guesses among twenty numbers, of a player who hears nothing."""
-GROUPS_A_STEP = 32
-"""Of the guessing run."""
 
 
 def trained(
@@ -34,23 +32,30 @@ def mean(steps: list[dict[str, Any]], metric: str) -> float:
     return fmean(step[metric] for step in steps)
 
 
-def test_it_learns_to_guess_by_what_it_is_told(tmp_path):
-    steps, summary = trained("guess", tmp_path / "run")
+@pytest.fixture(scope="module")
+def guessed(tmp_path_factory):
+    """The run of the guessing show."""
+    return tmp_path_factory.mktemp("guess") / "run"
+
+
+def test_it_learns_to_guess_by_what_it_is_told(guessed):
+    steps, summary = trained("guess", guessed)
     assert mean(steps[:1], "environment/guess/solved") < BLIND_BOUND
     assert mean(steps[-5:], "environment/guess/solved") >= 0.7
     # Sampled at temperature 1, on secrets that were not trained on.
     assert summary["eval_first"] < BLIND_BOUND
     assert summary["eval_last"] >= 0.7
-    assert treadwheel("verify", tmp_path / "run").returncode == 0
+    assert treadwheel("verify", guessed).returncode == 0
 
 
-def test_where_the_answers_are_noise_it_gets_no_better_than_blind(tmp_path):
-    steps, _ = trained(
-        "guess", tmp_path / "run", "environment.feedback=noise", "num_steps=25", "evaluation.prompts=null"
-    )
+def test_where_the_answers_are_noise_what_it_learnt_is_no_better_than_blind(guessed, tmp_path):
+    """Nor what it goes on to learn from them."""
+    *_, last = sorted((guessed / "checkpoints").iterdir())
+    noise = ("environment.feedback=noise", f"model.path={last / 'model'}", "num_steps=8", "evaluation.prompts=null")
+    steps, _ = trained("guess", tmp_path / "run", *noise)
     # A group shares its secret: groups are the independent draws.
-    error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / (10 * GROUPS_A_STEP))
-    assert mean(steps[-10:], "environment/guess/solved") <= BLIND_BOUND + 3 * error
+    error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / sum(step["learner/groups"] for step in steps))
+    assert mean(steps, "environment/guess/solved") <= BLIND_BOUND + 3 * error
 
 
 def test_it_learns_to_ask_the_calculator(tmp_path):
@@ -85,6 +90,6 @@ def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_pa
 
 def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
     steps, _ = trained("grid", tmp_path / "run")
-    assert mean(steps[:1], "environment/grid/arrived") < 0.4
-    assert mean(steps[-3:], "environment/grid/arrived") >= 0.7
+    assert mean(steps[:1], "environment/grid/arrived") < 0.2
+    assert mean(steps[-3:], "environment/grid/arrived") >= 0.6
     assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
