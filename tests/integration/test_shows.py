@@ -91,5 +91,5 @@ def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_pa
 def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
     steps, _ = trained("grid", tmp_path / "run")
     assert mean(steps[:1], "environment/grid/arrived") < 0.2
-    assert mean(steps[-3:], "environment/grid/arrived") >= 0.6
+    assert mean(steps[-3:], "environment/grid/arrived") >= 0.5
     assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
