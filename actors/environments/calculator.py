@@ -1,13 +1,18 @@
 """Arithmetic with a calculator at hand: a model that cannot multiply learns to ask for it."""
 
 import ast
+import dataclasses
 import operator
 from collections.abc import Callable
+from random import Random
+from typing import Literal
+
+from pydantic import NonNegativeFloat
 
 from actors.environments.numbers import first_number
 from cluster.contracts.episodes import Episode
 from cluster.contracts.errors import DataError, ToolError
-from cluster.contracts.tools import tool
+from cluster.contracts.tools import Tool, tool
 
 _MAX_LENGTH = 100
 """Of an expression: what a value costs stays small, and so does its nesting."""
@@ -29,14 +34,27 @@ def calculate(expression: str) -> str:
         raise ToolError("no expression of whole numbers with + - * and parentheses") from error
 
 
-async def calculator(episode: Episode) -> float:
-    """Pays 1 where the first number of the model's last words is the prompt's column `answer`, otherwise 0. The metric `called` is the
-    share of episodes that used the calculator."""
+async def calculator(
+    episode: Episode, *, price: NonNegativeFloat = 0.0, tool: Literal["working", "broken"] = "working"
+) -> float:
+    """Pays 1 where the first number of the model's last words is the prompt's column `answer`, less `price` for each call of the
+    calculator. The metric `called` is the share of episodes that used it, `right` of those that found the number.
+
+    With `tool: broken` the calculator answers any number at all: the control, in which a call has its price and is of no use.
+    """
     if "answer" not in episode.columns:
         raise DataError("calculator needs a column `answer` with the right number; give the prompts one")
-    said = await episode.ask(tools=[calculate])
+    said = await episode.ask(tools=[calculate if tool == "working" else _broken(episode.seed)])
+    is_right = first_number(said.text) == int(episode.columns["answer"])
     episode.log("called", float(said.num_calls > 0))
-    return float(first_number(said.text) == int(episode.columns["answer"]))
+    episode.log("right", float(is_right))
+    return float(is_right) - price * said.num_calls
+
+
+def _broken(seed: int) -> Tool:
+    """Looks to the model as `calculate` does."""
+    lot = Random(seed)
+    return dataclasses.replace(calculate, call=lambda expression: str(lot.randint(10_000, 999_999)))
 
 
 def _value(node: ast.expr) -> int:

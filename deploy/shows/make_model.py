@@ -1,12 +1,15 @@
-"""Makes the embedded model of the shows: `python -m deploy.shows.make_model OUT_DIR`, about five minutes on one CPU core.
+"""Makes an embedded model of the shows: `python -m deploy.shows.make_model OUT_DIR`, about five minutes on one CPU core, and with
+`--small` the smaller one, two minutes.
 
 A small Qwen3 with a small byte-level tokenizer and a chat template with tools is trained from scratch, supervised, on scripted episodes
-of the environments `guess` and `calculator`: first on those of good players, then on those of sloppy ones (`deploy.shows.players`). So the
-model can play and rarely plays well, which reinforcement learning can mend within minutes. All is seeded; other machines differ by
-rounding.
+of two environments, `guess` and `calculator`, or `note_to_self` and `grid`: first on those of good players, then on those of sloppy ones
+(`deploy.shows.players`). So the model can play and rarely plays well, which reinforcement learning can mend within minutes. All is seeded;
+other machines differ by rounding.
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,13 +21,14 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actors.environments.calculator import calculate
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
-from deploy.shows.players import Messages, calculating, guessing
+from deploy.shows.players import Messages, calculating, guessing, noting, walking
 
 PRODUCTS = {"task": "products", "min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3}
 NUM_PRODUCTS = 20_000
-NUM_GOOD_STEPS, NUM_SLOPPY_STEPS = 1500, 200
-BATCH_SIZE = 64
-"""Episodes, half of each environment."""
+NUM_SLOPPY_STEPS = 200
+TOGETHER = 32
+"""Conversations that are computed at once."""
+SMALL_WIDTH = 64
 LEARNING_RATE = 3e-3
 MAX_CONTEXT = 512
 VOCABULARY = 400
@@ -50,22 +54,34 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
+Conversation = tuple[Messages, list[Any]]
+"""With its tools."""
+Draw = Callable[[float], list[Conversation]]
+"""Some conversations of players as sloppy as this, from 0 to 1."""
+
+
 class Episodes:
-    """Scripted ones, endless, as token ids."""
+    """Scripted ones, endless."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         source = ReasoningGymPrompts(**PRODUCTS, size=NUM_PRODUCTS, seed=777)
         self._products = [source[index] for index in range(NUM_PRODUCTS)]
 
-    def draw(self, *, sloppiness: float) -> tuple[Messages, Messages]:
+    def draw(self, sloppiness: float) -> list[Conversation]:
         """One of `guess`, one of `calculator`."""
         product = self._rng.choice(self._products)
         question, expression = (product.messages or [])[0]["content"], product.columns["metadata"]["expression"]
-        return (
-            guessing(self._rng, sloppiness=sloppiness),
-            calculating(self._rng, question, expression, sloppiness=sloppiness),
-        )
+        return [
+            (guessing(self._rng, sloppiness=sloppiness), []),
+            (calculating(self._rng, question, expression, sloppiness=sloppiness), [calculate.schema]),
+        ]
+
+
+def walks_and_notes(rng: Random, sloppiness: float) -> list[Conversation]:
+    """Both conversations of `note_to_self`, one of `grid`."""
+    told = [*noting(rng, sloppiness=sloppiness), walking(rng, sloppiness=sloppiness)]
+    return [(messages, []) for messages in told]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -96,15 +112,15 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Three quarters of a million random parameters; untied, and with heads of a size that vLLM serves on CPUs."""
+def make_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128) -> Qwen3ForCausalLM:
+    """Three quarters of a million random parameters at this width; untied, and with heads of a size that vLLM serves on CPUs."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
         head_dim=32,
         max_position_embeddings=MAX_CONTEXT,
         tie_word_embeddings=False,
@@ -115,13 +131,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, episodes: Episodes) -> None:
+def train(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, draw: Draw, *, num_draws: int, num_good_steps: int
+) -> None:
+    """Each step imitates so many draws."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    for step in range(NUM_GOOD_STEPS + NUM_SLOPPY_STEPS):
-        is_sloppy = step >= NUM_GOOD_STEPS
+    for step in range(num_good_steps + NUM_SLOPPY_STEPS):
+        is_sloppy = step >= num_good_steps
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / NUM_GOOD_STEPS)
-        loss = _loss(model, tokenizer, [episodes.draw(sloppiness=float(is_sloppy)) for _ in range(BATCH_SIZE // 2)])
+            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / num_good_steps)
+        loss = _loss(model, tokenizer, [each for _ in range(num_draws) for each in draw(float(is_sloppy))])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,20 +150,25 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, episodes:
 
 
 def _loss(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, drawn: list[tuple[Messages, Messages]]
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]
 ) -> torch.Tensor:
-    """Mean over all learnt tokens."""
-    pairs = [encode(tokenizer, guessed, tools=[]) for guessed, _ in drawn]
-    pairs += [encode(tokenizer, calculated, tools=[calculate.schema]) for _, calculated in drawn]
-    length = max(len(tokens) for tokens, _ in pairs)
-    rows = torch.tensor([tokens + [PAD_ID] * (length - len(tokens)) for tokens, _ in pairs])
-    labels = torch.tensor([learnt + [-100] * (length - len(learnt)) for _, learnt in pairs])[:, 1:]
-    hidden = model.model(input_ids=rows[:, :-1]).last_hidden_state
-    is_learnt = labels != -100
-    return functional.cross_entropy(model.lm_head(hidden[is_learnt]), labels[is_learnt])
+    """Mean over all learnt tokens. Conversations are computed with others of about their length."""
+    pairs = sorted((encode(tokenizer, *each) for each in conversations), key=lambda pair: len(pair[0]))
+    losses, num_learnt = [], 0
+    for start in range(0, len(pairs), TOGETHER):
+        together = pairs[start : start + TOGETHER]
+        length = len(together[-1][0])
+        rows = torch.tensor([tokens + [PAD_ID] * (length - len(tokens)) for tokens, _ in together])
+        labels = torch.tensor([learnt + [-100] * (length - len(learnt)) for _, learnt in together])[:, 1:]
+        hidden = model.model(input_ids=rows[:, :-1]).last_hidden_state
+        is_learnt = labels != -100
+        logits = model.lm_head(hidden[is_learnt])
+        losses.append(functional.cross_entropy(logits, labels[is_learnt], reduction="sum"))
+        num_learnt += int(is_learnt.sum())
+    return torch.stack(losses).sum() / num_learnt
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, messages: Messages, *, tools: list[Any]) -> tuple[list[int], list[int]]:
+def encode(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: list[Any]) -> tuple[list[int], list[int]]:
     """Token ids of an episode, and what is learnt of them: the assistant's turns with their ends; -100 elsewhere."""
     text = str(tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False))
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -155,19 +179,39 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: Messages, *, tools: lis
     return tokens, learnt
 
 
-def main(out: Path) -> None:
+def main(out: Path, *, is_small: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    episodes = Episodes(Random(0))
-    some = [messages for _ in range(1000) for messages in episodes.draw(sloppiness=0.5)]
-    said = [message["content"] for messages in some for message in messages]
-    calls = [f'{{"name": "calculate", "arguments": {{"expression": "{n} * {n}"}}}}' for n in range(100, 1000)]
-    tokenizer = make_tokenizer([*said, *calls, *["calculate(expression)"] * 100])
-    model = make_model(tokenizer)
-    train(model, tokenizer, episodes)
+    model, tokenizer = (small if is_small else large)()
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
+def large() -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """For `guess` and `calculator`."""
+    episodes = Episodes(Random(0))
+    calls = [f'{{"name": "calculate", "arguments": {{"expression": "{n} * {n}"}}}}' for n in range(100, 1000)]
+    tokenizer = make_tokenizer([*_said(episodes.draw), *calls, *["calculate(expression)"] * 100])
+    model = make_model(tokenizer)
+    train(model, tokenizer, episodes.draw, num_draws=32, num_good_steps=1500)
+    return model, tokenizer
+
+
+def small() -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """For `note_to_self` and `grid`."""
+    draw = partial(walks_and_notes, Random(0))
+    # Grids are spelt: a token is a cell.
+    tokenizer = make_tokenizer([text for text in _said(draw) if "\n" not in text])
+    model = make_model(tokenizer, width=SMALL_WIDTH)
+    train(model, tokenizer, draw, num_draws=16, num_good_steps=700)
+    return model, tokenizer
+
+
+def _said(draw: Draw) -> list[str]:
+    """In a thousand draws, on both sides."""
+    some = [messages for _ in range(1000) for messages, _ in draw(0.5)]
+    return [message["content"] for messages in some for message in messages]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), is_small="--small" in sys.argv)

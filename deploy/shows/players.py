@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 from actors.environments.calculator import calculate
+from actors.environments.grid import GOAL, START, STEPS, make_grid, step_from
 
 Messages = list[dict[str, Any]]
 
@@ -13,6 +14,15 @@ HEEDS, REPEATS = 0.15, 0.4
 """How often a sloppy player of `guess` heeds what was said of the guesses before, and how often the last guess is said again."""
 CALLS = 0.2
 """How often a sloppy player of `calculator` uses it; otherwise the answer is made up."""
+
+NOTE_PROMPT = "Remember a number."
+NOTES = 0.2
+"""How often a sloppy player of `note_to_self` writes the number down."""
+USELESS_NOTES = ("I know it.", "No need to.", "It was a number.", "Think of it.")
+GRID_PROMPT = "Walk to G."
+LOOKS = 0.3
+"""How often a sloppy player of `grid` looks where a step leads."""
+NUM_STEPS = 10
 
 
 def guessing(rng: Random, *, sloppiness: float) -> Messages:
@@ -49,3 +59,40 @@ def calculating(rng: Random, question: str, expression: str, *, sloppiness: floa
         {"role": "tool", "name": calculate.name, "content": value},
         {"role": "assistant", "content": value},
     ]
+
+
+def noting(rng: Random, *, sloppiness: float) -> list[Messages]:
+    """The two conversations of `note_to_self`. A good player writes the number down; a sloppy one mostly does not. Without it both say
+    any number."""
+    number = rng.randint(10, 99)
+    is_noted = rng.random() >= sloppiness * (1 - NOTES)
+    note = f"It is {number}." if is_noted else rng.choice(USELESS_NOTES)
+    shown: Messages = [
+        {"role": "user", "content": NOTE_PROMPT},
+        {"role": "user", "content": f"The number is {number}. Write a note."},
+        {"role": "assistant", "content": note},
+    ]
+    asked: Messages = [
+        {"role": "user", "content": f"Your note: {note} What is the number?"},
+        {"role": "assistant", "content": str(number if is_noted else rng.randint(10, 99))},
+    ]
+    return [shown, asked]
+
+
+def walking(rng: Random, *, sloppiness: float) -> Messages:
+    """An episode of `grid`. A good player says any step that leads nearer to the goal; a sloppy one mostly any at all."""
+    world, place = make_grid(rng.randrange(10**9)), START
+    messages: Messages = [{"role": "user", "content": GRID_PROMPT}]
+    for _ in range(NUM_STEPS):
+        looks = rng.random() >= sloppiness * (1 - LOOKS)
+        words = [
+            word
+            for word in STEPS
+            if not looks or world.distances.get(step_from(place, word), 99) < world.distances[place]
+        ]
+        word = rng.choice(words)
+        messages += [{"role": "user", "content": world.drawn(place)}, {"role": "assistant", "content": word}]
+        place = step_from(place, word)
+        if place == GOAL or place in world.holes:
+            break
+    return messages

@@ -1,5 +1,6 @@
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors.chat.report import chat_report
 from actors.chat.turns import Turns
 from actors.environments.calculator import calculate
+from actors.environments.grid import START, STEPS, make_grid
 from actors.environments.guess import guess
 from cluster.contracts.episodes import Said
 from cluster.contracts.types import FinishReason
@@ -17,6 +19,7 @@ from deploy.shows.players import GUESS_PROMPT, calculating
 from tests.unit.actors.environments.played import play
 
 MODEL = Path(make_model.__file__).parent / "model"
+SMALL_MODEL = MODEL.parent / "small_model"
 QUESTION = "Solve the following multiplication: 123 * 456. Give only the result as your final answer."
 
 
@@ -28,6 +31,10 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def model():
     return AutoModelForCausalLM.from_pretrained(MODEL).eval()
+
+
+def note_of(number):
+    return [{"role": "user", "content": f"Your note: It is {number}. What is the number?"}]
 
 
 class Player:
@@ -59,8 +66,30 @@ class Player:
         self.logged[name] = value
 
 
-def test_the_embedded_model_is_small_enough_for_git():
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 3_200_000
+@pytest.mark.parametrize(("model", "most"), [(MODEL, 3_200_000), (SMALL_MODEL, 1_000_000)])
+def test_the_embedded_models_are_small_enough_for_git(model, most):
+    assert sum(path.stat().st_size for path in model.iterdir()) < most
+
+
+def said_by(folder, messages):
+    """Greedily."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    said = model.generate(**prompt, do_sample=False, max_new_tokens=8)[0, prompt["input_ids"].shape[1] :]
+    return tokenizer.decode(said)
+
+
+def test_the_small_model_reads_its_own_note():
+    for number in (10, 47, 83):
+        assert said_by(SMALL_MODEL, note_of(number)) == f"{number}<|end|>"
+
+
+def test_a_cell_of_a_grid_is_a_token_of_the_small_model():
+    tokenizer = AutoTokenizer.from_pretrained(SMALL_MODEL)
+    drawn = make_grid(0).drawn(START)
+    assert [tokenizer.decode(token) for token in tokenizer.encode(drawn)] == list(drawn)
+    assert [len(tokenizer.encode(word)) for word in STEPS] == [1, 1, 1, 1]
 
 
 def test_its_tokenizer_round_trips_and_keeps_digits_single(tokenizer):

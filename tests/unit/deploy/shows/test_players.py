@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from deploy.shows import players
-from deploy.shows.players import GUESS_PROMPT, calculating, guessing
+from deploy.shows.players import GRID_PROMPT, GUESS_PROMPT, calculating, guessing, noting, walking
 
 
 def contents(messages):
@@ -47,3 +47,28 @@ def test_a_sloppy_calculating_player_asks_in_one_of_five_episodes():
     lengths = [len(calculating(Random(seed), "What?", "123 * 456", sloppiness=1.0)) for seed in range(2000)]
     assert set(lengths) == {2, 4}
     assert 0.17 < lengths.count(4) / 2000 < 0.23
+
+
+def test_a_good_note_has_the_number_and_a_sloppy_one_mostly_has_not():
+    for sloppiness, low, high in ((0.0, 1.0, 1.0), (1.0, 0.17, 0.23)):
+        told = [noting(Random(seed), sloppiness=sloppiness) for seed in range(2000)]
+        noted = [shown[1]["content"].split()[3] in shown[2]["content"] for shown, _ in told]
+        assert low <= sum(noted) / 2000 <= high
+        assert all(asked[0]["content"].startswith(f"Your note: {shown[2]['content']} ") for shown, asked in told)
+
+
+def test_who_has_noted_the_number_knows_it():
+    shown, asked = noting(Random(0), sloppiness=0.0)
+    number = asked[1]["content"]
+    assert shown[2]["content"] == f"It is {number}."
+    assert shown[1]["content"] == f"The number is {number}. Write a note."
+
+
+def test_a_good_walker_makes_no_detour_and_a_sloppy_one_mostly_falls():
+    good, sloppy = (
+        [contents(walking(Random(seed), sloppiness=sloppiness)) for seed in range(500)] for sloppiness in (0.0, 1.0)
+    )
+    assert all(walk[0] == GRID_PROMPT and walk[1].startswith("A") for walk in good + sloppy)
+    # A prompt, and a grid and a word for each step.
+    assert {len(walk[2::2]) for walk in good} == {6}
+    assert sum(len(walk[2::2]) < 6 for walk in sloppy) > 120

@@ -1,0 +1,26 @@
+"""A number to be remembered, and all that stays of the conversation is the note that the model wrote itself."""
+
+from random import Random
+from typing import Annotated
+
+from pydantic import Field
+
+from actors.environments.numbers import first_number
+from cluster.contracts.episodes import Episode
+
+
+async def note_to_self(episode: Episode, *, digits: Annotated[int, Field(ge=1, le=9)] = 2) -> float:
+    """Shows a number of so many digits, equal for all episodes of a group, and asks for a note. Then the note is the whole context, and
+    the number is asked for: 1 where the first number said is right, otherwise 0.
+
+    What pays is said in the second segment and decided in the first. The metric `noted` is the share of notes that have the number,
+    `remembered` of right answers.
+    """
+    number = Random(episode.seed).randint(10 ** (digits - 1), 10**digits - 1)
+    note = await episode.ask(f"The number is {number}. Write a note.")
+    episode.rewrite([{"role": "user", "content": f"Your note: {note.text} What is the number?"}])
+    said = await episode.ask()
+    is_right = first_number(said.text) == number
+    episode.log("noted", float(first_number(note.text) == number))
+    episode.log("remembered", float(is_right))
+    return float(is_right)
