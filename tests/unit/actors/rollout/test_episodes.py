@@ -353,6 +353,14 @@ async def test_half_characters_of_an_environment_are_written_as_question_marks(w
     assert "?" in "".join(told)
 
 
+async def test_half_characters_in_a_call_of_the_model_are_written_as_question_marks():
+    said = {1: '<tool_call>\n{"name": "double", "arguments": {"number": "\\ud83d"}}\n</tool_call>', 2: "done"}
+    engine = SpeakingEngine(TOKENIZER, lambda prompt: said[number_of_turns(prompt)])
+    (row,) = await rows_of("with_tools", ticket(max_tokens=80), engine=engine)
+    _, called, *_ = json.loads(row["messages"])
+    assert called["tool_calls"][0]["function"]["arguments"] == {"number": "?"}
+
+
 async def test_tools_that_the_prompt_does_not_show_are_refused():
     (row,) = await rows_of("late_tools")
     assert "these tools were not given from the first ask on" in row["reward_message"]
