@@ -120,7 +120,7 @@ def test_a_summary_tells_of_a_few_kinds_of_failure_and_counts_all():
 def test_a_summary_counts_tokens_and_versions_that_train():
     batch = to_batch([row(loss_mask=[False, True, True], policy_versions=[0, 2, 3], finish_reason="length"), row()])
     summary = summarize(batch)
-    assert (summary.num_trajectories, summary.num_tokens) == (2, 6)
+    assert (summary.num_trajectories, summary.num_tokens) == (2, 5)
     assert (summary.completion_lengths, summary.truncated) == ((3, 3), (True, False))
     assert summary.min_policy_version == 2
 
