@@ -75,7 +75,7 @@ def hurt(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("hurt")
     file = run_file(
         folder,
-        num_steps=8,
+        num_steps=100_000,
         deterministic=False,
         environment={"name": ENVIRONMENT, "turns": 5},
         buffer={"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 2},
@@ -87,9 +87,12 @@ def hurt(tmp_path_factory) -> Run:
             until(lambda step=step: run.num_steps() >= step, process=driver)
             for number in (0, 1):
                 until(lambda number=number: _kill_hosts(run, f"rollout-{number}"), process=driver)
-        until(lambda: run.num_steps() >= 5, process=driver)
         until(lambda: run.strike("rollout-1"), process=driver)
-        assert driver.exit_code() == 0, driver.output
+        until(lambda: run.events("recovery"), process=driver)
+        mended_at = run.num_steps()
+        until(lambda: run.num_steps() >= mended_at + 3, process=driver)
+        driver.press_ctrl_c()
+        assert driver.exit_code() == 130, driver.output
     return run
 
 
@@ -104,7 +107,6 @@ def _kill_hosts(run: Run, worker: str) -> bool:
 
 
 def test_deaths_of_hosts_and_workers_cost_no_group_and_the_run_replays_bit_for_bit(hurt):
-    assert hurt.num_steps() == 8
     assert hurt.problems() == ()
     assert not hurt.events("quarantine")
     assert hurt.replay().rstrip().endswith(": equal")
