@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.episode_metrics import EPISODE_METRICS
 from cluster.sinks.ray import exported_name
 from deploy.monitoring import dashboard
 from deploy.monitoring.alerts import ALERTS
@@ -82,6 +83,7 @@ NOT_IN_THIS_RUN = {
         "time/<part>/held_s",
         "time/<part>/judging_s",
     ),
+    "environments": tuple(EPISODE_METRICS),
     "prompts that are chosen, limited or dropped": (
         "buffer/candidate_reward",
         "buffer/dropped_<reason>",
