@@ -9,6 +9,7 @@ from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from actors.chat.rendering import Tool, with_texts
+from actors.writable import writable
 from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import DataError, headline
 from cluster.contracts.plugins import REPLY_PARSERS, Plugin, resolve
@@ -81,9 +82,4 @@ def _call(found: Any) -> ToolCall:
     name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise DataError(f"a tool call is malformed: it needs a name and an object of arguments, got {str(found)[:200]}")
-    return ToolCall(name=_writable(name), arguments=with_texts(arguments, _writable))
-
-
-def _writable(text: str) -> str:
-    """Without halves of characters, which JSON can write and no file takes."""
-    return text.encode(errors="replace").decode()
+    return ToolCall(name=writable(name), arguments=with_texts(arguments, writable))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
+from actors.writable import writable
+
 _MOST_LABELS = 6
 """Messages of one stretch that are named."""
 _MOST_CHARACTERS = 80
@@ -189,7 +191,7 @@ def _call(call: Message) -> Call:
     arguments = function.get("arguments")
     is_text = isinstance(arguments, str)
     text = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
-    return Call(name=_name(function.get("name")), arguments=_writable(text), is_malformed=is_text)
+    return Call(name=_name(function.get("name")), arguments=writable(text), is_malformed=is_text)
 
 
 def _label(message: Message, names: Mapping[Any, Any]) -> str:
@@ -203,9 +205,4 @@ def _label(message: Message, names: Mapping[Any, Any]) -> str:
 
 
 def _name(said: Any) -> str:
-    return _writable(str(said))[:_MOST_CHARACTERS]
-
-
-def _writable(text: str) -> str:
-    """Half of a pair of surrogates, which JSON can hold, is not a character that a page can send."""
-    return text.encode(errors="replace").decode()
+    return writable(str(said))[:_MOST_CHARACTERS]

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from actors.environments.host.ends import described, failure, writable
+from actors.environments.host.ends import described, failure
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
 from actors.environments.host.wire import ASKED
 from actors.returned import finite
+from actors.writable import writable
 from cluster.contracts.episodes import (
     Asked,
     Earned,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from actors.returned import MAX_MESSAGE, to_reward
+from actors.writable import writable
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import EpisodeOver
 from cluster.contracts.types import RewardStatus
@@ -34,11 +35,6 @@ def raised(error: BaseException) -> EpisodeEnd:
 
 def failure(message: str, *, status: RewardStatus = RewardStatus.ERROR, stage: str = ENVIRONMENT) -> EpisodeEnd:
     return EpisodeEnd(status=status, failed_stage=writable(stage), message=writable(message)[:MAX_MESSAGE])
-
-
-def writable(text: str) -> str:
-    """Without halves of characters, which no file takes."""
-    return text.encode(errors="replace").decode()
 
 
 def described(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from actors.environments.host.ends import described
+from actors.writable import writable
 from cluster.contracts.episodes import ToolCall, Tools
 from cluster.contracts.errors import ConfigError, DataError, ToolError
 from cluster.contracts.plugins import is_async
@@ -59,9 +60,9 @@ async def _value(tool: Tool, arguments: dict[str, Any], run_blocking: RunBlockin
 def _as_text(value: Any, *, name: str) -> str:
     """Texts as they are, without halves of characters; all else as JSON."""
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()
+        return writable(value)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
+        return writable(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"tool {name!r} returned a {type(value).__name__} that is neither text nor JSON: {error}"
