@@ -7,7 +7,7 @@ from actors.chat.after_turn import ASKED
 from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.rendered_calls import num_common
 from actors.chat.rendering import ChatTemplate, Message
-from actors.chat.round_trip import PROBE_TOOLS, find_parser
+from actors.chat.round_trip import PROBE_TOOLS, ProvenParser, find_parser
 from actors.chat.turns import Turns
 from cluster.contracts.errors import ConfigError, DataError
 
@@ -34,10 +34,8 @@ class ChatReport:
     """Tools are not shown, calls not written, or a tool's answer cannot be written exactly."""
     why_no_calls: str | None
     """Calls cannot be read."""
-    calls_are_read_by: str | None
-    """Where the parser comes from; None without one."""
-    takes_several_calls: bool
-    """In one turn."""
+    parser: ProvenParser | None
+    """Reads calls; None where none can."""
     takes_several_answers: bool
     """Of tools, one after another."""
     takes_system: bool
@@ -48,6 +46,18 @@ class ChatReport:
     """Text can be encoded to go on where sampled tokens end, without a space of its own."""
     unsplittable: tuple[str, ...]
     """Control tokens that a message's text cannot hold."""
+
+    @property
+    def calls_are_read_by(self) -> str | None:
+        """Where the parser comes from; None without one."""
+        if self.parser is None:
+            return None
+        return "the tokenizer's response template" if self.parser.is_own else "a parser made from the chat template"
+
+    @property
+    def takes_several_calls(self) -> bool:
+        """In one turn."""
+        return self.parser is not None and self.parser.takes_several
 
     def require_turns(self) -> None:
         """Raises ConfigError unless a conversation can go on exactly after a turn."""
@@ -80,7 +90,6 @@ def chat_report(turns: Turns) -> ChatReport:
             why_no_calls = str(error)
     close = _turn_close(template)
     stop_token = min((stop for stop in stops if stop in close), key=close.index, default=None)
-    origin = "the tokenizer's response template" if parser and parser.is_own else "a parser made from the chat template"
     return ChatReport(
         generation_prompt=begins,
         turn_close=close if stop_token is None else close[: close.index(stop_token) + len(stop_token)],
@@ -88,8 +97,7 @@ def chat_report(turns: Turns) -> ChatReport:
         why_no_turns=why_no_turns,
         why_no_tools=why_no_tools,
         why_no_calls=why_no_calls,
-        calls_are_read_by=origin if parser else None,
-        takes_several_calls=parser is not None and parser.takes_several,
+        parser=parser,
         takes_several_answers=why_no_tools is None and _why_not(lambda: turns.suffixes.write(_answers(2))) is None,
         takes_system=_writes(template, [{"role": "system", "content": _RULE}, ASKED], _RULE),
         rewrites=_rewrites(template),

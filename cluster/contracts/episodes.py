@@ -29,6 +29,11 @@ class ToolCall:
     id: str | None = None
     """None for models whose calls have none."""
 
+    def as_json(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        named = {} if self.id is None else {"id": self.id}
+        return {**named, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:

@@ -49,7 +49,7 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
         problems.attempt(environments.check_named, each, config, field=field)
-    played = problems.attempt(environments.check_environments, config, formatter, is_local=is_local)
+    played = problems.attempt(environments.check_environments, config, formatter)
     sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
     looked = {field: problems.attempt(environments.judged, each, config) for field, each in sources.items()}
     seen = {field: each for field, each in looked.items() if each is not None and len(each)}

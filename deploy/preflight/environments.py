@@ -1,7 +1,6 @@
 """The environments: each starts, the model can converse, and the prompts say which one plays them."""
 
 import asyncio
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -10,27 +9,23 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
+from deploy.preflight.prompts import firsts
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
     from deploy.preflight.first_observations import FirstObservations
 
-_NUM_LOOKED_AT = 100
-"""Prompts of each source."""
 _PATIENCE_S = 30.0
 """With an episode that is played to look at it."""
 
 
-def check_environments(config: RunConfig, formatter: "ChatFormatter | None", *, is_local: bool) -> dict[str, str]:
+def check_environments(config: RunConfig, formatter: "ChatFormatter | None") -> dict[str, str]:
     """What each is, by its name. Raises ConfigError for one that does not start, and for a model whose conversations are not exact."""
     if not config.has_episodes:
         return {}
     from actors.chat.calls import NamedParser
     from actors.rollout.episodes.speech import Speech
 
-    missing = [name for name in config.episodes.env if name not in os.environ]
-    if is_local and missing:
-        raise ConfigError(f"episodes.env names {', '.join(missing)}, not set here; export it, or leave it out")
     if config.episodes.parser is not None:
         NamedParser(config.episodes.parser)
     if formatter is not None:
@@ -43,8 +38,7 @@ def check_environments(config: RunConfig, formatter: "ChatFormatter | None", *, 
 
 def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
     """Raises ConfigError for one of the first prompts that names no environment, or that no environment can play."""
-    for index in range(min(len(source), _NUM_LOOKED_AT) if config.has_episodes else 0):
-        prompt = source[index]
+    for prompt in firsts(source) if config.has_episodes else ():
         try:
             environment = config.environment_of(prompt.columns)
         except DataError as error:
@@ -60,8 +54,7 @@ def judged(source: PromptSource, config: RunConfig) -> PromptSource:
     """Its prompts that judges see; of a run with environments, those among the first ones."""
     if not config.has_episodes or config.reward.judges_episodes:
         return source
-    firsts = [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
-    seen = [prompt for prompt in firsts if not config.is_played(config.environment_of(prompt.columns))]
+    seen = [prompt for prompt in firsts(source) if not config.is_played(config.environment_of(prompt.columns))]
     return cast(PromptSource, seen)  # a list has what it takes
 
 
@@ -74,8 +67,8 @@ def world_rows(config: RunConfig, source: PromptSource) -> Iterator[tuple[str, s
     from deploy.preflight.first_observations import first_observations
 
     found: dict[str, Prompt] = {}
-    for index in range(min(len(source), _NUM_LOOKED_AT)):
-        found.setdefault(config.environment_of(source[index].columns), source[index])
+    for prompt in firsts(source):
+        found.setdefault(config.environment_of(prompt.columns), prompt)
     for name, prompt in found.items():
         if not config.is_played(name):
             continue

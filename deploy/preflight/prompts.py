@@ -44,16 +44,16 @@ def check_columns(
 ) -> None:
     """`columns`: setting to the column that it names; `numbers`: columns of numbers that the objective reads. Raises ConfigError for a
     setting's column that none of the first prompts has, and for a prompt whose column is no number or cannot be its sampling."""
-    firsts = _firsts(source) if columns or numbers or config.sampling.columns else []
+    looked_at = firsts(source) if columns or numbers or config.sampling.columns else []
     for setting, column in columns.items():
-        if all(prompt.columns.get(column) is None for prompt in firsts):
-            known = ", ".join(dict.fromkeys(name for prompt in firsts for name in prompt.columns)) or "none"
+        if all(prompt.columns.get(column) is None for prompt in looked_at):
+            known = ", ".join(dict.fromkeys(name for prompt in looked_at for name in prompt.columns)) or "none"
             raise ConfigError(
-                f"{setting}={column!r}: none of the first {len(firsts)} prompts of {field} has this column; theirs are: {known}"
+                f"{setting}={column!r}: none of the first {len(looked_at)} prompts of {field} has this column; theirs are: {known}"
             )
     shaping = config.algorithm.advantage_shaping
     weights = {variant.params.get("column") for variant in shaping if variant.name == "column_weights"}
-    for prompt in firsts:
+    for prompt in looked_at:
         try:
             own_sampling(prompt, config.sampling)
         except DataError as error:
@@ -76,7 +76,7 @@ def check_recipes(source: PromptSource, config: RunConfig, *, field: str) -> Non
     """Raises ConfigError for one of the first prompts whose source has no parts of the reward."""
     from actors.reward_service.recipe import names_for
 
-    for prompt in _firsts(source) if config.reward.by_source else ():
+    for prompt in firsts(source) if config.reward.by_source else ():
         try:
             names_for(config.reward, prompt.columns)
         except DataError as error:
@@ -85,11 +85,11 @@ def check_recipes(source: PromptSource, config: RunConfig, *, field: str) -> Non
 
 def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
     """A sentence for people where a teacher of `reference.by_source` has none of the first prompts."""
-    firsts, reference = _firsts(source), config.reference
-    seen = {str(prompt.columns.get(reference.source_column)) for prompt in firsts}
+    looked_at, reference = firsts(source), config.reference
+    seen = {str(prompt.columns.get(reference.source_column)) for prompt in looked_at}
     unseen = [repr(name) for name in reference.by_source if name not in seen]
     return (
-        f"reference.by_source: none of the first {len(firsts)} prompts has the source {' or '.join(unseen)}"
+        f"reference.by_source: none of the first {len(looked_at)} prompts has the source {' or '.join(unseen)}"
         if unseen
         else None
     )
@@ -162,7 +162,8 @@ def check_lengths(
     )
 
 
-def _firsts(source: PromptSource) -> list[Prompt]:
+def firsts(source: PromptSource) -> list[Prompt]:
+    """Those whose columns are looked at."""
     return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
 
 

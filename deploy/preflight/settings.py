@@ -38,7 +38,13 @@ def check_mathematics(config: RunConfig) -> "Objective":
 
 
 def check_environment(config: RunConfig, *, is_local: bool) -> None:
-    """Variables that the judge is promised. Another cluster has an environment of its own."""
-    missing = [name for name in config.reward.env if name not in os.environ]
-    if is_local and missing:
-        raise ConfigError(f"reward.env names {', '.join(missing)}, not set here; export it, or leave it out")
+    """Variables that judges and environments are promised. Another cluster has an environment of its own."""
+    promised = {"reward.env": config.reward.env, "episodes.env": config.episodes.env}
+    missing = {field: [name for name in names if name not in os.environ] for field, names in promised.items()}
+    told = [
+        f"{field} names {', '.join(names)}, not set here; export it, or leave it out"
+        for field, names in missing.items()
+        if names
+    ]
+    if is_local and told:
+        raise ConfigError("; ".join(told))

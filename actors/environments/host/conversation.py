@@ -287,14 +287,7 @@ def asks_at_once(episode_id: str) -> RuntimeError:
 
 def _message(said: Said) -> Message:
     """As chat templates take it."""
-    calls = [
-        {
-            **({} if call.id is None else {"id": call.id}),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in said.tool_calls
-    ]
+    calls = [call.as_json() for call in said.tool_calls]
     return {"role": "assistant", "content": said.text, **({"tool_calls": calls} if calls else {})}
 
 

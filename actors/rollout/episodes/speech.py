@@ -3,13 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.chat.round_trip import find_parser
 from actors.chat.turns import NextPrompt
 from cluster.contracts.episodes import Message, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
@@ -33,10 +31,7 @@ class Heard:
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
-            ]
+            message["tool_calls"] = [call.as_json() for call in self.tool_calls]
         return message
 
 
@@ -57,7 +52,9 @@ class Speech:
         except DataError as error:
             raise ConfigError(f"model.chat_template: {error}") from error
         self._report.require_turns()
-        self._own_parser = parser
+        self._has_own_parser = parser is not None
+        proven = self._report.parser
+        self._parser = parser or (proven and proven.parser)
 
     @property
     def max_context(self) -> int:
@@ -146,15 +143,7 @@ class Speech:
 
     def _require_tools(self, tools: Tools) -> None:
         if tools:
-            self._report.require_tools(reads_calls=self._own_parser is not None)
-
-    @cached_property
-    def _parser(self) -> ReplyParser | None:
-        if self._own_parser is not None or self._report.calls_are_read_by is None:
-            return self._own_parser
-        begins, stops = self._report.generation_prompt, self._turns.suffixes.stops
-        own = self._turns.response_template
-        return find_parser(self._turns.template, own=own, stops=stops, generation_prompt=begins).parser
+            self._report.require_tools(reads_calls=self._has_own_parser)
 
 
 class Opening:
