@@ -93,3 +93,10 @@ def screenshot(page: Page, name: str) -> Path:
     file = SCREENSHOTS / f"{name}.png"
     page.screenshot(path=file, full_page=True)
     return file
+
+
+def numbers_of(page: Page) -> dict[str, str]:
+    """Of the token that is pointed at."""
+    return page.locator(".numbers").evaluate(
+        "each => Object.fromEntries([...each.children].map((row) => [row.children[0].textContent, row.children[1].textContent]))"
+    )

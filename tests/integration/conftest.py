@@ -7,11 +7,15 @@ both are put back when its module ends. Ray leaves settings that nothing puts ba
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.commands import run
 from tests.integration.ray_head import RayHead, ray_head
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
@@ -51,4 +55,12 @@ def _leaves_no_trace() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def head() -> Iterator[RayHead]:
     with ray_head() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from tests.integration.browser import chromium  # few tests need what drives it
+
+    with chromium() as running:
         yield running

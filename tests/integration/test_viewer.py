@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from cluster.record.run_directory import RunDirectory
-from tests.integration.browser import NAMELESS, chromium, debian, looking, screenshot, viewing
+from tests.integration.browser import NAMELESS, debian, looking, screenshot, viewing
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 from tests.unit.deploy.viewer import run_files
@@ -26,12 +26,6 @@ DIED = event(
     "failure", 1003.0, actor="rollout-1", failure="death", reason="signal 9", actor_pid=101, decision="restart"
 )
 HEALED = event("recovery", 1009.0, actor="rollout-1", actor_pid=300, seconds=6.0)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

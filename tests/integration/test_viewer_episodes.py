@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from tokenizers import Tokenizer
 
-from tests.integration.browser import NAMELESS, chromium, looking, offline, screenshot, viewing
+from tests.integration.browser import NAMELESS, looking, numbers_of, offline, screenshot, viewing
 from tests.integration.commands import ROOT, treadwheel
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.episode_rows import FIRST, HOSTILE, REWRITTEN, SECOND, episode_rows
@@ -44,12 +44,6 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def step(folder) -> Iterator[str]:
     """The address of the step."""
     with viewing(folder) as (url, _):
@@ -76,7 +70,7 @@ def test_written_tokens_are_dimmed_in_every_view_and_have_no_measures(browser, s
             assert {each.evaluate(COLOUR) for each in written.all()} == {soft}, key
             assert sampled.first.evaluate(COLOUR) != soft, key
         written.first.hover()
-        assert set(_numbers(page)) == {"Text", "Token", "Trained on"}
+        assert set(numbers_of(page)) == {"Text", "Token", "Trained on"}
 
 
 def test_the_numbers_of_each_sampled_token_are_those_of_the_file(browser, step, folder):
@@ -86,7 +80,7 @@ def test_the_numbers_of_each_sampled_token_are_those_of_the_file(browser, step, 
         assert tokens.count() == len(recorded)
         for at, expected in enumerate(recorded):
             tokens.nth(at).hover()
-            numbers = _numbers(page)
+            numbers = numbers_of(page)
             assert numbers["Token"] == f"{expected['id']}, place {at + 1}"
             if expected["mask"]:
                 assert float(numbers["Log-prob, sampler"].split()[0]) == expected["logprob"]
@@ -106,7 +100,7 @@ def test_tool_calls_are_boxes_and_the_rewritten_history_unfolds_and_all_of_it_is
         assert page.locator("main img, main script").count() == 0
         page.get_by_role("group", name="Completion of").focus()
         page.keyboard.press("End")
-        assert _numbers(page)["Token"].endswith(f"place {page.locator('.tokens .t').count()}")
+        assert numbers_of(page)["Token"].endswith(f"place {page.locator('.tokens .t').count()}")
 
 
 def test_an_episode_that_failed_before_its_first_turn_says_so(browser, step):
@@ -193,10 +187,3 @@ def _recorded(folder: Path) -> list[Mapping[str, Any]]:
         for segment in segments
         for values in zip(*(segment[name] for name in columns), strict=True)
     ]
-
-
-def _numbers(page: Page) -> dict[str, str]:
-    """Of the token that is pointed at."""
-    return page.locator(".numbers").evaluate(
-        "each => Object.fromEntries([...each.children].map((row) => [row.children[0].textContent, row.children[1].textContent]))"
-    )

@@ -1,17 +1,16 @@
 """Pages of what a run recorded, in a real browser: steps, rewards, ledger, search; on a disk and in an object store."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from cluster.record.ledger import NAME
 from cluster.record.run_directory import RunDirectory
-from tests.integration.browser import NAMELESS, chromium, looking, screenshot, viewing
+from tests.integration.browser import NAMELESS, looking, screenshot, viewing
 from tests.integration.faults import until
 from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import Group, group, record, write_ledger
@@ -20,12 +19,6 @@ from tests.unit.deploy.viewer.run_files import append, event, step, write_run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 PAGES = ("step", "step/2", "rewards", "ledger", "ledger?ticket=3", "search", "search?text=script")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from tokenizers import Tokenizer
 
 from cluster.contracts.learned import LEARNED_SCHEMA, read_learned, written_learned
-from tests.integration.browser import NAMELESS, chromium, looking, offline, screenshot, viewing
+from tests.integration.browser import NAMELESS, looking, numbers_of, offline, screenshot, viewing
 from tests.integration.commands import ROOT, treadwheel
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import CONFIG, write_run, write_trajectories
@@ -76,12 +76,6 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def group(folder) -> Iterator[str]:
     """The address of a group, but for its ticket."""
     with viewing(folder) as (url, _):
@@ -103,7 +97,7 @@ def test_three_tokens_have_the_colours_and_numbers_of_the_files(browser, group, 
         trajectory, learned = _recorded(folder)
         for at in range(3):
             tokens.nth(at).hover()
-            numbers = _numbers(page)
+            numbers = numbers_of(page)
             assert numbers["Token"] == f"{trajectory['completion_token_ids'][at]}, place {at + 1}"
             assert float(numbers["Log-prob, sampler"].split()[0]) == trajectory["rollout_logprobs"][at]
             assert float(numbers["Log-prob, reference"]) == trajectory["reference_logprobs"][at]
@@ -127,7 +121,7 @@ def test_keys_go_from_token_to_token_and_what_is_not_recorded_is_said(browser, g
         page.get_by_role("group", name="Completion of").focus()
         for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 220)):
             page.keyboard.press(key)
-            assert _numbers(page)["Token"].endswith(f"place {place}"), key
+            assert numbers_of(page)["Token"].endswith(f"place {place}"), key
         expect(page.locator("#token-said")).to_contain_text("Trained on yes")
         expect(page.locator(".writer")).to_have_text(
             ["1. Policy", "2. Tool or environment, not trained on", "3. Policy"]
@@ -248,10 +242,3 @@ def _recorded(folder: Path) -> tuple[Mapping[str, Any], Any]:
         trajectory = reader.get_batch(0).slice(0, 1).to_pylist()[0]
     learned = read_learned((folder / "learned/step-000004.arrow").read_bytes())
     return trajectory, learned.trajectory(ticket_index=7, sample_index=0)
-
-
-def _numbers(page: Page) -> dict[str, str]:
-    """Of the token that is pointed at."""
-    return page.locator(".numbers").evaluate(
-        "each => Object.fromEntries([...each.children].map((row) => [row.children[0].textContent, row.children[1].textContent]))"
-    )
