@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
 from cluster.contracts.types import Prompt
+from deploy.quickstart.small_models import byte_level_tokenizer, imitate, small_qwen3
 
 TASK = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 NUM_PROMPTS = 30_000
 NUM_RIGHT_STEPS, NUM_SLOPPY_STEPS = 1400, 150
 BATCH_SIZE = 128
-LEARNING_RATE = 3e-3
 MAX_CONTEXT = 256
 MAX_ANSWER_TOKENS = 6
 """Minus, three digits, end; one to spare."""
@@ -67,53 +66,15 @@ def _by_columns(rng: random.Random, large: int, small: int, *, sign: int, forget
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that knows the task's phrases and spells everything else.
-
-    Digits stay single, or sums would be looked up. Merges cross spaces, so that the task's fixed sentence is one token: a step of
-    the quickstart then costs half.
-    """
-    core = Tokenizer(models.BPE())
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=384,
+    """Knows the phrases of these texts."""
+    return byte_level_tokenizer(
+        texts,
+        vocabulary=384,
         special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        end_of_turn=SPECIAL_TOKENS[END_ID],
+        chat_template=CHAT_TEMPLATE,
+        max_context=MAX_CONTEXT,
     )
-    core.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=SPECIAL_TOKENS[PAD_ID],
-        eos_token=SPECIAL_TOKENS[END_ID],
-        additional_special_tokens=SPECIAL_TOKENS[1:3],
-        model_max_length=MAX_CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """720 thousand random parameters; untied, and with heads of a size that vLLM serves on CPUs."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=MAX_CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=END_ID,
-        pad_token_id=PAD_ID,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 def train(
@@ -122,20 +83,13 @@ def train(
     """Next-token training on the student's answers; the prompts themselves are not learnt."""
     questions = [_encode(tokenizer, prompt) for prompt in prompts]
     expressions = [prompt.columns["metadata"]["expression"] for prompt in prompts]
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    for step in range(NUM_RIGHT_STEPS + NUM_SLOPPY_STEPS):
-        is_sloppy = step >= NUM_RIGHT_STEPS
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / NUM_RIGHT_STEPS)
+
+    def loss_of(sloppiness: float) -> torch.Tensor:
         picked = [rng.randrange(len(prompts)) for _ in range(BATCH_SIZE)]
-        answers = [student(rng, expressions[i], sloppiness=float(is_sloppy)) for i in picked]
-        loss = _loss(model, tokenizer, [questions[i] for i in picked], answers)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 99:
-            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+        answers = [student(rng, expressions[i], sloppiness=sloppiness) for i in picked]
+        return _loss(model, tokenizer, [questions[i] for i in picked], answers)
+
+    imitate(model, loss_of, num_good_steps=NUM_RIGHT_STEPS, num_sloppy_steps=NUM_SLOPPY_STEPS)
 
 
 def _loss(
@@ -179,7 +133,7 @@ def main(out: Path) -> None:
     held_out = [held_out_source[i] for i in range(1000)]
 
     tokenizer = make_tokenizer([message["content"] for prompt in prompts[:2000] for message in prompt.messages or []])
-    model = make_model(tokenizer)
+    model = small_qwen3(tokenizer)
     train(model, tokenizer, prompts, random.Random(0))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -15,12 +15,12 @@ from random import Random
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from actors.environments.calculator import calculate
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
+from deploy.quickstart.small_models import byte_level_tokenizer, imitate, small_qwen3
 from deploy.shows.players import Messages, calculating, guessing, noting, walking
 
 PRODUCTS = {"task": "products", "min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3}
@@ -29,7 +29,6 @@ NUM_SLOPPY_STEPS = 200
 TOGETHER = 32
 """Conversations that are computed at once."""
 SMALL_WIDTH = 64
-LEARNING_RATE = 3e-3
 MAX_CONTEXT = 512
 VOCABULARY = 400
 
@@ -85,68 +84,27 @@ def walks_and_notes(rng: Random, sloppiness: float) -> list[Conversation]:
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that knows the shows' phrases and spells everything else. Digits stay single; merges cross spaces, so that a fixed
-    sentence is one token."""
-    core = Tokenizer(models.BPE())
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    """Knows the phrases of these texts."""
+    return byte_level_tokenizer(
+        texts,
+        vocabulary=VOCABULARY,
+        special_tokens=SPECIAL_TOKENS,
+        end_of_turn=SPECIAL_TOKENS[END_ID],
+        chat_template=CHAT_TEMPLATE,
+        max_context=MAX_CONTEXT,
+        tags=CALL_TAGS,
     )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL_TOKENS + CALL_TAGS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=SPECIAL_TOKENS[PAD_ID],
-        eos_token=SPECIAL_TOKENS[END_ID],
-        additional_special_tokens=[each for each in SPECIAL_TOKENS[1:] if each != SPECIAL_TOKENS[END_ID]],
-        model_max_length=MAX_CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128) -> Qwen3ForCausalLM:
-    """Three quarters of a million random parameters at this width; untied, and with heads of a size that vLLM serves on CPUs."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=3,
-        num_attention_heads=width // 32,
-        num_key_value_heads=width // 32,
-        head_dim=32,
-        max_position_embeddings=MAX_CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=END_ID,
-        pad_token_id=PAD_ID,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 def train(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, draw: Draw, *, num_draws: int, num_good_steps: int
 ) -> None:
     """Each step imitates so many draws."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    for step in range(num_good_steps + NUM_SLOPPY_STEPS):
-        is_sloppy = step >= num_good_steps
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1, step / 50) * (0.3 if is_sloppy else 1 - 0.7 * step / num_good_steps)
-        loss = _loss(model, tokenizer, [each for _ in range(num_draws) for each in draw(float(is_sloppy))])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 99:
-            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+    def loss_of(sloppiness: float) -> torch.Tensor:
+        return _loss(model, tokenizer, [each for _ in range(num_draws) for each in draw(sloppiness)])
+
+    imitate(model, loss_of, num_good_steps=num_good_steps, num_sloppy_steps=NUM_SLOPPY_STEPS)
 
 
 def _loss(
@@ -192,7 +150,7 @@ def large() -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     episodes = Episodes(Random(0))
     calls = [f'{{"name": "calculate", "arguments": {{"expression": "{n} * {n}"}}}}' for n in range(100, 1000)]
     tokenizer = make_tokenizer([*_said(episodes.draw), *calls, *["calculate(expression)"] * 100])
-    model = make_model(tokenizer)
+    model = small_qwen3(tokenizer)
     train(model, tokenizer, episodes.draw, num_draws=32, num_good_steps=1500)
     return model, tokenizer
 
@@ -202,7 +160,7 @@ def small() -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     draw = partial(walks_and_notes, Random(0))
     # Grids are spelt: a token is a cell.
     tokenizer = make_tokenizer([text for text in _said(draw) if "\n" not in text])
-    model = make_model(tokenizer, width=SMALL_WIDTH)
+    model = small_qwen3(tokenizer, width=SMALL_WIDTH)
     train(model, tokenizer, draw, num_draws=16, num_good_steps=700)
     return model, tokenizer
 
