@@ -35,7 +35,7 @@ class Wanted:
     """At least."""
     environment: str = ""
     failed_stage: str = ""
-    """Whole, `tool:search`, or its beginning, `tool`."""
+    """The stage itself (`tool:search`), or the word it begins with (`tool`, for every tool)."""
     first_step: int | None = None
     last_step: int | None = None
 

@@ -23,7 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "seed": None,
     "response_format": {"type": "text"},
 }
-"""Of the run's sampling, where it is not said."""
+"""What a request may say of the distribution where the run's sampling is not known: OpenAI's own defaults."""
 _FIXED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
