@@ -58,8 +58,7 @@ def cluster() -> Iterator[KubeRay]:
 
 def test_a_pending_actor_brings_a_pod_and_its_end_takes_that_very_pod_away(cluster):
     with _actor(cluster) as driver:
-        assert driver.stdout
-        name = driver.stdout.readline().strip()
+        name = _pod_of(driver)
         (pod,) = cluster.operator.pods
         assert pod.name == name
         assert pod.actors() == ["Actor"]
@@ -73,12 +72,13 @@ def test_a_pending_actor_brings_a_pod_and_its_end_takes_that_very_pod_away(clust
 def test_pods_wait_for_the_quota_and_others_take_the_place_of_those_that_end(cluster):
     operator = cluster.operator
     operator.quota = 0
-    with _actor(cluster):
+    with _actor(cluster) as driver:
         until(operator.living)
         (waiting,) = operator.living()
         assert waiting.manifest()["status"] == {"phase": "Pending"}
         operator.quota = None
-        until(waiting.actors)
+        # A call that a death cuts off would end the driver, and with it the demand.
+        assert _pod_of(driver) == waiting.name
 
         operator.preempt(waiting)
         until(lambda: operator.pods[-1] != waiting and operator.pods[-1].actors())
@@ -98,3 +98,9 @@ def _actor(cluster: KubeRay) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         yield driver
         driver.communicate("\n")
+
+
+def _pod_of(driver: subprocess.Popen[str]) -> str:
+    """The pod that the driver's actor answered from."""
+    assert driver.stdout
+    return driver.stdout.readline().strip()
