@@ -80,9 +80,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
         values = {name: section for name, section in values.items() if name != "algorithm"}
         with _noting(problems):  # a section whose preset is not known has no other problem that is
             values["algorithm"] = _resolved(
-                algorithm,
-                values.get("sampling"),
-                is_single_turn=values.get("environment") in (None, "single_turn") and not values.get("environments"),
+                algorithm, values.get("sampling"), is_single_turn=not any(map(_is_played, _environments(values)))
             )
     try:
         config = RunConfig.model_validate(values)
@@ -162,6 +160,16 @@ def _resolved(algorithm: dict[str, Any], sampling: Any, *, is_single_turn: bool)
     default = SamplingConfig.model_fields["max_tokens"].default
     longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
     return resolved(algorithm, max_tokens=longest if is_single_turn else None)
+
+
+def _environments(values: Mapping[str, Any]) -> list[Any]:
+    named = values.get("environments")
+    return [*named.values()] if isinstance(named, dict) and named else [values.get("environment")]
+
+
+def _is_played(environment: Any) -> bool:
+    """As `RunConfig.is_played`, of what a run file says."""
+    return environment not in (None, "single_turn", {"name": "single_turn"})
 
 
 def _explain(detail: ErrorDetails) -> str:

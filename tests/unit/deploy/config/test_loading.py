@@ -57,6 +57,23 @@ def test_null_gives_a_variant_its_default_back():
     assert config.reward.judge.name == "exact_match" and config.learner.lora is None
 
 
+@pytest.mark.parametrize(
+    ("said", "max_length"),
+    [
+        ({}, 7),
+        ({"environment": "single_turn"}, 7),
+        ({"environment": {"name": "single_turn"}}, 7),
+        ({"environments": {"a": "single_turn", "b": {"name": "single_turn"}}}, 7),
+        ({"environments": {"a": "single_turn", "b": "guess"}}, None),
+        ({"environment": {"name": "guess", "top": 5}}, None),
+    ],
+)
+def test_the_longest_completion_is_that_of_a_single_turn_however_it_is_written(said, max_length):
+    algorithm = {"aggregation": "sequence_sum_over_length"}
+    config = validated(smallest() | said | {"sampling": {"max_tokens": 7}, "algorithm": algorithm})
+    assert config.algorithm.aggregation.params.get("max_length") == max_length
+
+
 def test_null_does_not_stand_for_what_is_required():
     assert "model.path is missing" in refusal(smallest(), "model.path=null")
 
