@@ -14,10 +14,14 @@ EPISODE_METRICS: Mapping[str, str] = {
     "unknown tool, with arguments that do not fit, or refused by the tool.",
     "environment/<name>/written_share": "Of the completions' tokens, those that nobody sampled: the template, tools and the environment "
     "wrote them, and they do not train.",
+    "environment/<name>/written_share/<role>": "Of the completions' tokens, those that were written before a turn that follows a message "
+    "of this role, such as `tool` or `user`: the messages since the turn before, and what the template writes around them.",
     "environment/<name>/uncanonical_share": "Of the turns that were compared (`episodes.compared_share`), those whose prompt the chat "
     "template would write in other tokens, given the whole conversation: the model sees another history than behind a server that "
     "keeps no tokens.",
     "environment/<name>/truncated_share": "Share of episodes that met a limit: turns, context, or a turn that was cut off.",
+    "environment/<name>/num_retried": "Times that an episode began anew, since a process of its environment died: its own, or the one that "
+    "it shared. Episodes of refused prompts are not among them.",
     "environment/<name>/num_failed": "Episodes that failed while they were sampled; they do not train. "
     "`environment/<name>/num_failed/<stage>` is of one stage: `environment`, or `tool:` and its name.",
     "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that did; one that is named as another "
@@ -48,6 +52,7 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
     num_uncanonical = sum(each.num_uncanonical_turns for each in stats)
     num_written = sum(each.num_written_tokens for each in stats)
     num_tokens = num_written + sum(each.num_sampled_tokens for each in stats)
+    written = sum((Counter(each.written_by_role) for each in stats), Counter[str]())
     failed = sum((Counter(each.failed_stages) for each in stats), Counter[str]())
     seconds = sum(each.seconds for each in stats)
     logged = {log for each in stats for log in each.logs}
@@ -59,7 +64,9 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
         "calls": num_calls / num_episodes,
         "malformed_share": sum(each.num_malformed_calls for each in stats) / num_calls if num_calls else 0.0,
         "written_share": num_written / num_tokens if num_tokens else 0.0,
+        **{f"written_share/{role}": number / num_tokens for role, number in written.items()},
         "truncated_share": fmean(is_cut for summary in summaries for is_cut in summary.truncated),
+        "num_retried": float(sum(each.num_retries for each in stats)),
         "num_failed": float(sum(failed.values())),
         **{f"num_failed/{stage}": float(number) for stage, number in failed.items()},
     }

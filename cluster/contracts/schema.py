@@ -79,7 +79,8 @@ SCHEMA = pa.schema(
         pa.field("messages", pa.string()),
         pa.field("environment", pa.string(), nullable=False),
         # JSON: `num_calls` of tools, `num_malformed_calls` among them, `num_uncanonical_turns` whose prompt the template would write
-        # otherwise (null where nobody looked), and `log`, what the environment logged; null for a single turn.
+        # otherwise (null where nobody looked), `num_written_tokens` between turns by the role of the last message before a turn,
+        # `num_retries` after a process of the environment died, and `log`, what the environment logged; null for a single turn.
         pa.field("episode", pa.string()),
         # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
         pa.field("failed_stage", pa.string()),
@@ -200,6 +201,8 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
         num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in told),
         num_sampled_tokens=num_sampled,
         num_written_tokens=len(is_sampled) - num_sampled,
+        written_by_role=dict(sum((Counter(each.get("num_written_tokens")) for each in told), Counter[str]())),
+        num_retries=sum(each.get("num_retries", 0) for each in told),
         failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),
         logs={name: tuple(values) for name, values in logs.items()},
         seconds=sum((row["finished_at"] - row["started_at"]).total_seconds() for row in rows),

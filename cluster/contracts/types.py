@@ -153,6 +153,10 @@ class EpisodeStats:
     num_sampled_tokens: int
     num_written_tokens: int
     """Between turns: by the template, tools and the environment."""
+    written_by_role: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The same, by the role of the last message before a turn; empty for a record that does not tell it."""
+    num_retries: int = 0
+    """Times that one of them began anew, since a process of the environment died."""
     failed_stages: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many failed, by stage."""
     logs: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])

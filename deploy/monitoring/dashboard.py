@@ -119,9 +119,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Reward of episodes", "environment/<name>/reward"),
         _panel("Turns and tool calls of an episode", "environment/<name>/turns", "environment/<name>/calls"),
         _panel("Malformed calls", "environment/<name>/malformed_share"),
-        _panel("Episodes that failed", "environment/<name>/num_failed"),
+        _panel("Episodes that failed", "environment/<name>/num_failed", "environment/<name>/num_retried"),
         _panel("Episodes at a limit", "environment/<name>/truncated_share"),
-        _panel("Tokens that nobody sampled", "environment/<name>/written_share"),
+        _panel(
+            "Tokens that nobody sampled", "environment/<name>/written_share", "environment/<name>/written_share/<role>"
+        ),
         _panel("Seconds of an episode", "time/environment/<name>/episode_s"),
         _panel("Waiting for environments and tools", "time/environment/<name>/waiting_share"),
     ),

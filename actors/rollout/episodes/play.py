@@ -1,6 +1,7 @@
 """One episode: its environment asks, the engine samples, and in the end there are rows."""
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -107,6 +108,8 @@ class Play:
                     "num_calls": end.num_calls,
                     "num_malformed_calls": end.num_malformed_calls,
                     "num_uncanonical_turns": transcript.num_uncanonical,
+                    "num_written_tokens": sum((each.num_written() for each in transcript.segments), Counter[str]()),
+                    "num_retries": self._num_tries - 1,
                     "log": transcript.log,
                 }
             ),

@@ -1,5 +1,6 @@
 """The tokens of one episode: what was sampled, what was written between, and what each turn earned."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,17 @@ class Segment:
         for each in (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.token_rewards):
             del each[end:]
         del self.messages[self.num_messages.pop() :]
+
+    def num_written(self) -> Counter[str]:
+        """Tokens that nobody sampled, by the role of the last message before their turn."""
+        found: Counter[str] = Counter()
+        ends_before = [0, *(turn["end"] for turn in self.turns[:-1])]
+        ends_of_messages = [*self.num_messages[1:], len(self.messages)]
+        for turn, end_before, end_of_messages in zip(self.turns, ends_before, ends_of_messages, strict=True):
+            if turn["start"] > end_before:
+                last_before_reply = self.messages[end_of_messages - 2]
+                found[last_before_reply["role"]] += turn["start"] - end_before
+        return found
 
     def _add(
         self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, is_sampled: bool

@@ -40,6 +40,18 @@ def test_time_that_is_not_the_models_is_waiting():
     assert found["time/environment/game/waiting_share"] == 0.25
 
 
+def test_written_tokens_are_told_apart_by_the_role_that_they_follow():
+    groups = [group("game", written_by_role={"tool": 6, "user": 4}), group("game", written_by_role={"user": 10})]
+    found = episode_metrics(groups)
+    assert found["environment/game/written_share/tool"] == 6 / 80
+    assert found["environment/game/written_share/user"] == 14 / 80
+
+
+def test_retries_of_a_step_are_counted():
+    found = episode_metrics([group("game", num_retries=2), group("game", num_retries=1)])
+    assert found["environment/game/num_retried"] == 3.0
+
+
 def test_failures_are_counted_by_stage_and_logs_are_means_of_those_that_logged():
     failed = group("game", failed_stages={"tool:search": 1}, logs={"solved": (1.0,)})
     found = episode_metrics([failed, group("game", failed_stages={"environment": 1}, logs={"solved": (0.0, 0.5)})])

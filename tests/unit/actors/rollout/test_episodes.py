@@ -117,6 +117,7 @@ async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
     ]
     told = json.loads(row["episode"])
     assert (told["log"], told["num_calls"], told["num_malformed_calls"]) == ({"first": "turn 1"}, 0, 0)
+    assert (told["num_written_tokens"], told["num_retries"]) == ({"user": len(written)}, 0)
     assert row["model_seconds"] > 0.0
 
 
@@ -261,7 +262,9 @@ async def test_calls_are_answered_and_counted_and_those_that_cannot_be_read_go_b
     assert isinstance(broken["tool_calls"][0]["function"]["arguments"], str)
     assert refusal["content"].startswith("error: the arguments of double must be a JSON object")
     assert last == {"role": "assistant", "content": "It is 42."}
-    assert json.loads(row["episode"])["num_malformed_calls"] == 1 and row["reward"] == 2.0
+    told = json.loads(row["episode"])
+    assert told["num_malformed_calls"] == 1 and row["reward"] == 2.0
+    assert told["num_written_tokens"] == {"tool": row["loss_mask"].count(False)}
     assert "double" in row["prompt_text"]
 
 
@@ -280,6 +283,7 @@ async def test_an_episode_whose_process_died_once_begins_anew(tmp_path):
     environment = {"name": f"{HERE}:dying_once", "file": str(tmp_path / "died")}
     (row,) = await rows_of(environment)
     assert (row["reward"], row["reward_status"], len(row["turns"])) == (1.0, "ok", 1)
+    assert json.loads(row["episode"])["num_retries"] == 1
 
 
 async def test_surplus_episodes_are_cancelled_and_clean_up(tmp_path):

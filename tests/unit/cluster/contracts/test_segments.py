@@ -1,5 +1,6 @@
 """Trajectories of several segments: which rows are one, what they come to together, and which are refused."""
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,15 @@ def test_a_summary_counts_episodes_and_takes_the_oldest_version_of_all_their_seg
     summary = summarize(batch)
     assert (summary.num_trajectories, summary.num_tokens, summary.rewards) == (2, 6, (1.0, 1.0))
     assert (summary.completion_lengths, summary.truncated, summary.oldest_versions) == ((3, 3), (True, False), (4, 2))
+
+
+def test_a_summary_adds_up_what_episodes_tell_of_themselves_and_older_records_tell_less():
+    older = {"num_calls": 1, "num_malformed_calls": 0, "log": {}}
+    newer = older | {"num_written_tokens": {"tool": 3}, "num_retries": 2}
+    rows = [row(sample_index=index, episode=json.dumps(each)) for index, each in enumerate([older, newer])]
+    stats = summarize(to_batch(rows)).episodes
+    assert stats is not None
+    assert (stats.num_calls, stats.written_by_role, stats.num_retries) == (2, {"tool": 3}, 2)
 
 
 def test_rewards_that_are_added_to_segments_are_told_once_an_episode():
