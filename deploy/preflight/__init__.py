@@ -49,7 +49,7 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
         problems.attempt(environments.check_named, each, config, field=field)
-    played = problems.attempt(environments.check_environments, config, formatter)
+    played = problems.attempt(environments.check_environments, config, formatter, source)
     sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
     looked = {field: problems.attempt(environments.judged, each, config) for field, each in sources.items()}
     seen = {field: each for field, each in looked.items() if each is not None and len(each)}
@@ -76,7 +76,7 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
             *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
             *chat.chat_rows(formatter),
             *environments.environment_rows(config, played or {}),
-            *(environments.world_rows(config, source) if plays and config.has_episodes else ()),
+            *(environments.world_rows(config, source, formatter) if plays and config.has_episodes else ()),
             *report.mathematics_rows(config, needs),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),

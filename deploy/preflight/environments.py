@@ -1,11 +1,14 @@
 """The environments: each starts, the model can converse, and the prompts say which one plays them."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.episodes import EpisodeTask
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
@@ -19,21 +22,22 @@ _PATIENCE_S = 30.0
 """With an episode that is played to look at it."""
 
 
-def check_environments(config: RunConfig, formatter: "ChatFormatter | None") -> dict[str, str]:
-    """What each is, by its name. Raises ConfigError for one that does not start, and for a model whose conversations are not exact."""
+def check_environments(
+    config: RunConfig, formatter: "ChatFormatter | None", source: PromptSource | None
+) -> dict[str, str]:
+    """What each is, by its name. Raises ConfigError for one that does not start, for a model whose conversations are not exact, and for an
+    environment that begins the first of its prompts with tools where the model cannot have any."""
     if not config.has_episodes:
         return {}
-    from actors.chat.calls import NamedParser
-    from actors.rollout.episodes.speech import Speech
-
-    if config.episodes.parser is not None:
-        NamedParser(config.episodes.parser)
-    if formatter is not None:
-        Speech(formatter)
+    without_tools = _why_no_tools(config, formatter)
+    prompts = _first_prompts(config, source) if without_tools and source is not None else {}
     try:
-        return asyncio.run(_started(config))
+        what, with_tools = asyncio.run(_started(config, prompts))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
+    if with_tools:
+        raise ConfigError(f"{config.environment_setting(with_tools[0])} gives the model tools, and {without_tools}")
+    return what
 
 
 def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
@@ -58,25 +62,22 @@ def judged(source: PromptSource, config: RunConfig) -> PromptSource:
     return cast(PromptSource, seen)  # a list has what it takes
 
 
-def world_rows(config: RunConfig, source: PromptSource) -> Iterator[tuple[str, str, str]]:
+def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
     """Plays the first prompt of each environment twice, without the model: whether both episodes meet the same world.
 
-    Rows, and no error: a reply of the model may be what it takes, and an environment may draw where it does not matter.
+    A difference is no error: a reply of the model may be what it takes, and an environment may draw where it does not matter. Raises
+    ConfigError for tools at any turn where the model cannot have any.
     """
-    from actors.rollout.episodes.play import task_of
     from deploy.preflight.first_observations import first_observations
 
-    found: dict[str, Prompt] = {}
-    for prompt in firsts(source):
-        found.setdefault(config.environment_of(prompt.columns), prompt)
-    for name, prompt in found.items():
-        if not config.is_played(name):
-            continue
-        environment = config.named_environments[name]
-        task = task_of(prompt, id=f"check/{name}", seed=config.seed, index=0)
+    without_tools = _why_no_tools(config, formatter)
+    for name, prompt in _first_prompts(config, source).items():
+        environment, task = config.named_environments[name], _task(config, name, prompt)
         limits = replace(config.episodes.limits, timeout_s=min(config.episodes.timeout_s, _PATIENCE_S))
         setting, env = config.environment_setting(name), config.episodes.env
         seen = first_observations(environment, task, limits, setting=setting, env=env)
+        if seen.has_tools and without_tools:
+            raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
         yield "environment", f"{name}, played twice", _in_words(seen)
 
 
@@ -96,16 +97,56 @@ def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tu
         yield "environment", "under way", f"at most {config.max_concurrent_trajectories} episodes a worker"
 
 
-async def _started(config: RunConfig) -> dict[str, str]:
+def _why_no_tools(config: RunConfig, formatter: "ChatFormatter | None") -> str | None:
+    """Why the model can be given no tools; None: it can, or nobody knows. Raises ConfigError for a model that cannot converse, and for a
+    parser that is not there."""
+    from actors.chat.calls import NamedParser
+    from actors.rollout.episodes.speech import Speech
+
+    parser = config.episodes.parser and NamedParser(config.episodes.parser)
+    if formatter is None:
+        return None
+    speech = Speech(formatter, parser=parser)
+    try:
+        speech.require_tools()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _first_prompts(config: RunConfig, source: PromptSource) -> dict[str, Prompt]:
+    """By their environments, without single turns. A prompt that names no environment is left to `check_named`."""
+    found: dict[str, Prompt] = {}
+    for prompt in firsts(source):
+        with contextlib.suppress(DataError):
+            found.setdefault(config.environment_of(prompt.columns), prompt)
+    return {name: prompt for name, prompt in found.items() if config.is_played(name)}
+
+
+def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
+    from actors.rollout.episodes.play import task_of
+
+    return task_of(prompt, id=f"check/{name}", seed=config.seed, index=0)
+
+
+async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:
+    """What each is, by its name, and those that begin these prompts with tools."""
     from actors.processes.printed import PrintedLines
     from actors.rollout.episodes.hosts import Hosts
+    from deploy.preflight.first_observations import begins_with_tools
 
     hosts = await Hosts.start(config, printed=PrintedLines())
     try:
-        return {
+        with_tools: list[str] = []
+        for name, prompt in prompts.items():
+            play = partial(hosts.run, name, alone=False)
+            if await begins_with_tools(play, _task(config, name, prompt), within_s=_PATIENCE_S):
+                with_tools.append(name)
+        what = {
             name: f"{environment.name}, {_kind(hosts.num_places(name)) if config.is_played(name) else 'no process'}"
             for name, environment in config.named_environments.items()
         }
+        return what, with_tools
     finally:
         await hosts.close()
 

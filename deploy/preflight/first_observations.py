@@ -4,14 +4,15 @@ It is the commonest mistake of an environment, and shows itself nowhere else: re
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Asked, EpisodeLimits, EpisodeTask, Rewritten, Said
+from cluster.contracts.episodes import Asked, Converse, EpisodeLimits, EpisodeTask, Rewritten, Said
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
@@ -30,6 +31,8 @@ class FirstObservations:
     """The first one, in words; None: both episodes met the same."""
     failure: str | None = None
     """Why the first of the episodes that failed did, with its stage; None: neither. It may have failed for want of a real reply."""
+    has_tools: bool = False
+    """The model was given tools."""
 
 
 def first_observations(
@@ -53,7 +56,20 @@ def first_observations(
         num_turns=min(len(first.turns), len(second.turns)),
         difference=_difference(first, second),
         failure=first.failure or second.failure,
+        has_tools=first.has_tools or second.has_tools,
     )
+
+
+async def begins_with_tools(
+    run: Callable[[EpisodeTask, Converse], Awaitable[object]], task: EpisodeTask, *, within_s: float
+) -> bool:
+    """Whether an episode of `task`, as `run` plays it, gives the model tools when it first asks. One that fails before that, or takes
+    longer than `within_s`, does not."""
+    witness = _Witness(())
+    with contextlib.suppress(_SeenEnough, TimeoutError):
+        async with asyncio.timeout(within_s):
+            await run(task, witness)
+    return witness.has_tools
 
 
 class _SeenEnough(Exception):
@@ -68,10 +84,12 @@ class _Witness:
     turns: list[list[str]] = field(default_factory=list[list[str]])
     """The messages before each, as JSON, and the tools."""
     failure: str | None = None
+    has_tools: bool = False
 
     async def __call__(self, asked: Asked) -> Said:
         rewritten = [message for event in asked.events if isinstance(event, Rewritten) for message in event.messages]
         seen = [*rewritten, *asked.messages, *asked.tools]
+        self.has_tools |= bool(asked.tools)
         self.turns.append([json.dumps(each, sort_keys=True, ensure_ascii=False) for each in seen])
         if len(self.turns) > len(self.replies):
             raise _SeenEnough

@@ -141,9 +141,13 @@ class Speech:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._formatter.decode(token_ids)
 
+    def require_tools(self) -> None:
+        """Raises ConfigError unless the model can be given tools, and its calls can be read."""
+        self._report.require_tools(reads_calls=self._has_own_parser)
+
     def _require_tools(self, tools: Tools) -> None:
         if tools:
-            self._report.require_tools(reads_calls=self._has_own_parser)
+            self.require_tools()
 
 
 class Opening:

@@ -13,6 +13,7 @@ from tests.models import make_tiny_model
 from tests.unit.deploy.preflight.runs import run
 
 pytestmark = pytest.mark.slow
+WORLDS = "tests.unit.deploy.preflight.worlds"
 ROWS = tuple({"messages": [{"role": "user", "content": str(number)}], "kind": "game"} for number in range(2))
 
 
@@ -44,10 +45,29 @@ def test_an_environment_is_started_and_no_judge_is_asked(tmp_path, model):
 
 @pytest.mark.parametrize(("world", "said"), [("seeded", "met the same in 4 turns"), ("of_its_index", "DIFFERS")])
 def test_two_episodes_of_a_task_are_held_against_each_other(tmp_path, model, world, said):
-    config = run(tmp_path, model, f"environment=tests.unit.deploy.preflight.worlds:{world}", rows=ROWS)
+    config = run(tmp_path, model, f"environment={WORLDS}:{world}", rows=ROWS)
     out = " ".join(str(row) for row in check(config, plays=True).rows)
     assert "played twice" in out and said in out
     assert "played twice" not in str(check(config).rows)
+
+
+NO_TOOLS = (
+    "environment gives the model tools, and model.chat_template: the chat template does not show tools to the model; set it to a template "
+    "with tools, or use none"
+)
+
+
+@pytest.mark.parametrize("plays", [False, True])
+def test_tools_are_refused_where_the_chat_template_takes_none(tmp_path, model, plays):
+    config = run(tmp_path, model, f"environment={WORLDS}:with_tool", rows=ROWS)
+    with pytest.raises(ConfigError, match=NO_TOOLS):
+        check(config, plays=plays)
+
+
+def test_tools_of_a_later_turn_are_refused_where_environments_are_played(tmp_path, model):
+    config = run(tmp_path, model, f"environment={WORLDS}:with_tool_later", rows=ROWS)
+    with pytest.raises(ConfigError, match=NO_TOOLS):
+        check(config, plays=True)
 
 
 def test_one_that_does_not_import_is_refused_with_its_setting(tmp_path, model):

@@ -37,5 +37,20 @@ async def impatient(episode: Episode):
         await episode.ask("Again.")
 
 
+def look() -> str:
+    """What is there."""
+    return "a door"
+
+
+async def with_tool(episode: Episode):
+    await episode.ask(tools=[look])
+
+
+async def with_tool_later(episode: Episode):
+    await episode.ask()
+    episode.rewrite([{"role": "user", "content": "Look again."}])
+    await episode.ask(tools=[look])
+
+
 async def broken(episode: Episode):
     raise KeyError("page")
