@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.sampling import structure, vllm_arguments, works_on_text
+from actors.rollout.stop_seam import StopSeam
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
 from cluster.contracts.protocols import EngineOutput, EngineRequest
@@ -56,10 +57,13 @@ class VllmEngine:
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._repair_tied_head = config.weights.repair_tied_head
         self._stop_token_ids = list(formatter.stop_token_ids)
+        self._decode = formatter.decode
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
         self._waiting: list[EngineRequest] = []
         self._running: set[str] = set()
+        self._seams: dict[str, StopSeam] = {}
+        """Of resumed requests that have stop texts."""
         self._held: list[EngineOutput] = []
         self._num_loads = 0
         self._adapter_request: Any = None
@@ -78,10 +82,7 @@ class VllmEngine:
         self._try_out(sampling)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request; it starts at the next step that has a free slot, by its place and then first come, first served.
-
-        A stop string that begins in kept tokens and ends in new ones is not seen.
-        """
+        """Takes a request; it starts at the next step that has a free slot, by its place and then first come, first served."""
         insort(self._waiting, request, key=lambda each: each.place)
 
     def step(self) -> list[EngineOutput]:
@@ -102,6 +103,7 @@ class VllmEngine:
         self._held = [output for output in self._held if output.request_id not in gone]
         running = sorted(gone & self._running)
         self._running -= gone
+        self._seams = {name: seam for name, seam in self._seams.items() if name not in gone}
         if running:
             self._engine.abort_request(running)
 
@@ -202,6 +204,10 @@ class VllmEngine:
             params,
             lora_request=self._adapter_request,
         )
+        if kept and (stops := request.sampling.stop):
+            self._seams[request.request_id] = StopSeam(
+                kept, stops=stops, min_tokens=request.sampling.min_tokens, decode=self._decode
+            )
 
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
@@ -225,18 +231,29 @@ class VllmEngine:
 
     def _converted(self, output: Any) -> EngineOutput:
         completion = output.outputs[0]
-        reason = completion.finish_reason
+        reason, token_ids = completion.finish_reason, list(completion.token_ids)
+        if reason is None and self._stops_at_seam(output.request_id, token_ids):
+            self._engine.abort_request([output.request_id])
+            reason = "stop"
         if reason is not None:
             self._running.discard(output.request_id)
+            self._seams.pop(output.request_id, None)
             if reason not in _FINISH_REASONS:
                 raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
-        token_ids = list(completion.token_ids)
         return EngineOutput(
             request_id=output.request_id,
             token_ids=token_ids,
             logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
             finish_reason=_FINISH_REASONS[reason] if reason else None,
         )
+
+    def _stops_at_seam(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        if (seam := self._seams.get(request_id)) is None:
+            return False
+        ends = seam.ends(token_ids)
+        if seam.is_past:
+            del self._seams[request_id]
+        return ends
 
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:

@@ -210,6 +210,16 @@ def test_a_resumed_request_goes_on_after_its_kept_tokens(engine, reference):
     assert largest_error(rest.rollout_logprobs, expected) < 1e-4
 
 
+def test_a_stop_text_that_begins_in_kept_tokens_ends_a_resumed_request(engine):
+    greedy = {"temperature": 0.0, "max_tokens": 12}
+    whole = run(engine, request("whole", PROMPT, **greedy))["whole"]
+    kept = completion(whole.token_ids[:5], whole.rollout_logprobs[:5], reason=FinishReason.ABORTED)
+    stop = make_tokenizer().decode(whole.token_ids[3:7])
+    rest = run(engine, request("rest", PROMPT, stop=(stop,), kept=kept, **greedy))["rest"]
+    assert (rest.token_ids, rest.finish_reason) == (whole.token_ids[5:7], FinishReason.STOP)
+    assert engine.step() == []
+
+
 def test_the_canary_does_not_wait_for_full_slots_and_loses_no_tokens(engine, reference):
     undisturbed = run(engine, *(request(f"r{i}", PROMPT, seed=i, max_tokens=30) for i in range(6)))
     for i in range(6):
