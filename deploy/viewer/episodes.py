@@ -95,6 +95,16 @@ def facts_of(row: Mapping[str, Any]) -> EpisodeFacts | None:
     )
 
 
+def last_words(row: Mapping[str, Any]) -> str | None:
+    """Of a whole trajectory's columns: what the model said last in an episode, and the calls in it. None for a single turn, and where the
+    messages do not end with the assistant's."""
+    messages = _messages(row["messages"])
+    if row["episode"] is None or not _said(messages, 1):
+        return None
+    calls = [f"{call.name}({call.arguments})" for call in map(_call, _calls(messages[-1]))]
+    return "\n".join([*filter(None, [writable(str(messages[-1].get("content") or ""))]), *calls])
+
+
 def conversation(segments: Sequence[Mapping[str, Any]]) -> Conversation | None:
     """`segments` are rows of one trajectory in their order. None where no turn is recorded: the completion is one turn."""
     if all(segment["turns"] is None for segment in segments):

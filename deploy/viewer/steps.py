@@ -31,7 +31,7 @@ from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.chain import names_its_file
-from deploy.viewer.episodes import EpisodeFacts, facts_of
+from deploy.viewer.episodes import EpisodeFacts, facts_of, last_words
 from deploy.viewer.runs import Run
 
 _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
@@ -144,9 +144,13 @@ class RecordedStep:
         return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
 
     def completions(self, ticket: int) -> dict[int, str]:
-        """Texts of a group's completions by sample, without special tokens."""
-        batch = self._group(ticket, ["sample_index", "completion_text"])
-        return dict(zip(batch["sample_index"].to_pylist(), batch["completion_text"].to_pylist(), strict=True))
+        """Texts of a group's completions by sample, without special tokens; of an episode, what the model said last."""
+        batch = self._group(ticket, ["sample_index", "completion_text", "messages", "episode"])
+        texts: dict[int, str] = {}
+        for row in batch.to_pylist():
+            said = last_words(row)
+            texts[row["sample_index"]] = row["completion_text"] if said is None else said
+        return texts
 
     def columns(self, ticket: int, *names: str) -> pa.RecordBatch:
         """These columns of a group, a row a trajectory: for a look at many groups."""

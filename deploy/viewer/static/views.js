@@ -32,6 +32,7 @@ export function groupView(group, links) {
     return element("article", { class: "card completion", "aria-label": `Trajectory ${each.sample_index}` },
       element("header", {}, element("a", { href: address }, `Trajectory ${each.sample_index}`), element("b", { class: "reward" }, reward(each))),
       ...ifAny(verdict(each)),
+      ...(each.episode?.num_turns ? [element("p", { class: "soft" }, `Said last, of ${number(each.episode.num_turns)} turns:`)] : []),
       element("pre", { tabindex: "0", "aria-label": `Completion of trajectory ${each.sample_index}` }, ...(group.folded ? [element("span", { class: "fold", title: group.folded }, "… ")] : []), each.text),
       ...(each.num_left_out ? [element("p", { class: "soft" }, `${number(each.num_left_out)} more characters: `, element("a", { href: address }, "all tokens"))] : []),
       element("dl", { class: "lines" }, ...entries));

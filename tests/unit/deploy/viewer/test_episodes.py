@@ -8,7 +8,7 @@ import pytest
 
 from cluster.contracts.errors import DataError
 from cluster.record.run_directory import RunDirectory
-from deploy.viewer.episodes import Block, Call, Conversation, Rewrite, conversation
+from deploy.viewer.episodes import Block, Call, Conversation, Rewrite, conversation, last_words
 from deploy.viewer.pages.group import group_data
 from deploy.viewer.pages.step import step as step_page
 from deploy.viewer.pages.trajectory import TokensOfStep
@@ -177,6 +177,25 @@ def test_a_group_and_a_step_say_what_became_of_their_episodes(run):
         "failed_stages": [("tool:add", 1)],
     }
     assert sorted(dot["episode"] is None for dot in told["dots"]) == [False, True]
+
+
+def test_of_an_episode_a_group_shows_what_the_model_said_last(run):
+    assert open_step(run, 4).completions(7) == {0: "85", 1: row()["completion_text"]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        ([_said(), {"role": "tool", "content": "4"}, _said(call("add", {"a": 1}))], 'x\nadd({"a": 1})'),
+        ([{"role": "assistant", "content": "", "tool_calls": [call("add", {})]}], "add({})"),
+        ([_said(), {"role": "user", "content": "others end"}], None),
+        ([], None),
+    ],
+)
+def test_calls_stand_below_the_last_words_and_messages_that_others_end_have_none(messages, shown):
+    told = {"messages": json.dumps(messages), "episode": "{}"}
+    assert last_words(told) == shown
+    assert last_words(told | {"episode": None}) is None
 
 
 def test_an_episode_that_ended_before_its_first_turn_has_no_blocks():
