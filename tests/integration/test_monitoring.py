@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.episode_metrics import EPISODE_METRICS
 from cluster.sinks.ray import exported_name
 from deploy.monitoring import dashboard
 from deploy.monitoring.alerts import ALERTS
 from tests.integration.commands import QUICKSTART, SMALL, Background
+from tests.integration.conversations import ENVIRONMENT
 from tests.integration.prometheus import SCRAPE_S, Prometheus, Webhook, alertmanager, eventually, prometheus, webhook
 from tests.integration.ray_head import ray_head
 from tests.programs import needs
@@ -32,6 +32,9 @@ pytestmark = [
     needs("prometheus-alertmanager", package="prometheus-alertmanager"),
 ]
 RUN = "watched"
+SUMS = "{name: reasoning_gym, task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 2, max_digits: 2, size: 2000}"
+PRODUCTS = "{name: reasoning_gym, task: products, min_terms: 2, max_terms: 2, size: 2000}"
+"""Every second group has an environment, which their column `task` names."""
 STILL_S = 55
 """How long the run stands still."""
 KEPT_S = 35
@@ -78,12 +81,9 @@ NOT_IN_THIS_RUN = {
     "parts and sources of rewards": (
         "eval/pass_at_<k>",
         "eval/reward/<source>",
-        "prompts/num_groups/<source>",
-        "reward/<component>",
         "time/<part>/held_s",
         "time/<part>/judging_s",
     ),
-    "environments": tuple(EPISODE_METRICS),
     "prompts that are chosen, limited or dropped": (
         "buffer/candidate_reward",
         "buffer/dropped_<reason>",
@@ -121,6 +121,9 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
         "num_steps=1000",
         "metrics.sinks=[jsonl, ray]",
         "evaluation.every_steps=1",
+        f"prompts={{sources: {{sums: {SUMS}, products: {PRODUCTS}}}}}",
+        f"environments={{chain_sum: single_turn, products: {{name: '{ENVIRONMENT}', turns: 2}}}}",
+        "episodes={column: task, compared_share: 1.0, on_turn_length: continue}",
         f"reward={{judge: {{name: 'tests.integration.judges:held_by', file: {gate}}}, timeout_s: 300}}",
     )
     with (
