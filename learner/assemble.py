@@ -71,7 +71,11 @@ def assemble(
     ]
     episode_rows = whole(trajectories)
     tensors = _tensors(episode_rows, current_version=current_version)
-    tensors = replace(tensors, columns={name: _column(episode_rows, name) for name in columns})
+    tensors = replace(
+        tensors,
+        columns={name: _column(episode_rows, name) for name in columns},
+        segment_index_NT=_segment_index(trajectories, found),
+    )
     return Batch(
         rows=rows,
         tensors=tensors,
@@ -110,6 +114,15 @@ def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
             prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), candidates, strict=True
         )
     ]
+
+
+def _segment_index(trajectories: pa.RecordBatch, found: Sequence[range]) -> torch.Tensor | None:
+    """[N, T], 0 behind the completion; None where every trajectory is one row."""
+    if len(found) == trajectories.num_rows:
+        return None
+    lengths = _Lists.of(trajectories, "completion_token_ids").lengths()
+    of_each = [torch.repeat_interleave(lengths[rows.start : rows.stop]) for rows in found]
+    return torch.nn.utils.rnn.pad_sequence(of_each, batch_first=True)
 
 
 def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:

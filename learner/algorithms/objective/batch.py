@@ -51,6 +51,8 @@ class BatchTensors:
     """One per trajectory: what it has in common with other groups of its prompt."""
     current_version: int
     """The learner's policy version at the start of the step."""
+    segment_index_NT: Tensor | None = None
+    """int64; which segment of its episode a token is in, from 0, and 0 behind the completion. None: each trajectory is one segment."""
     prompt_lengths_N: Tensor | None = None
     """int64; tokens of the prompt, counted and nothing else."""
     reference_logprobs_NT: Tensor | None = None
@@ -88,7 +90,11 @@ class BatchTensors:
 
     def offered(self, **instead: Any) -> dict[str, Any]:
         """What variants may ask of a batch, by name, with these in the place of the batch's own; None where the run has none."""
-        return {name: getattr(self, name, None) for name in OF_THE_BATCH} | instead
+        offered = {name: getattr(self, name, None) for name in OF_THE_BATCH}
+        if self.segment_index_NT is None:
+            # One number, however large the batch.
+            offered["segment_index_NT"] = self.policy_versions_NT.new_zeros(()).expand(self.policy_versions_NT.shape)
+        return offered | instead
 
     def to(self, device: torch.device | str) -> Self:
         return self._each(lambda tensor: tensor.to(device))

@@ -7,6 +7,7 @@ OF_THE_BATCH = frozenset(
         "rewards_N", "group_index_N", "completion_lengths_N", "truncated_N", "reward_components_NK", "reward_component_names",
         "part_rewards_N", "reward_moments", "columns", "loss_mask_NT", "token_rewards_NT", "values_NT", "entropies_NT",
         "rollout_logprobs_NT", "proximal_logprobs_NT", "reference_logprobs_NT", "policy_versions_NT", "lags_NT", "advantages_NT",
+        "segment_index_NT",
     }
 )  # fmt: skip
 """Supplied before micro-batching, for the whole batch of the step."""

@@ -84,6 +84,28 @@ def test_rewards_of_tokens_add_up_over_all_segments():
         assembled(rows)
 
 
+def later_counts_more(advantages_NT: Tensor, *, segment_index_NT: Tensor) -> Tensor:
+    return advantages_NT * (1 + segment_index_NT)
+
+
+def first_segment(loss_mask_NT: Tensor, *, segment_index_NT: Tensor) -> Tensor:
+    return loss_mask_NT & (segment_index_NT == 0)
+
+
+def test_shaping_and_filters_may_ask_for_the_segment_of_each_token():
+    batch = assembled(segmented((1.0, [2, 1, 1]), (0.0, [2]))).tensors
+    mine = {"advantage_shaping": [f"{__name__}:later_counts_more"], "filters": [f"{__name__}:first_segment"]}
+    made = prepared(batch, advantage="dr_grpo", **mine)
+    assert unmasked(made.advantages_NT, batch) == [[0.5, 0.5, 1.0, 1.5], [-0.5, -0.5]]
+    assert unmasked(made.gradient_mask_NT, batch) == [[True, True, False, False], [True, True]]
+
+
+def test_without_rewritten_histories_every_token_is_in_the_first_segment():
+    batch = assembled(segmented((1.0, [2]), (0.0, [3]))).tensors
+    made = prepared(batch, advantage="dr_grpo", advantage_shaping=[f"{__name__}:later_counts_more"])
+    assert unmasked(made.advantages_NT, batch) == [[0.5] * 2, [-0.5] * 3]
+
+
 def test_a_ratio_of_the_sequence_is_of_all_segments():
     """log ρ = 0.1, 0.2 | 0.6: s = e^0.3 for all three tokens. By segments it would be e^0.15 and e^0.6."""
     rows = segmented((1.0, [2, 1]), rollout_logprobs=([-1.0, -1.0], [-1.0]))
