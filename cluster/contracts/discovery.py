@@ -22,27 +22,45 @@ def callables(home: str) -> dict[str, tuple[str, Takes]]:
 
     In a package, a file that defines a callable of its own name (`rewards/regex.py`) holds that one variant, and the rest of it is
     private to it; any other file offers all that it defines. Names of variants are lower case: a class goes by an alias.
+
+    A file that is not Python offers its own name: who imports it hears why.
     """
     found: dict[str, tuple[str, Takes]] = {}
-    for module, source in _sources(home):
-        defined = _defined(ast.parse(source))
+    for module, path in _files(home):
         own = module.rpartition(".")[2]
+        try:
+            defined = _defined(ast.parse(path.read_bytes()))
+        except (SyntaxError, ValueError):
+            defined = {own: Takes((), accepts_any=True)}
         for name in [own] if own in defined else defined:
             found[name] = (module, defined[name])
     return found
 
 
-def _sources(home: str) -> Iterator[tuple[str, str]]:
+def broken(home: str) -> list[str]:
+    """What is wrong with each file that is not Python, with its path and line."""
+    found: list[str] = []
+    for _, path in _files(home):
+        try:
+            ast.parse(path.read_bytes())
+        except SyntaxError as error:
+            found.append(f"{path}, line {error.lineno}: {error.msg}")
+        except ValueError as error:
+            found.append(f"{path}: {error}")
+    return found
+
+
+def _files(home: str) -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec(home)
     if spec is None or spec.origin is None:
         return
     if spec.submodule_search_locations is None:
-        yield home, Path(spec.origin).read_text(encoding="utf-8")
+        yield home, Path(spec.origin)
         return
     for info in sorted(pkgutil.iter_modules(spec.submodule_search_locations), key=lambda info: info.name):
         inner = importlib.util.find_spec(f"{home}.{info.name}")
         if inner is not None and inner.origin is not None:
-            yield inner.name, Path(inner.origin).read_text(encoding="utf-8")
+            yield inner.name, Path(inner.origin)
 
 
 def _defined(module: ast.Module) -> dict[str, Takes]:

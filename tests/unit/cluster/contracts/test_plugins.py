@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -124,6 +125,7 @@ def package(tmp_path, monkeypatch) -> Home:
         "regex": "raise ImportError\ndef regex(*, pattern): ...\ndef helper(*, pattern): ...",
         "classy": "class Classy:\n    def __init__(self, pattern): ...\nclassy = Classy",
         "many": "def one(pattern): ...\nasync def other(pattern): ...\ndef _own(pattern): ...\ndef third(x): ...",
+        "torn": "def torn(pattern):\n    return (\n",
     }
     for name, text in files.items():
         (tmp_path / "house_of_tests" / f"{name}.py").write_text(text)
@@ -138,6 +140,18 @@ def test_a_file_of_its_own_name_holds_one_variant_and_another_file_all_that_have
 def test_a_variant_that_is_there_and_does_not_import_says_why(package):
     with pytest.raises(ConfigError, match="x='regex' does not import: ImportError"):
         find(Plugin(name="regex"), home=package, field="x")
+
+
+def test_a_file_that_is_not_python_costs_its_own_names_alone(package):
+    anywhere = dataclasses.replace(package, works_on=frozenset())
+    assert names(anywhere) == ["classy", "one", "other", "regex", "third", "torn"]
+    with pytest.raises(ConfigError, match=r"x='torn' does not import: SyntaxError: .* \(torn.py, line 2\)"):
+        find(Plugin(name="torn"), home=anywhere, field="x")
+    with pytest.raises(
+        ConfigError, match=r"x='two' is not there; .*house_of_tests/torn.py, line 2: .* was never closed"
+    ):
+        find(Plugin(name="two"), home=package, field="x")
+    assert find(Plugin(name="one"), home=package, field="x").__name__ == "one"
 
 
 def test_a_transport_is_no_internal_module_of_weights():
