@@ -181,7 +181,9 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
         return None
     told = [json.loads(row["episode"]) for row in rows]
     logs: dict[str, list[float]] = {}
+    written: Counter[str] = Counter()
     for each in told:
+        written.update(each.get("num_written_tokens", {}))
         for name, value in each["log"].items():
             if not isinstance(value, str):
                 logs.setdefault(name, []).append(float(value))
@@ -201,7 +203,7 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
         num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in told),
         num_sampled_tokens=num_sampled,
         num_written_tokens=len(is_sampled) - num_sampled,
-        written_by_role=dict(sum((Counter(each.get("num_written_tokens")) for each in told), Counter[str]())),
+        written_by_role=dict(written),
         num_retries=sum(each.get("num_retries", 0) for each in told),
         failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),
         logs={name: tuple(values) for name, values in logs.items()},
