@@ -28,7 +28,7 @@ METRICS: dict[str, str] = {
     "reward/<component>": "Mean of a component that the judge returned beside the reward, over the trajectories that have it; "
     "a component that is named as another metric here is left out.",
     "reward/<part>": "Of a reward of several parts, the mean of a part, before its weight; `reward/<part>/<name>` is a component that the "
-    "part's judge returned.",
+    "part's judge returned. Of episodes also `environment`, what was returned, and `earned`, what was earned on the way.",
     "reward/<part>/num_failed": "Trajectories judged since the last step for which the part failed.",
     "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt is of this source "
     "(`reward.by_source`, `prompts.sources`); `reward/<part>/<source>` too.",

@@ -30,9 +30,11 @@ class Own:
 
 
 def own_of(trajectories: pa.RecordBatch) -> list[Own]:
-    """Of whole trajectories."""
+    """Of the whole trajectories of a group. Where one earned on its way, all have the component `earned`, 0 where they did not."""
     names = ("reward", "reward_status", "reward_message", "reward_components", "episode", "token_rewards")
-    return [_own(row) for row in trajectories.select(names).to_pylist()]
+    rows = trajectories.select(names).to_pylist()
+    has_earned = any(row["token_rewards"] is not None for row in rows)
+    return [_own(row, has_earned=has_earned) for row in rows]
 
 
 def total(own: Own, judged: Reward | None, *, weight: float) -> Reward:
@@ -83,7 +85,7 @@ def credited(batch: pa.RecordBatch, rewards: Sequence[Reward]) -> list[list[floa
     return credit
 
 
-def _own(row: dict[str, object]) -> Own:
+def _own(row: dict[str, object], *, has_earned: bool) -> Own:
     status, value = row["reward_status"], row["reward"]
     failure = None
     if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT):
@@ -92,12 +94,13 @@ def _own(row: dict[str, object]) -> Own:
             value=None, status=RewardStatus(str(status)), message=None if message is None else str(message)
         )
     components = row["reward_components"]
-    earned = row["token_rewards"]
-    assert isinstance(components, list) and isinstance(earned, list | None) and isinstance(value, float | None)
+    token_rewards = row["token_rewards"]
+    assert isinstance(components, list) and isinstance(token_rewards, list | None) and isinstance(value, float | None)
+    earned: float = sum(token_rewards or (), start=0.0)
     return Own(
         failure=failure,
         is_episode=row["episode"] is not None,
         returned=value,
-        earned=sum(earned or ()),
-        components=dict(components),
+        earned=earned,
+        components={**dict(components), **({"earned": earned} if has_earned else {})},
     )

@@ -95,7 +95,8 @@ class RewardConfig(Section):
     """A name below actors.rewards, or a function or class of yours as 'my_package.module:name'. The only judge, unless there are
     `parts`. Left at its default it judges single turns alone: environments reward their episodes themselves."""
     environment_weight: Mathematics[float] = 1.0
-    """Of what an environment returns, which is the part `environment` of the reward. What an episode earned on its way counts as it is."""
+    """Of what an environment returns, which is the part `environment` of the reward. What an episode earned on its way, the component
+    `earned`, counts as it is."""
     parts: Mathematics[dict[str, RewardPart]] = Field(default={})
     """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each is a
     component `reward/<part>` of its own."""

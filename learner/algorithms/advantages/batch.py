@@ -111,7 +111,7 @@ def gdpo(
     Source: GDPO, arXiv:2601.05242
     Degenerate: a component without variance in a group adds exactly 0 there; a trajectory that lacks a component (NaN) is no part of that
         component's mean and std, and gets 0 of it; one that lacks all is not in the batch's, and gets 0; no weights are those of
-        `reward.parts`, or 1
+        `reward.parts`, `reward.environment_weight`, and 1 of the component `earned`; without parts and environments they are 1
     Peers: TRL `multi_objective_aggregation="normalize_then_sum"` (missing components too), verl `gdpo`
     """
     components_NK = at_least_float32(reward_components_NK)

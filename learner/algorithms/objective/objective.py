@@ -246,20 +246,28 @@ class Objective:
 
 
 def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
-    """Shaping of one part, and an advantage that weighs components itself unless its own weights say otherwise, weigh as `reward.parts`."""
+    """Shaping of one part, and an advantage that weighs components itself, weigh as the reward does, unless their own weights say
+    otherwise."""
     weights = {name: part.weight for name, part in config.reward.parts.items()}
-    if weights and config.has_episodes:
-        weights["environment"] = config.reward.environment_weight
+    if config.has_episodes and (weights or config.judges_nothing):
+        weights |= {"environment": config.reward.environment_weight, "earned": 1.0}
     shaping = [_weighted_as_its_part(step, i, weights) for i, step in enumerate(config.algorithm.reward_shaping)]
     algorithm = config.algorithm.model_copy(update={"reward_shaping": tuple(shaping)})
     advantage = algorithm.advantage
-    if not weights or "component_weights" not in parameter_names(advantage.name, home=HOMES["advantage"]):
+    if "component_weights" not in parameter_names(advantage.name, home=HOMES["advantage"]):
         return algorithm
     given = advantage.params.get("component_weights")
+    if not weights:
+        if config.has_episodes and given is None:
+            raise ConfigError(
+                f"advantage={advantage.name!r} reads the components of the reward, and what reward.judge={config.reward.judge.name!r} says "
+                "beside an environment is none of them; give the judge a name in reward.parts, or give component_weights"
+            )
+        return algorithm
     if isinstance(given, dict) and given.keys() != weights.keys():
         raise ConfigError(
-            f"advantage.component_weights are of {', '.join(given)}, and reward.parts are {', '.join(weights)}; give a weight to each, or "
-            "leave component_weights out: the weights are those of reward.parts"
+            f"advantage.component_weights are of {', '.join(given)}, and the parts of the reward are {', '.join(weights)}; give a weight "
+            "to each, or leave component_weights out: the weights are those of the reward"
         )
     params = advantage.params | {"component_weights": weights if given is None else given}
     return algorithm.model_copy(update={"advantage": advantage.model_copy(update={"params": params})})

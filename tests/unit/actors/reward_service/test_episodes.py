@@ -53,13 +53,15 @@ async def test_what_was_earned_is_added_and_the_rest_stands_at_the_last_sampled_
     first, second = await scored(played(returned(1.0, **earned), returned(2.0)))
     assert (first["reward"], first["token_rewards"]) == (1.75, [0.25, 0.0, 0.0, 1.5])
     assert (second["reward"], second["token_rewards"]) == (2.0, None)
+    assert dict(first["reward_components"]) == {"environment": 1.0, "earned": 0.75}
+    assert dict(second["reward_components"]) == {"environment": 2.0, "earned": 0.0}
 
 
 async def test_the_environments_part_has_a_weight_and_what_was_earned_has_none():
     earned = {"token_rewards": [0.25, 0.0, 0.0, 0.0]}
     (row,) = await scored(played(returned(1.0, **earned)), environment_weight=0.5)
     assert (row["reward"], row["token_rewards"]) == (0.75, [0.25, 0.0, 0.0, 0.5])
-    assert dict(row["reward_components"]) == {"environment": 1.0}
+    assert dict(row["reward_components"]) == {"environment": 1.0, "earned": 0.25}
 
 
 @pytest.mark.slow

@@ -73,6 +73,29 @@ def test_a_part_of_weight_0_is_measured_and_teaches_nothing_to_gdpo():
     assert (first_advantages(of_run(), batch) == 0).all()
 
 
+def of_environment(advantage: Any = "gdpo", **reward: Any) -> Objective:
+    fields = {"environment": "guess", "reward": reward, "algorithm": {"advantage": advantage}}
+    return Objective.of_run(RunConfig.model_validate({"model": {"path": "m"}, "prompts": "repeat", **fields}))
+
+
+def test_gdpo_weighs_what_an_environment_returned_and_what_was_earned_as_the_reward_does():
+    # In the first group both are ±1 and stand against each other: 1 - 0.5. In the second one, what was earned alone differs.
+    batch = dataclasses.replace(
+        batch_of([[2.0, 0.0], [0.0, 2.0], [0.0, 1.0], [2.0, 1.0]]), reward_component_names=("earned", "environment")
+    )
+    made = of_environment({"name": "gdpo", "ddof": 0, "epsilon": 0}, environment_weight=0.5)
+    expected = tensor([0.5, -0.5, -1.0, 1.0]).double() / 0.625**0.5
+    assert_close(first_advantages(made, batch), expected)
+
+
+def test_gdpo_refuses_a_judge_beside_an_environment_that_is_no_part_of_the_reward():
+    judge = "tests.unit.actors.judges:obedient"
+    with pytest.raises(ConfigError, match=r"what reward.judge='.*obedient' says beside an environment is none of them"):
+        of_environment(judge=judge)
+    of_environment({"name": "gdpo", "component_weights": {"environment": 1.0}}, judge=judge)
+    of_environment(parts={"nice": {"judge": judge}})
+
+
 def test_a_step_of_one_source_has_not_the_parts_of_the_others():
     weights = {"right": 1.0, "format": 0.0, "style": 1.0}
     made = of_run({"name": "gdpo", "component_weights": weights, "ddof": 0, "epsilon": 0})
@@ -168,7 +191,8 @@ def test_the_only_judge_is_no_part():
 
 def test_weights_of_other_parts_than_the_runs_are_refused_at_the_start():
     with pytest.raises(
-        ConfigError, match=r"component_weights are of wrong, and reward.parts are right, format, style; .* leave"
+        ConfigError,
+        match=r"component_weights are of wrong, and the parts of the reward are right, format, style; .* leave",
     ):
         of_run({"name": "gdpo", "component_weights": {"wrong": 1.0}})
 
