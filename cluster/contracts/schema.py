@@ -80,7 +80,8 @@ SCHEMA = pa.schema(
         pa.field("environment", pa.string(), nullable=False),
         # JSON: `num_calls` of tools, `num_malformed_calls` among them, `num_uncanonical_turns` whose prompt the template would write
         # otherwise (null where nobody looked), `num_written_tokens` between turns by the role of the last message before a turn,
-        # `num_retries` after a process of the environment died, and `log`, what the environment logged; null for a single turn.
+        # `num_retries` after a process of the environment died, `replies`, the places of each segment's turns among its messages, and
+        # `log`, what the environment logged; null for a single turn.
         pa.field("episode", pa.string()),
         # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
         pa.field("failed_stage", pa.string()),

@@ -126,7 +126,7 @@ def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterat
     """Of one segment, which begins at `start`, after `num_turns` turns of others."""
     turns: list[dict[str, Any]] = segment["turns"] or []
     messages = _messages(segment["messages"])
-    said = _said(messages, len(turns))
+    said = _recorded_replies(segment, messages) or _said(messages, len(turns))
     names = {call.get("id"): _function(call).get("name") for each in messages for call in _calls(each)}
     end = 0
     for index, turn in enumerate(turns):
@@ -164,6 +164,14 @@ def _written(start: int, end: int, messages: Sequence[Message], names: Mapping[A
         earned=None,
         calls=(),
     )
+
+
+def _recorded_replies(segment: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
+    """Places of the messages that are the turns; [] where they were not recorded, or do not fit."""
+    of_segments = json.loads(segment.get("episode") or "{}").get("replies") or []
+    places: list[int] = of_segments[segment["segment_index"]] if segment["segment_index"] < len(of_segments) else []
+    fits = all(place < len(messages) and messages[place]["role"] == "assistant" for place in places)
+    return places if fits and len(places) == len(segment["turns"] or ()) else []
 
 
 def _said(messages: Sequence[Message], num_turns: int) -> list[int]:

@@ -39,7 +39,7 @@ _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_co
 _MOST_BYTES = 64_000_000
 """That one answer takes from an object store."""
 _SEGMENT = ("sample_index", "segment_index", "prompt_text", "prompt_token_ids", "completion_token_ids", "turns", "messages",
-            "token_rewards")  # fmt: skip
+            "token_rewards", "episode")  # fmt: skip
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
 
 

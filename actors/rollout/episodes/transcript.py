@@ -50,15 +50,18 @@ class Segment:
             del each[end:]
         del self.messages[self.num_messages.pop() :]
 
+    @property
+    def replies(self) -> list[int]:
+        """Places of the turns among the messages, which may hold others of the assistant."""
+        return [end - 1 for end in (*self.num_messages[1:], len(self.messages))]
+
     def num_written(self) -> Counter[str]:
         """Tokens that nobody sampled, by the role of the last message before their turn."""
         found: Counter[str] = Counter()
         ends_before = [0, *(turn["end"] for turn in self.turns[:-1])]
-        ends_of_messages = [*self.num_messages[1:], len(self.messages)]
-        for turn, end_before, end_of_messages in zip(self.turns, ends_before, ends_of_messages, strict=True):
+        for turn, end_before, reply in zip(self.turns, ends_before, self.replies, strict=True):
             if turn["start"] > end_before:
-                last_before_reply = self.messages[end_of_messages - 2]
-                found[last_before_reply["role"]] += turn["start"] - end_before
+                found[self.messages[reply - 1]["role"]] += turn["start"] - end_before
         return found
 
     def _add(

@@ -151,6 +151,20 @@ def test_many_messages_of_one_stretch_are_counted_and_few_named():
     )
 
 
+def test_an_assistants_message_of_the_environment_is_no_turn_where_replies_are_recorded():
+    """Sampled were the first and the last: between them the environment shows how it is done."""
+    shown = [
+        {"role": "user", "content": "2+2?"},
+        _said(call("add", {})),
+        {"role": "tool", "name": "add", "content": "4"},
+    ]
+    told = [_said(), *shown, _said()]
+    talk = _talk(*told, episode=json.dumps({"replies": [[1, 5]]}))
+    assert _labels(talk) == ["assistant", "user, assistant, tool add", "assistant"]
+    assert not any(block.calls for block in talk.blocks)
+    assert _labels(_talk(*told, episode=json.dumps({"replies": [[1, 2]]}))) == _labels(_talk(*told))
+
+
 def test_names_and_arguments_that_no_page_can_send_are_replaced():
     odd = json.loads('"\\ud800"')
     talk = _talk(_said(call(odd, {"a": odd}), "no call"), {"role": "tool", "content": ""}, _said())
