@@ -57,6 +57,13 @@ class TextEncoder:
         """Special tokens as they are written."""
         return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def decode_on(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, of ids that go on where other ids end: a space before the first word stays."""
+        if not self.puts_space_first:
+            return self.decode(token_ids)
+        begun = self.encode("x")
+        return self.decode([*begun, *token_ids]).removeprefix(self.decode(begun))
+
     def control_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Those among `token_ids`, in order."""
         return [token_id for token_id in token_ids if token_id in self._control_ids]
