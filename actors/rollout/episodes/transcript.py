@@ -98,7 +98,7 @@ class Transcript:
         self.num_calls = 0
         """That the model wrote."""
         self.num_uncanonical: int | None = 0 if is_compared else None
-        """Turns whose prompt the template would write otherwise; None where nobody looks."""
+        """Turns whose prompt the template would write otherwise; None where nobody looks, and after a raw prompt."""
         self._context: tuple[Message, ...] | None = None
         """As it was rewritten since the last turn."""
 
@@ -146,7 +146,9 @@ class Transcript:
             segment.write(prompt.written_ids, policy_version=completion.policy_versions[0])
         segment.sample(completion)
         sampled_ids, raw_text = completion.token_ids, prompt.raw_text
-        if self.num_uncanonical is not None and raw_text is None:
+        if raw_text is not None:
+            self.num_uncanonical = None
+        if self.num_uncanonical is not None:
             told = [*segment.messages, *asked.messages]
             is_canonical = self._speech.is_canonical(prompt.token_ids, told, tools=asked.tools)
             self.num_uncanonical += not is_canonical
