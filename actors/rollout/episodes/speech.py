@@ -108,11 +108,11 @@ class Speech:
             raise DataError("the prompt is empty: the model needs a token to go on from")
         return begun
 
-    def go_on_raw(self, raw: RawPrompt) -> EncodedPrompt:
-        """What an agent wrote after other ids. Raises DataError for ids that the tokenizer does not know."""
+    def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:
+        """What an agent wrote where other ids end with `after`. Raises DataError for ids that the tokenizer does not know."""
         encoder = self._turns.encoder
         if isinstance(raw, str):
-            return EncodedPrompt(text=raw, token_ids=encoder.encode_on(raw))
+            return EncodedPrompt(text=raw, token_ids=encoder.encode_after(after, raw))
         self._require_known(raw)
         return EncodedPrompt(text=encoder.decode_on(raw), token_ids=[*raw])
 

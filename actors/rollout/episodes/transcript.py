@@ -223,11 +223,13 @@ class Transcript:
 
     def _rest_of(self, raw: RawPrompt, segment: Segment) -> EncodedPrompt | None:
         """After the context of this segment; None where it begins otherwise."""
+        context = segment.context_ids
         if isinstance(raw, str):
             text = self._text_of(segment)
-            return self._speech.go_on_raw(raw[len(text) :]) if raw.startswith(text) else None
-        count = len(segment.context_ids)
-        return self._speech.go_on_raw(raw[count:]) if [*raw[:count]] == segment.context_ids else None
+            begins, count = raw.startswith(text), len(text)
+        else:
+            begins, count = [*raw[: len(context)]] == context, len(context)
+        return self._speech.go_on_raw(raw[count:], after=context[-1]) if begins else None
 
     def _text_of(self, segment: Segment) -> str:
         """Its context. What agents wrote stands in it as they wrote it, and each turn as it was said to them."""

@@ -39,7 +39,8 @@ class Telling:
         speech = speech or speech_of(name)
         opening = Opening(Prompt(prompt_id="p", messages=[PLAY]), speech)
         self.transcript = Transcript(opening, speech, EpisodesConfig.model_validate(config), is_compared=True)
-        self.encoder = speech._turns.encoder
+        self.turns = speech._turns
+        self.encoder = self.turns.encoder
         self.end = speech._formatter._tokenizer.eos_token_id
 
     def ids(self, text: str) -> list[int]:
@@ -114,6 +115,19 @@ def test_a_raw_prompt_after_turns_of_a_chat_goes_on_if_it_is_what_the_template_w
     mixed.after(f"{prompt}yes<|im_end|>{BETWEEN}", "no")
     assert mixed.rows() == chat.rows()
     assert mixed.segments[0].messages[2] == {"role": "user", "content": BETWEEN}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "echo"])
+def test_an_agent_with_the_models_own_template_has_the_tokens_of_a_chat(name):
+    chat, raw = Telling(name), Telling(name)
+    suffix = chat.turns.suffixes.write([PLAY])
+    yes = [*chat.ids("yes"), *suffix.close_ids]
+    chat.say(Asked(), yes)
+    chat.say(Asked(messages=(PLAY,)), yes)
+    prompt = chat.segments[0].prompt_text
+    raw.say(Asked(raw=prompt), yes)
+    raw.say(Asked(raw=f"{prompt}yes{suffix.text}"), yes)
+    assert raw.rows() == chat.rows()
 
 
 def test_a_chat_after_a_raw_prompt_is_a_new_segment():
@@ -292,7 +306,7 @@ def told(name: str, conversation, form: str | None = None) -> Telling:
         said = telling.say(Asked(raw=raw, stop=stops), sampled, LENGTH if end == "cut" else STOP)
         written = written + telling.encoder.decode([telling.end]) if is_marked else written
         text += said.text + rest + written
-        ids = [*ids, *sampled, *telling.ids(written)]
+        ids = [*ids, *sampled, *telling.encoder.encode_after(sampled[-1], written)]
         own = following
     return telling
 
