@@ -188,6 +188,8 @@ class _Player:
             self._show_messages(self._task.messages)
         self._has_begun = True
         self.take(asked.events)
+        if asked.raw is not None:
+            self._note(f"a raw prompt: {asked.raw}")
         self._show_messages(asked.messages)
         self._show_tools(asked.tools)
         # On the event loop, which has nothing else to do: Ctrl-C ends it here.

@@ -51,14 +51,7 @@ class Tokens:
             policy_versions=[0] * count,
             finish_reason=FinishReason.STOP,
         )
-        heard = self._transcript.add(asked, prompt, completion)
-        return Said(
-            text=heard.text,
-            tool_calls=heard.tool_calls,
-            reasoning=heard.reasoning,
-            num_tokens=count,
-            num_context_tokens=len(prompt.token_ids) + count,
-        )
+        return self._transcript.add(asked, prompt, completion)
 
     def shown(self) -> Text:
         """All rows, with what is trained set apart."""

@@ -49,6 +49,15 @@ class TextEncoder:
                 return ids
         return self.encode(text)
 
+    def encode_after(self, token_id: int, text: str) -> list[int]:
+        """A text that goes on where other ids end with this one. Some tokenizers lose the white space after a control token, and some put a
+        space there."""
+        if token_id in self._control_ids:
+            both = self.encode_on(self.decode([token_id]) + text)
+            if both[:1] == [token_id]:
+                return both[1:]
+        return self.encode_on(text)
+
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """As if no token could reach from one piece into the next; the first goes on where other ids end."""
         return [token_id for piece in pieces if piece for token_id in self.encode_on(piece)]
@@ -56,6 +65,13 @@ class TextEncoder:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens as they are written."""
         return self._tokenizer.decode([*token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def decode_on(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, of ids that go on where other ids end: a space before the first word stays."""
+        if not self.puts_space_first:
+            return self.decode(token_ids)
+        begun = self.encode("x")
+        return self.decode([*begun, *token_ids]).removeprefix(self.decode(begun))
 
     def control_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Those among `token_ids`, in order."""

@@ -70,6 +70,11 @@ class ChatFormatter:
         )
 
     @property
+    def num_token_ids(self) -> int:
+        """That the tokenizer knows: 0 to one less."""
+        return len(self._tokenizer)
+
+    @property
     def has_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 

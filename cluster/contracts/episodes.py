@@ -16,6 +16,8 @@ Message = Mapping[str, Any]
 """As chat templates take it: `role`, and as `content` a text; images and other parts are refused."""
 Tools = Sequence[Tool | Callable[..., Any]]
 """A plain function is a tool with the defaults of `@tool`."""
+RawPrompt = str | tuple[int, ...]
+"""A whole context as an agent wrote it, without roles: a text in which control tokens are control tokens, or token ids."""
 Returned = float | Mapping[str, Any] | Reward | None
 
 
@@ -51,6 +53,10 @@ class Said:
     """Of the context after it."""
     num_calls: int = 0
     """Tool calls since it was asked."""
+    token_ids: tuple[int, ...] | None = None
+    """Sampled in the last turn. None where `Asked` does not want them, and where there is no model."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """That the last turn went on from; None as `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +98,15 @@ class Asked:
     """Since the turn before, in order: they come before the messages."""
     messages: tuple[Message, ...] = ()
     """Added to the context, which begins as the prompt."""
+    raw: RawPrompt | None = None
+    """In place of messages and tools: what the context is. Where it begins with all that the context was, the model goes on from there."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Their JSON schemas, as chat templates take them."""
     max_tokens: int | None = None
     """Of this turn; None: as many as the run's sampling allows."""
     stop: tuple[str, ...] = ()
     """Texts beside those of the run's sampling that end the turn."""
+    wants_token_ids: bool = False
 
 
 class Converse(Protocol):
@@ -105,8 +114,8 @@ class Converse(Protocol):
 
     async def __call__(self, asked: Asked) -> Said:
         """Raises EpisodeOver(limit=Limit.CONTEXT) if the turn does not fit, and DataError for messages that do not go through the
-        template: both go to the environment, and the messages are not added; the events count. All other errors end the episode, and
-        are its caller's. Cancelled where nobody wants the answer any more."""
+        template and for token ids that the tokenizer does not know: both go to the environment, and nothing is added to the context; the
+        events count. All other errors end the episode, and are its caller's. Cancelled where nobody wants the answer any more."""
         ...
 
 

@@ -82,13 +82,14 @@ class _Witness:
 
     replies: Sequence[str]
     turns: list[list[str]] = field(default_factory=list[list[str]])
-    """The messages before each, as JSON, and the tools."""
+    """The messages or the raw prompt before each, as JSON, and the tools."""
     failure: str | None = None
     has_tools: bool = False
 
     async def __call__(self, asked: Asked) -> Said:
         rewritten = [message for event in asked.events if isinstance(event, Rewritten) for message in event.messages]
-        seen = [*rewritten, *asked.messages, *asked.tools]
+        raw = [] if asked.raw is None else [asked.raw]
+        seen = [*rewritten, *raw, *asked.messages, *asked.tools]
         self.has_tools |= bool(asked.tools)
         self.turns.append([json.dumps(each, sort_keys=True, ensure_ascii=False) for each in seen])
         if len(self.turns) > len(self.replies):

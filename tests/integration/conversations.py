@@ -2,6 +2,8 @@
 
 import asyncio
 
+from openai import AsyncOpenAI
+
 from cluster.contracts.episodes import Episode
 
 TEMPLATE = (
@@ -15,7 +17,10 @@ ENVIRONMENT = f"{__name__}:digits_wanted"
 
 
 async def digits_wanted(episode: Episode, *, turns: int = 3) -> float:
-    """Pays for digits, turn by turn. Every second episode of a group has its history rewritten once, and waits longer."""
+    """Pays for digits, turn by turn. Every second episode of a group has its history rewritten once, and waits longer; every fourth
+    writes its prompts itself."""
+    if episode.index % 4 == 2:
+        return await _by_raw_prompts(episode, turns=turns)
     said = await episode.ask()
     for turn in range(1, turns):
         episode.earn(_share(said.text), "digits")
@@ -25,6 +30,19 @@ async def digits_wanted(episode: Episode, *, turns: int = 3) -> float:
         said = await episode.ask(f"more than {sum(map(str.isdigit, said.text))}")
     episode.log("last", _share(said.text))
     return _share(said.text)
+
+
+async def _by_raw_prompts(episode: Episode, *, turns: int) -> float:
+    prompt, text = f"U:{episode.prompt}\nA:", ""
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        for turn in range(turns):
+            if turn:
+                episode.earn(_share(text), "digits")
+                prompt += f"U:more than {sum(map(str.isdigit, text))}\nA:"
+            (choice,) = (await client.completions.create(model="any", prompt=prompt)).choices
+            text = choice.text
+            prompt += text + ("<eos>" if choice.finish_reason == "stop" else "")
+    return _share(text)
 
 
 def _share(text: str) -> float:

@@ -56,6 +56,9 @@ def test_every_episode_adds_up(run):
             assert sum(row["token_rewards"]) == pytest.approx(row["reward"], abs=1e-6)
             assert sum(row["loss_mask"]) == sum(turn["end"] - turn["start"] for turn in row["turns"])
         assert {row["num_segments"] for row in batch.to_pylist()} == {1, 2}
+        raw = [row for row in batch.to_pylist() if row["sample_index"] % 4 == 2]
+        assert {row["num_segments"] for row in raw} == {1}
+        assert all(json.loads(row["messages"])[0]["content"] == row["prompt_text"] for row in raw)
 
 
 def test_the_learner_computes_what_the_engine_sampled_in_every_turn(run):

@@ -63,8 +63,8 @@ class Conversation:
         self.num_turns = 0
         self.num_context_tokens = 0
         self.sampling = task.sampling
-        self.context: list[Message] = [*task.messages]
-        """All that was said since the start, or since it was rewritten."""
+        self.context: list[Message] | None = [*task.messages]
+        """All that was said since the start, or since it was rewritten; None after a raw prompt, which has no messages."""
         self._limits = limits
         self._send = send
         self._endpoint = endpoint
@@ -130,34 +130,28 @@ class Conversation:
         with self._alone():
             added, named = _checked(messages), by_name(tools)
             schemas = tuple(tool.schema for tool in named.values())
+            stops = (stop,) if isinstance(stop, str) else tuple(stop)
             num_tokens, num_calls = 0, 0
             while True:
-                said = await self._turn(added, schemas=schemas, max_tokens=max_tokens, stop=stop)
+                said = await self._turn(Asked(messages=added, tools=schemas, max_tokens=max_tokens, stop=stops))
                 num_tokens += said.num_tokens
                 if not named or not said.tool_calls:
                     return replace(said, num_tokens=num_tokens, num_calls=num_calls)
                 num_calls += len(said.tool_calls)
                 added = tuple([await self._called(call, named) for call in said.tool_calls])
 
-    async def turn_at_endpoint(
-        self,
-        messages: Sequence[Message],
-        *,
-        schemas: Sequence[Mapping[str, Any]],
-        max_tokens: int | None,
-        stop: Sequence[str],
-    ) -> Said:
+    async def turn_at_endpoint(self, asked: Asked) -> Said:
         """One turn, for an agent that answers the calls itself. Raises as `converse`."""
         with self._alone():
             self._asks_for_endpoint, self._limit_at_endpoint = True, None
             try:
-                said = await self._turn(_checked(messages), schemas=tuple(schemas), max_tokens=max_tokens, stop=stop)
+                said = await self._turn(replace(asked, messages=_checked(asked.messages)))
             except EpisodeOver as over:
                 self._limit_at_endpoint = over.limit
                 raise
             finally:
                 self._asks_for_endpoint = False
-        known = {schema["function"]["name"] for schema in schemas}
+        known = {schema["function"]["name"] for schema in asked.tools}
         self._num_calls += len(said.tool_calls)
         self._num_malformed_calls += sum(
             isinstance(call.arguments, str) or call.name not in known for call in said.tool_calls
@@ -217,29 +211,25 @@ class Conversation:
         finally:
             self._asking = None
 
-    async def _turn(
-        self,
-        messages: tuple[Message, ...],
-        *,
-        schemas: tuple[Mapping[str, Any], ...],
-        max_tokens: int | None,
-        stop: Sequence[str],
-    ) -> Said:
+    async def _turn(self, asked: Asked) -> Said:
         if self._refusal:
             raise self._refusal()
         if self.num_turns >= self._limits.max_turns:
             raise EpisodeOver(f"the model has had max_turns={self._limits.max_turns} turns", limit=Limit.TURNS)
         events = tuple(self._events)
-        if not messages and not self.needs_no_messages:
+        if asked.raw is None and self.context is None:
+            raise DataError(
+                "the last turn had a raw prompt, and a message cannot follow it; rewrite() the history first"
+            )
+        if asked.raw is None and not asked.messages and not self.needs_no_messages:
             raise DataError(
                 "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
             )
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if max_tokens is not None and max_tokens < 1:
-            raise DataError(f"ask(max_tokens={max_tokens}): a turn has at least one token")
-        if not all(stops):
-            raise DataError(f"ask(stop={stop!r}): an empty text would end every turn before it begins")
-        asked = Asked(events=events, messages=messages, tools=schemas, max_tokens=max_tokens, stop=stops)
+        if asked.max_tokens is not None and asked.max_tokens < 1:
+            raise DataError(f"ask(max_tokens={asked.max_tokens}): a turn has at least one token")
+        if not all(asked.stop):
+            raise DataError(f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins")
+        asked = replace(asked, events=events)
         self._answer = asyncio.get_running_loop().create_future()
         self._send("ask", ASKED.dump_python(asked, mode="json"))
         del self._events[: len(events)]
@@ -253,7 +243,10 @@ class Conversation:
             raise
         self.num_turns += 1
         self.num_context_tokens = said.num_context_tokens
-        self.context += [*messages, _message(said)]
+        if asked.raw is not None:
+            self.context = None
+        elif self.context is not None:
+            self.context += [*asked.messages, _message(said)]
         return said
 
     async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:

@@ -78,15 +78,7 @@ class Play:
         began = time.monotonic()
         completion = await self.sample(self._request(asked, prompt.token_ids))
         self._model_seconds += time.monotonic() - began
-        heard = transcript.add(asked, prompt, completion)
-        return Said(
-            text=heard.text,
-            tool_calls=heard.tool_calls,
-            reasoning=heard.reasoning,
-            finish_reason=completion.finish_reason,
-            num_tokens=len(completion.token_ids),
-            num_context_tokens=len(prompt.token_ids) + len(completion.token_ids),
-        )
+        return transcript.add(asked, prompt, completion)
 
     def rows(self, end: EpisodeEnd, common: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One a segment, with what all rows of the group have in `common`."""

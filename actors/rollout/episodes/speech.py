@@ -9,7 +9,7 @@ from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
 from actors.chat.turns import NextPrompt
-from cluster.contracts.episodes import Message, ToolCall
+from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import FinishReason, Prompt
 
@@ -93,6 +93,47 @@ class Speech:
         self._require_tools(tools)
         return self._turns.next_prompt(prompt_ids, sampled_ids, messages, finish_reason=finish_reason, tools=tools)
 
+    def begin_raw(self, raw: RawPrompt) -> EncodedPrompt:
+        """The whole context as an agent wrote it. Before a text stands one bos where the tokenizer adds one; ids are taken as they are.
+
+        Raises DataError where it is empty, and for ids that the tokenizer does not know.
+        """
+        encoder = self._turns.encoder
+        if isinstance(raw, str):
+            begun = EncodedPrompt(text=raw, token_ids=self._formatter.with_bos(encoder.encode(raw)))
+        else:
+            self._require_known(raw)
+            begun = EncodedPrompt(text=encoder.decode(raw), token_ids=[*raw])
+        if not begun.token_ids:
+            raise DataError("the prompt is empty: the model needs a token to go on from")
+        return begun
+
+    def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:
+        """What an agent wrote where other ids end with `after`. Raises DataError for ids that the tokenizer does not know."""
+        encoder = self._turns.encoder
+        if isinstance(raw, str):
+            return EncodedPrompt(text=raw, token_ids=encoder.encode_after(after, raw))
+        self._require_known(raw)
+        return EncodedPrompt(text=encoder.decode_on(raw), token_ids=[*raw])
+
+    def decode_on(self, token_ids: Sequence[int]) -> str:
+        """Ids that go on where other ids end, with special tokens as they are written."""
+        return self._turns.encoder.decode_on(token_ids)
+
+    def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Heard:
+        """What the model sampled after a raw prompt, with special tokens as they are written.
+
+        The token that ended the turn is left out, as is that of `stops` that did, with what its last token says beyond it.
+        """
+        *before, last = sampled_ids
+        if last in self._formatter.stop_token_ids:
+            return Heard(text=self.decode_on(before), reasoning=None, tool_calls=())
+        text, num_before = self.decode_on(sampled_ids), len(self.decode_on(before))
+        # As the engine looks for them: the first one that the last token completes.
+        starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
+        ended = min((each for each in starts if each[0] >= 0), key=sum, default=(None, 0))
+        return Heard(text=text[: ended[0]], reasoning=None, tool_calls=())
+
     def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Heard:
         """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.
 
@@ -144,6 +185,11 @@ class Speech:
     def require_tools(self) -> None:
         """Raises ConfigError unless the model can be given tools, and its calls can be read."""
         self._report.require_tools(reads_calls=self._has_own_parser)
+
+    def _require_known(self, token_ids: Sequence[int]) -> None:
+        count = self._formatter.num_token_ids
+        if unknown := next((each for each in token_ids if not 0 <= each < count), None):
+            raise DataError(f"the prompt has token id {unknown}, and the tokenizer knows 0 to {count - 1}")
 
     def _require_tools(self, tools: Tools) -> None:
         if tools:

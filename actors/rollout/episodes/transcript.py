@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.rollout.episodes.speech import Heard, Opening, Speech
+from actors.chat.formatter import EncodedPrompt
+from actors.rollout.episodes.speech import Opening, Speech
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, Rewritten, Withdrawn
+from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, RawPrompt, Rewritten, Said, Withdrawn
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.types import Completion, FinishReason
 
@@ -29,8 +30,15 @@ class Segment:
     """Those of its prompt first."""
     num_messages: list[int] = field(default_factory=list[int])
     """Before each turn."""
+    texts: list[str | None] = field(default_factory=list[str | None])
+    """Each turn after what was written before it, special tokens as they are written; None while nobody needs it."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """That its prompt shows."""
+
+    @property
+    def context_ids(self) -> list[int]:
+        """All that the model has seen and said in it."""
+        return [*self.prompt_token_ids, *self.token_ids]
 
     def write(self, token_ids: Sequence[int], *, policy_version: int) -> None:
         """What nobody sampled."""
@@ -49,6 +57,7 @@ class Segment:
         for each in (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.token_rewards):
             del each[end:]
         del self.messages[self.num_messages.pop() :]
+        self.texts.pop()
 
     @property
     def replies(self) -> list[int]:
@@ -83,6 +92,8 @@ class TurnPrompt:
     """Of these, the end that nobody sampled."""
     segment: Segment | None
     """A new one that begins with it; None: it goes on in the last one."""
+    raw_text: str | None = None
+    """Of `written_ids`, as an agent wrote them; None: the chat template wrote them."""
 
 
 class Transcript:
@@ -102,7 +113,7 @@ class Transcript:
         self.num_calls = 0
         """That the model wrote."""
         self.num_uncanonical: int | None = 0 if is_compared else None
-        """Turns whose prompt the template would write otherwise; None where nobody looks."""
+        """Turns whose prompt the template would write otherwise; None where nobody looks, and after a raw prompt."""
         self._context: tuple[Message, ...] | None = None
         """As it was rewritten since the last turn."""
 
@@ -125,12 +136,13 @@ class Transcript:
                 self.log[event.name] = event.value
 
     def prompt_for(self, asked: Asked) -> TurnPrompt:
-        """Raises DataError for messages that do not go through the template, and EpisodeOver where the model may not go on."""
-        made = self._prompt_for(asked)
+        """Raises DataError for messages that do not go through the template and for ids that the tokenizer does not know, and EpisodeOver
+        where the model may not go on."""
+        made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
         if len(made.written_ids) >= self._speech.max_context:
+            what = "the messages of this turn have" if asked.raw is None else "what is new in the prompt has"
             raise DataError(
-                f"the messages of this turn have {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; "
-                "shorten them"
+                f"{what} {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; shorten them"
             )
         if len(made.token_ids) >= self._speech.max_context:
             raise EpisodeOver(
@@ -139,7 +151,7 @@ class Transcript:
             )
         return made
 
-    def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Heard:
+    def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Said:
         """The turn that was sampled after this prompt, as the environment hears it."""
         if prompt.segment is not None:
             self.segments.append(prompt.segment)
@@ -148,18 +160,37 @@ class Transcript:
         if prompt.segment is None:
             segment.write(prompt.written_ids, policy_version=completion.policy_versions[0])
         segment.sample(completion)
+        sampled_ids, raw_text = completion.token_ids, prompt.raw_text
+        if raw_text is not None:
+            self.num_uncanonical = None
         if self.num_uncanonical is not None:
             told = [*segment.messages, *asked.messages]
             is_canonical = self._speech.is_canonical(prompt.token_ids, told, tools=asked.tools)
             self.num_uncanonical += not is_canonical
-        heard = self._speech.hear(
-            completion.token_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
-        )
+        if raw_text is None:
+            heard = self._speech.hear(
+                sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
+            )
+            added, text = asked.messages, None
+        else:
+            heard = self._speech.hear_raw(sampled_ids, stops=asked.stop)
+            added = ({"role": "user", "content": raw_text},) if raw_text else ()
+            text = (raw_text if prompt.segment is None else "") + self._speech.decode_on(sampled_ids)
         self.num_turns += 1
         segment.num_messages.append(len(segment.messages))
         self.num_calls += len(heard.tool_calls)
-        segment.messages += [*asked.messages, heard.as_message()]
-        return heard
+        segment.messages += [*added, heard.as_message()]
+        segment.texts.append(text)
+        return Said(
+            text=heard.text,
+            tool_calls=heard.tool_calls,
+            reasoning=heard.reasoning,
+            finish_reason=completion.finish_reason,
+            num_tokens=len(sampled_ids),
+            num_context_tokens=len(prompt.token_ids) + len(sampled_ids),
+            token_ids=tuple(sampled_ids) if asked.wants_token_ids else None,
+            prompt_token_ids=tuple(prompt.token_ids) if asked.wants_token_ids else None,
+        )
 
     def _prompt_for(self, asked: Asked) -> TurnPrompt:
         if self._context is not None:
@@ -177,12 +208,7 @@ class Transcript:
         return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment)
 
     def _going_on(self, asked: Asked) -> TurnPrompt:
-        segment, reason = self.segments[-1], self.finish_reason
-        assert reason is not None, "a segment has a turn"
-        if reason is FinishReason.LENGTH and self._config.on_turn_length == "end":
-            raise EpisodeOver(
-                "the last turn was cut off at its length limit (episodes.on_turn_length)", limit=Limit.TURN_LENGTH
-            )
+        segment, reason = self.segments[-1], self._require_may_go_on()
         if asked.tools and asked.tools != segment.tools:
             raise DataError(
                 "these tools were not given from the first ask on, so the model has not seen them; give the same ones each time, or "
@@ -198,6 +224,47 @@ class Transcript:
             return TurnPrompt(token_ids=begun, written_ids=begun, segment=segment)
         written = following.token_ids[len(following.token_ids) - following.num_written :]
         return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
+
+    def _raw_prompt(self, raw: RawPrompt) -> TurnPrompt:
+        """Where it begins with the whole context, only the rest is new, and no sampled token is made of text again."""
+        last = self.segments[-1] if self.segments and self._context is None else None
+        if last is not None and (rest := self._rest_of(raw, last)) is not None:
+            self._require_may_go_on()
+            token_ids = [*last.context_ids, *rest.token_ids]
+            return TurnPrompt(token_ids=token_ids, written_ids=rest.token_ids, segment=None, raw_text=rest.text)
+        begun = self._speech.begin_raw(raw)
+        segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids)
+        return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=begun.text)
+
+    def _rest_of(self, raw: RawPrompt, segment: Segment) -> EncodedPrompt | None:
+        """After the context of this segment; None where it begins otherwise."""
+        context = segment.context_ids
+        if isinstance(raw, str):
+            text = self._text_of(segment)
+            begins, count = raw.startswith(text), len(text)
+        else:
+            begins, count = [*raw[: len(context)]] == context, len(context)
+        return self._speech.go_on_raw(raw[count:], after=context[-1]) if begins else None
+
+    def _text_of(self, segment: Segment) -> str:
+        """Its context. What agents wrote stands in it as they wrote it, and each turn as it was said to them."""
+        decode, ids, written_from = self._speech.decode_on, segment.token_ids, 0
+        for place, turn in enumerate(segment.turns):
+            start, end = turn["start"], turn["end"]
+            if segment.texts[place] is None:
+                segment.texts[place] = decode(ids[written_from:start]) + decode(ids[start:end])
+            written_from = end
+        return "".join([segment.prompt_text, *(text or "" for text in segment.texts)])
+
+    def _require_may_go_on(self) -> FinishReason:
+        """After the last turn, which ended so."""
+        reason = self.finish_reason
+        assert reason is not None, "a segment has a turn"
+        if reason is FinishReason.LENGTH and self._config.on_turn_length == "end":
+            raise EpisodeOver(
+                "the last turn was cut off at its length limit (episodes.on_turn_length)", limit=Limit.TURN_LENGTH
+            )
+        return reason
 
     def _rewritten(self, token_ids: Sequence[int], asked: Asked) -> Segment | None:
         """A segment that begins with what the template makes of the conversation; None where it leaves it as it is."""

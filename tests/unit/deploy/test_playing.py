@@ -66,6 +66,13 @@ def test_rewards_notes_and_rewritten_contexts_are_told():
     ]
 
 
+def test_a_raw_prompt_of_an_agent_is_shown():
+    agent = "tests.unit.actors.environments.agents:says"
+    result = played(agent, "--columns", "{requests: [{prompt: 'Go:'}]}", *said("a"))
+    assert result.output.splitlines()[:2] == ["  a raw prompt: Go:", "assistant  a"]
+    assert '"text":"a"' in result.output
+
+
 def test_tools_are_called_by_a_slash_and_mistakes_are_answered_as_a_models_are():
     columns = ("--columns", "{answer: 144}")
     calls = said("/calculate expression=12*12", '/calculate {"expresion": ', "/sum x=1", "144")

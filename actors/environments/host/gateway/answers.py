@@ -31,12 +31,12 @@ def whole(said: Said, *, model: str) -> dict[str, Any]:
     if said.tool_calls:
         message["tool_calls"] = [_call(call) for call in said.tool_calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(said)}
-    return {**_head(model, "chat.completion"), "choices": [choice], "usage": _usage(said)}
+    return {**_head(model, "chatcmpl", "chat.completion"), "choices": [choice], "usage": _usage(said)}
 
 
 def pieces(said: Said, *, model: str, with_usage: bool) -> Iterator[bytes]:
     """Of a stream: the text, each call, the end."""
-    head = _head(model, "chat.completion.chunk")
+    head = _head(model, "chatcmpl", "chat.completion.chunk")
 
     def piece(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -52,12 +52,29 @@ def pieces(said: Said, *, model: str, with_usage: bool) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+def raw_whole(said: Said, *, model: str, with_token_ids: bool) -> dict[str, Any]:
+    """After a raw prompt."""
+    ids = {"prompt_token_ids": said.prompt_token_ids, "token_ids": said.token_ids} if with_token_ids else {}
+    choice = {"index": 0, "text": said.text, "logprobs": None, "finish_reason": _finish_reason(said), **ids}
+    return {**_head(model, "cmpl", "text_completion"), "choices": [choice], "usage": _usage(said)}
+
+
+def raw_pieces(said: Said, *, model: str, with_token_ids: bool, with_usage: bool) -> Iterator[bytes]:
+    """Of a stream: all but the usage in one piece."""
+    answer = raw_whole(said, model=model, with_token_ids=with_token_ids)
+    usage = answer.pop("usage")
+    yield _event(answer)
+    if with_usage:
+        yield _event({**answer, "choices": [], "usage": usage})
+    yield b"data: [DONE]\n\n"
+
+
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def _head(model: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+def _head(model: str, prefix: str, kind: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -1,18 +1,25 @@
-"""One episode for requests: each has a whole history, of which the episode is asked what is new."""
+"""One episode for requests: each has a whole history, of which the episode is asked what is new, or a whole prompt."""
 
 import asyncio
 import hmac
 import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 
 from actors.environments.host.conversation import Conversation
 from actors.environments.host.gateway.answers import with_ids
 from actors.environments.host.gateway.history import added_to, without_ids
 from actors.environments.host.gateway.refusals import RefusedError
-from actors.environments.host.gateway.requests import ChatRequest
-from cluster.contracts.episodes import Said
+from actors.environments.host.gateway.requests import ChatRequest, RawRequest
+from cluster.contracts.episodes import Asked, Message, Said
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 
-_CODES = {Limit.CONTEXT: "context_length_exceeded", Limit.TURNS: "max_turns", Limit.DEADLINE: "timeout_s"}
+_CODES = {
+    Limit.CONTEXT: "context_length_exceeded",
+    Limit.TURNS: "max_turns",
+    Limit.TURN_LENGTH: "turn_length",
+    Limit.DEADLINE: "timeout_s",
+}
 
 
 class EpisodeEndpoint:
@@ -37,34 +44,42 @@ class EpisodeEndpoint:
     def sampling(self) -> dict[str, object]:
         return dict(self._conversation.sampling)
 
-    async def answer(self, request: ChatRequest) -> Said:
+    async def answer(self, request: ChatRequest | RawRequest) -> Said:
         """Calls have ids. Raises RefusedError. Cancelled once the model was asked, it leaves an episode that cannot go on."""
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
             try:
-                said = await self._asked(request)
+                said = await self._said(request)
             except EpisodeOver as error:
                 status = 400 if error.limit.is_policys_doing else 410
                 raise RefusedError(str(error), status=status, code=_CODES[error.limit]) from error
             except DataError as error:
-                raise RefusedError(str(error), param="messages") from error
+                field = "messages" if isinstance(request, ChatRequest) else "prompt"
+                raise RefusedError(str(error), param=field) from error
             except RuntimeError as error:  # the environment itself asks, or the episode cannot go on
                 raise RefusedError(str(error), status=409, code="asks_at_once") from error
             said, made = with_ids(said)
             self._made_ids |= made
             return said
 
-    async def _asked(self, request: ChatRequest) -> Said:
+    async def _said(self, request: ChatRequest | RawRequest) -> Said:
+        asked = Asked(max_tokens=request.max_tokens, stop=request.stop)
+        if isinstance(request, RawRequest):
+            asked = replace(asked, raw=request.prompt, wants_token_ids=request.wants_token_ids)
+        else:
+            asked = replace(asked, messages=self._new_in(request.messages), tools=request.tools)
+        return await self._conversation.turn_at_endpoint(asked)
+
+    def _new_in(self, history: Sequence[Message]) -> tuple[Message, ...]:
+        """What is to be asked with. Another history than the context rewrites it first."""
         conversation = self._conversation
-        messages = without_ids(request.messages, self._made_ids)
-        added = added_to(conversation.context, messages)
+        messages = without_ids(history, self._made_ids)
+        added = None if conversation.context is None else added_to(conversation.context, messages)
         if added is None or not (added or conversation.needs_no_messages):
             conversation.rewrite(messages)
-            added = ()
-        return await conversation.turn_at_endpoint(
-            added, schemas=request.tools, max_tokens=request.max_tokens, stop=request.stop
-        )
+            return ()
+        return added
 
 
 def over() -> RefusedError:

@@ -1,15 +1,15 @@
-"""A request for a chat completion: read, and refused where it asks for anything that its rows could not tell.
+"""A request for a completion, of a chat or of a raw prompt: read, and refused where it asks for anything that its rows could not tell.
 
 Sampling is the run's. A token that was drawn at another temperature has the log-prob of another distribution.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from actors.environments.host.gateway.refusals import RefusedError
-from cluster.contracts.episodes import Message
+from cluster.contracts.episodes import Message, RawPrompt
 
 _DEFAULTS: dict[str, Any] = {
     "temperature": 1,
@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "response_format": {"type": "text"},
 }
 """What a request may say of the distribution where the run's sampling is not known: OpenAI's own defaults."""
-_FIXED: dict[str, tuple[Any, ...]] = {
+_CHAT_FIXED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -33,7 +33,18 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 """Fields that may say what is the case anyway."""
-_READ = ("messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options")
+_RAW_FIXED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "add_special_tokens": (True,),
+    "skip_special_tokens": (False,),
+    "include_stop_str_in_output": (False,),
+}
+"""The same of a raw prompt's; the last three are vLLM's."""
+_READ = ("model", "max_tokens", "stop", "stream", "stream_options")
+_CHAT_READ = ("messages", "tools", "max_completion_tokens", *_READ)
+_RAW_READ = ("prompt", "return_token_ids", *_READ)
 _WITHOUT_EFFECT = (
     "user",
     "metadata",
@@ -50,12 +61,9 @@ _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    messages: tuple[Message, ...]
-    """As chat templates take them."""
+class _Request:
     model: str
     """Any name: there is one model."""
-    tools: tuple[Mapping[str, Any], ...]
     max_tokens: int | None
     stop: tuple[str, ...]
     is_streamed: bool
@@ -63,8 +71,42 @@ class ChatRequest:
     """At the end of a stream."""
 
 
-def read_request(body: bytes, *, sampling: Mapping[str, Any]) -> ChatRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(_Request):
+    messages: tuple[Message, ...]
+    """As chat templates take them."""
+    tools: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRequest(_Request):
+    prompt: RawPrompt
+    wants_token_ids: bool
+
+
+def read_chat_request(body: bytes, *, sampling: Mapping[str, Any]) -> ChatRequest:
     """`sampling` has the run's values, where they are known. Raises RefusedError, naming the field."""
+    fields = _fields(body, read=_CHAT_READ, fixed=_CHAT_FIXED, sampling=sampling)
+    return ChatRequest(
+        **_shared(fields),
+        messages=_messages(fields.get("messages")),
+        tools=tuple(_schema(each) for each in _typed(fields, "tools", list, [])),
+    )
+
+
+def read_raw_request(body: bytes, *, sampling: Mapping[str, Any]) -> RawRequest:
+    """As `read_chat_request`."""
+    fields = _fields(body, read=_RAW_READ, fixed=_RAW_FIXED, sampling=sampling)
+    return RawRequest(
+        **_shared(fields),
+        prompt=_prompt(fields.get("prompt")),
+        wants_token_ids=_typed(fields, "return_token_ids", bool, False),
+    )
+
+
+def _fields(
+    body: bytes, *, read: Collection[str], fixed: Mapping[str, tuple[Any, ...]], sampling: Mapping[str, Any]
+) -> dict[str, Any]:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -74,17 +116,21 @@ def read_request(body: bytes, *, sampling: Mapping[str, Any]) -> ChatRequest:
     # Clients write null for what their user did not set.
     fields = {name: value for name, value in given.items() if value is not None}
     for name, value in fields.items():
-        _check_setting(name, value, sampling)
+        if name not in read and name not in _WITHOUT_EFFECT:
+            _check_setting(name, value, fixed=fixed, sampling=sampling)
+    return fields
+
+
+def _shared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `_Request` has."""
     options = _typed(fields, "stream_options", dict, {})
-    return ChatRequest(
-        messages=_messages(fields.get("messages")),
-        model=_typed(fields, "model", str, "policy"),
-        tools=tuple(_schema(each) for each in _typed(fields, "tools", list, [])),
-        max_tokens=_max_tokens(fields),
-        stop=_stop(fields.get("stop", ())),
-        is_streamed=_typed(fields, "stream", bool, False),
-        wants_usage=options.get("include_usage") is True,
-    )
+    return {
+        "model": _typed(fields, "model", str, "policy"),
+        "max_tokens": _max_tokens(fields),
+        "stop": _stop(fields.get("stop", ())),
+        "is_streamed": _typed(fields, "stream", bool, False),
+        "wants_usage": options.get("include_usage") is True,
+    }
 
 
 def arguments_of(text: Any) -> dict[str, Any] | str:
@@ -98,9 +144,7 @@ def arguments_of(text: Any) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else text
 
 
-def _check_setting(name: str, value: Any, sampling: Mapping[str, Any]) -> None:
-    if name in _READ or name in _WITHOUT_EFFECT:
-        return
+def _check_setting(name: str, value: Any, *, fixed: Mapping[str, tuple[Any, ...]], sampling: Mapping[str, Any]) -> None:
     if name in _DEFAULTS:
         runs = sampling.get(name, _DEFAULTS[name])
         if value != runs:
@@ -110,11 +154,11 @@ def _check_setting(name: str, value: Any, sampling: Mapping[str, Any]) -> None:
                 code="unsupported_value",
                 param=name,
             )
-    elif name not in _FIXED:
+    elif name not in fixed:
         raise RefusedError(f"{name} is not supported; leave it out", code="unsupported_parameter", param=name)
-    elif value not in _FIXED[name]:
+    elif value not in fixed[name]:
         raise RefusedError(
-            f"{name}={value!r} is not supported, only {_FIXED[name][0]!r}; leave it out",
+            f"{name}={value!r} is not supported, only {fixed[name][0]!r}; leave it out",
             code="unsupported_value",
             param=name,
         )
@@ -135,6 +179,30 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     if len({*said.values()}) > 1:
         raise RefusedError("max_tokens and max_completion_tokens differ; leave one of them out", param="max_tokens")
     return next(iter(said.values()), None)
+
+
+def _prompt(given: Any) -> RawPrompt:
+    """A list of one prompt is that prompt."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+        given = given[0]
+    if isinstance(given, str) and _is_writable(given):
+        return given
+    # A bool is an int too.
+    if isinstance(given, list) and all(type(each) is int for each in given):
+        return tuple(given)
+    raise RefusedError(
+        f"prompt={given!r:.200} must be a text or a list of token ids, one prompt a request; several prompts are several requests",
+        param="prompt",
+    )
+
+
+def _is_writable(text: str) -> bool:
+    """JSON can hold half a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stop(given: Any) -> tuple[str, ...]:

@@ -5,16 +5,16 @@ import contextvars
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
 from actors.environments.host.conversation import Conversation
-from actors.environments.host.gateway.answers import pieces, whole
+from actors.environments.host.gateway.answers import pieces, raw_pieces, raw_whole, whole
 from actors.environments.host.gateway.endpoint import EpisodeEndpoint, over
 from actors.environments.host.gateway.refusals import RefusedError
-from actors.environments.host.gateway.requests import read_request
+from actors.environments.host.gateway.requests import read_chat_request, read_raw_request
 
 _MAX_BODY_BYTES = 16 * 1024**2
 _MODEL = "policy"
@@ -80,24 +80,20 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         endpoint = self._endpoint_of(request)
-        asked = read_request(await request.read(), sampling=endpoint.sampling)
+        asked = read_chat_request(await request.read(), sampling=endpoint.sampling)
         said = await endpoint.answer(asked)
         if not asked.is_streamed:
             return web.json_response(whole(said, model=asked.model))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for piece in pieces(said, model=asked.model, with_usage=asked.wants_usage):
-            await response.write(piece)
-        await response.write_eof()
-        return response
+        return await _streamed(request, pieces(said, model=asked.model, with_usage=asked.wants_usage))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        self._endpoint_of(request)
-        raise RefusedError(
-            "an episode is a conversation, and its rows are made by the chat template: a raw prompt has no place in it; use "
-            "/chat/completions",
-            code="unsupported_endpoint",
-        )
+        endpoint = self._endpoint_of(request)
+        asked = read_raw_request(await request.read(), sampling=endpoint.sampling)
+        said = await endpoint.answer(asked)
+        how = {"model": asked.model, "with_token_ids": asked.wants_token_ids}
+        if not asked.is_streamed:
+            return web.json_response(raw_whole(said, **how))
+        return await _streamed(request, raw_pieces(said, **how, with_usage=asked.wants_usage))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._endpoint_of(request)
@@ -135,6 +131,15 @@ async def _with_error_objects(
         traceback.print_exc(file=sys.stderr)
         refused = RefusedError(f"{type(error).__name__}: {error}", status=500)
         return web.json_response(refused.body, status=500)
+
+
+async def _streamed(request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+    await response.write_eof()
+    return response
 
 
 def _described(model: str) -> dict[str, Any]:

@@ -63,6 +63,13 @@ def test_control_tokens_are_found_where_they_overlap():
     assert encoder.cut_inside("<a<a>", "|") == "<|a<|a>"
 
 
+@pytest.mark.parametrize("name", ["qwen25", "gemma", "llama2"])
+def test_ids_that_go_on_keep_the_space_before_their_first_word(name):
+    encoder = turns_of(name).encoder
+    assert encoder.decode_on(encoder.encode_on(" the a")) == " the a"
+    assert encoder.decode_on([]) == ""
+
+
 def test_a_character_that_the_vocabulary_lacks_is_no_control_token():
     encoder = TextEncoder(make_tokenizer(), template="")
     assert encoder.control_ids(encoder.encode("é")) == []

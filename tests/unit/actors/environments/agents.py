@@ -12,6 +12,7 @@ import openai
 import psutil
 
 from cluster.contracts.episodes import BlockingEpisode, Episode
+from cluster.contracts.errors import DataError
 from tests.unit.actors.environments.environments import first_int
 
 CALCULATE = {
@@ -63,12 +64,17 @@ async def says(episode: Episode):
     """Sends the requests of the prompt's column `requests`, and logs what came back, as JSON."""
     async with client_of(episode) as client:
         for request in episode.columns["requests"]:
+            api: Any = client.completions if "prompt" in request else client.chat.completions
             try:
-                answer = await client.chat.completions.create(**{"model": "any", **request})
+                answer = await api.create(**{"model": "any", **request})
             except openai.APIStatusError as error:
                 episode.log("error", json.dumps([error.status_code, error.body]))
             else:
-                episode.log("answer", answer.model_dump_json(exclude_unset=True))
+                if request.get("stream"):
+                    pieces = [piece.model_dump(exclude_unset=True) async for piece in answer]
+                    episode.log("pieces", json.dumps(pieces))
+                else:
+                    episode.log("answer", answer.model_dump_json(exclude_unset=True))
 
 
 async def agent(episode: Episode):
@@ -135,11 +141,14 @@ async def agent(episode: Episode):
             case "models":
                 async for model in client.models.list():
                     episode.log("model", model.id)
-            case "raw prompt":
+            case "ask after a raw prompt":
+                await client.completions.create(model="any", prompt="Guess.")
                 try:
-                    await client.completions.create(model="any", prompt="Guess.")
-                except openai.BadRequestError as error:
-                    episode.log("code", str(error.code))
+                    await episode.ask("Go on.")
+                except DataError as error:
+                    episode.log("error", str(error))
+                episode.rewrite(messages)
+                await episode.ask("Go on.")
             case "elsewhere":
                 for path in ("/embeddings", "/../../999/v1/models"):
                     request = urllib.request.Request(episode.base_url + path)

@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from actors.environments.host.gateway.refusals import RefusedError
+from actors.environments.host.gateway.requests import read_raw_request
 from cluster.contracts.episodes import Asked, EpisodeEnd, Logged, Rewritten, Said, ToolCall
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.types import FinishReason, RewardStatus
@@ -225,6 +227,114 @@ async def test_what_the_rows_could_not_tell_is_refused_by_name():
     assert not model.asked
 
 
+REFUSED_RAW: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.7}, "temperature"),
+    ({"n": 2}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "."}, "suffix"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"extra_body": {"messages": [PROMPT]}}, "messages"),
+    ({"extra_body": {"skip_special_tokens": True}}, "skip_special_tokens"),
+    ({"extra_body": {"return_token_ids": 1}}, "return_token_ids"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+    ({"prompt": None}, "prompt"),
+]
+
+
+async def test_of_a_raw_prompt_too_what_the_rows_could_not_tell_is_refused_by_name():
+    model = Scripted()
+    answers = await after(model, *[{"prompt": "a", **body} for body, _ in REFUSED_RAW])
+    assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED_RAW]
+    assert "one prompt a request" in answers[10][1]["message"]
+    assert not model.asked
+
+
+def test_half_a_character_is_no_prompt():
+    with pytest.raises(RefusedError, match="must be a text"):
+        read_raw_request(b'{"prompt": "\\ud83d"}', sampling={})
+
+
+async def test_a_raw_prompt_is_a_text_or_ids():
+    model = Scripted()
+    await after(model, *({"prompt": prompt} for prompt in ("a", ["b"], [1, 2], [[3]])))
+    assert [each.raw for each in model.asked] == ["a", "b", (1, 2), (3,)]
+    assert model.asked[0] == Asked(raw="a")
+
+
+async def test_an_answer_to_a_raw_prompt_has_its_text_a_finish_reason_and_usage():
+    cut = Said(text="o", finish_reason=FinishReason.LENGTH, num_tokens=3, num_context_tokens=10)
+    model = Scripted(cut)
+    asked = {"prompt": "a", "model": "gpt", "max_tokens": 3, "stop": "\n", "echo": False, "n": 1}
+    (answer,) = await after(model, asked)
+    assert (answer["object"], answer["model"], answer["id"][:5]) == ("text_completion", "gpt", "cmpl-")
+    assert answer["choices"] == [{"index": 0, "text": "o", "logprobs": None, "finish_reason": "length"}]
+    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert model.asked == [Asked(raw="a", max_tokens=3, stop=("\n",))]
+
+
+async def test_token_ids_come_in_vllms_fields_where_they_are_asked_for():
+    said = Said(text="o", num_tokens=1, num_context_tokens=3, prompt_token_ids=(5, 6), token_ids=(7,))
+    model = Scripted(said)
+    asked = {"prompt": "a", "extra_body": {"return_token_ids": True}}
+    answer, pieces = await after(model, asked, {**asked, "stream": True})
+    (choice,) = answer["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([5, 6], [7])
+    assert model.asked == [Asked(raw="a", wants_token_ids=True)] * 2
+    assert pieces[0]["choices"][0]["token_ids"] is None, "Scripted says `done`, and has no tokens"
+
+
+async def test_a_stream_after_a_raw_prompt_is_one_piece_and_the_usage():
+    said = Said(text="Well.", num_tokens=2, num_context_tokens=5)
+    asked = {"prompt": "a", "stream": True}
+    pieces, without = await after(Scripted(said), {**asked, "stream_options": {"include_usage": True}}, asked)
+    text, usage = pieces
+    assert text["choices"] == [{"index": 0, "text": "Well.", "logprobs": None, "finish_reason": "stop"}]
+    assert (usage["choices"], usage["usage"]["total_tokens"], len(without)) == ([], 5, 1)
+
+
+async def test_a_chat_after_a_raw_prompt_begins_anew_and_a_raw_prompt_after_a_chat_is_itself():
+    model = Scripted("one", "two", "three", "four")
+    chat = [PROMPT, said("one"), user("Go on.")]
+    await after(model, [PROMPT], {"prompt": "a"}, chat, [*chat, said("three"), user("Further.")])
+    assert model.asked == [
+        Asked(),
+        Asked(raw="a"),
+        Asked(events=(Rewritten(messages=tuple(chat)),)),
+        Asked(messages=(user("Further."),)),
+    ]
+
+
+async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first():
+    model = Scripted()
+    async with hosted(AGENT) as host:
+        end = await host.run(task("ask after a raw prompt"), model)
+    assert end.reward == 1.0
+    assert model.asked[1] == Asked(
+        events=(*model.asked[1].events[:1], Rewritten(messages=(PROMPT,))), messages=(user("Go on."),)
+    )
+    assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, and a message cannot follow it")
+
+
+async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_handle():
+    model = Scripted(DataError("token id 9"), EpisodeOver("cut off", limit=Limit.TURN_LENGTH), "done")
+    refused, over, answer = await after(model, {"prompt": [9]}, {"prompt": "a"}, {"prompt": "b"})
+    assert (refused[0], refused[1]["param"], refused[1]["message"]) == (400, "prompt", "token id 9")
+    assert (over[0], over[1]["code"]) == (400, "turn_length")
+    assert answer["choices"][0]["text"] == "done"
+
+
+async def test_raw_prompts_count_as_turns():
+    async with hosted(f"{HERE}:says", max_turns=2) as host:
+        end = await host.run(task(requests=[{"prompt": "a"}] * 3), Scripted())
+    assert json.loads(logged(end)[-1])[1]["code"] == "max_turns"
+
+
 async def test_the_runs_own_sampling_may_be_named_and_no_other():
     same = {"messages": [PROMPT], "temperature": 0.7, "top_p": 1, "n": 1, "logprobs": False, "user": "x", "seed": None}
     default = {"messages": [PROMPT], "temperature": 1}
@@ -259,7 +369,6 @@ async def test_an_agent_that_fails_over_a_limit_is_truncated():
     [
         ("wrong key", ["invalid_api_key"]),
         ("models", ["policy"]),
-        ("raw prompt", ["unsupported_endpoint"]),
         ("elsewhere", ["404 invalid_request_error"] * 2),
     ],
 )

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from random import Random
 
+from openai import AsyncOpenAI
+
 from cluster.contracts.episodes import Episode
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.tools import tool
@@ -19,6 +21,15 @@ async def two_turns(episode: Episode):
     said = await episode.ask()
     episode.log("first", said.text)
     await episode.ask("go on")
+    return 0.5
+
+
+async def two_raw_turns(episode: Episode, *, prompt: str, between: str):
+    """Writes the chat template itself."""
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        first = await client.completions.create(model="any", prompt=prompt)
+        episode.log("first", first.choices[0].text)
+        await client.completions.create(model="any", prompt=prompt + first.choices[0].text + between)
     return 0.5
 
 

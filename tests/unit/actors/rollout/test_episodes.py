@@ -122,6 +122,24 @@ async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
     assert row["model_seconds"] > 0.0
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_an_agent_that_writes_the_chat_template_itself_has_the_rows_of_one_that_converses(deterministic):
+    (chat,) = await rows_of("two_turns")
+    between = "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    written = {"name": f"{HERE}:two_raw_turns", "prompt": chat["prompt_text"], "between": between}
+    rows = await rows_of(written, ticket(num=2), deterministic=deterministic)
+    same = [
+        name for name in chat if name not in ("environment", "messages", "model_seconds", "started_at", "finished_at")
+    ]
+    assert {name: rows[0][name] for name in same} == {name: chat[name] for name in same}
+    assert [message["content"] for message in json.loads(rows[1]["messages"])] == [
+        chat["prompt_text"],
+        "turn 1",
+        between.removeprefix("<|im_end|>"),
+        "turn 2",
+    ]
+
+
 async def test_each_turn_of_each_sample_has_a_seed_of_its_own():
     engine = counting()
     await rows_of("two_turns", ticket(num=2), engine=engine)

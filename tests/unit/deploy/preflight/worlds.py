@@ -2,6 +2,8 @@
 
 import random
 
+from openai import AsyncOpenAI
+
 from cluster.contracts.episodes import Episode
 
 
@@ -29,6 +31,11 @@ async def unseeded(episode: Episode):
 async def of_its_index(episode: Episode):
     episode.rewrite([{"role": "user", "content": f"You are number {episode.index}."}])
     await episode.ask()
+
+
+async def of_its_index_by_a_raw_prompt(episode: Episode):
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        await client.completions.create(model="any", prompt=f"You are number {episode.index}.")
 
 
 async def impatient(episode: Episode):

@@ -1,0 +1,334 @@
+"""Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.episodes.speech import Opening, Speech
+from actors.rollout.episodes.transcript import Transcript
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, RawPrompt, Rewritten, Said
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.types import Completion, FinishReason, Prompt
+from tests.models import make_tokenizer
+from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+PLAY = {"role": "user", "content": "play"}
+BEGINNING = "<|im_start|>user\nplay<|im_end|>\n<|im_start|>assistant\n"
+BETWEEN = "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+BYTES = ["qwen25", "glm4", "granite"]
+METASPACE = ["gemma", "llama2", "phi3"]
+FUZZ = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@cache
+def speech_of(name: str) -> Speech:
+    tokenizer = tokenizer_of(name)
+    stops = tokenizer.convert_tokens_to_ids([*FAMILIES[name].stops])
+    return Speech(ChatFormatter(tokenizer, max_context=512, stop_token_ids=stops))
+
+
+class Telling:
+    """A transcript, and a model that says what it is told to."""
+
+    def __init__(self, name: str = "qwen25", *, speech: Speech | None = None, **config) -> None:
+        speech = speech or speech_of(name)
+        opening = Opening(Prompt(prompt_id="p", messages=[PLAY]), speech)
+        self.transcript = Transcript(opening, speech, EpisodesConfig.model_validate(config), is_compared=True)
+        self.turns = speech._turns
+        self.encoder = self.turns.encoder
+        self.end = speech._formatter._tokenizer.eos_token_id
+
+    def ids(self, text: str) -> list[int]:
+        return self.encoder.encode_on(text)
+
+    def say(self, asked: Asked, sampled_ids: list[int], reason: FinishReason = STOP) -> Said:
+        self.transcript.take(asked.events)
+        count = len(sampled_ids)
+        completion = Completion(
+            token_ids=sampled_ids, rollout_logprobs=[-1.0] * count, policy_versions=[4] * count, finish_reason=reason
+        )
+        return self.transcript.add(asked, self.transcript.prompt_for(asked), completion)
+
+    def after(self, raw: RawPrompt, text: str, **asked) -> Said:
+        """The model says this text after a raw prompt, and ends its turn."""
+        return self.say(Asked(raw=raw, **asked), [*self.ids(text), self.end])
+
+    @property
+    def segments(self):
+        return self.transcript.segments
+
+    def rows(self):
+        return [(each.prompt_token_ids, each.token_ids, each.loss_mask, each.turns) for each in self.segments]
+
+
+def test_a_text_that_begins_with_the_context_goes_on_in_its_segment():
+    telling = Telling()
+    said = telling.after(BEGINNING, "yes")
+    telling.after(f"{BEGINNING}{said.text}<|im_end|>{BETWEEN}", "no")
+    (segment,) = telling.segments
+    yes, no = [*telling.ids("yes"), telling.end], [*telling.ids("no"), telling.end]
+    assert segment.prompt_token_ids == telling.encoder.encode(BEGINNING)
+    assert segment.token_ids == [*yes, *telling.ids(BETWEEN), *no]
+    assert segment.loss_mask == [True] * len(yes) + [False] * len(telling.ids(BETWEEN)) + [True] * len(no)
+
+
+def test_tokens_that_were_sampled_are_never_made_of_text_again():
+    telling = Telling()
+    letters = [telling.ids(letter)[0] for letter in "the"]
+    assert telling.ids("the") != letters
+    telling.say(Asked(raw=BEGINNING), [*letters, telling.end])
+    telling.after(f"{BEGINNING}the<|im_end|>{BETWEEN}", "no")
+    assert telling.segments[0].token_ids[:3] == letters
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        BEGINNING,
+        f"{BEGINNING}yes{BETWEEN}",
+        f"{BEGINNING}YES<|im_end|>{BETWEEN}",
+        "Another.",
+    ],
+    ids=["asked again", "without the sampled end of turn", "edited", "another"],
+)
+def test_another_text_is_a_new_segment_whose_prompt_it_is(second):
+    telling = Telling()
+    telling.after(BEGINNING, "yes")
+    telling.after(second, "no")
+    assert len(telling.segments) == 2
+    assert telling.segments[1].prompt_text == second
+    assert telling.segments[1].prompt_token_ids == telling.encoder.encode(second)
+
+
+def test_a_raw_prompt_after_turns_of_a_chat_goes_on_if_it_is_what_the_template_wrote():
+    chat, mixed = Telling(), Telling()
+    for telling in (chat, mixed):
+        telling.say(Asked(), [*telling.ids("yes"), telling.end])
+    go_on = {"role": "user", "content": "go on"}
+    chat.say(Asked(messages=(go_on,)), [*chat.ids("no"), chat.end])
+    prompt = mixed.segments[0].prompt_text
+    mixed.after(f"{prompt}yes<|im_end|>{BETWEEN}", "no")
+    assert mixed.rows() == chat.rows()
+    assert mixed.segments[0].messages[2] == {"role": "user", "content": BETWEEN}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "echo"])
+def test_an_agent_with_the_models_own_template_has_the_tokens_of_a_chat(name):
+    chat, raw = Telling(name), Telling(name)
+    suffix = chat.turns.suffixes.write([PLAY])
+    yes = [*chat.ids("yes"), *suffix.close_ids]
+    chat.say(Asked(), yes)
+    chat.say(Asked(messages=(PLAY,)), yes)
+    prompt = chat.segments[0].prompt_text
+    raw.say(Asked(raw=prompt), yes)
+    raw.say(Asked(raw=f"{prompt}yes{suffix.text}"), yes)
+    assert raw.rows() == chat.rows()
+
+
+def test_a_chat_after_a_raw_prompt_is_a_new_segment():
+    telling = Telling()
+    telling.after(BEGINNING, "yes")
+    telling.say(Asked(events=(Rewritten(messages=(PLAY,)),)), [telling.end])
+    assert [each.messages[0] for each in telling.segments] == [{"role": "user", "content": BEGINNING}, PLAY]
+
+
+def test_after_a_rewrite_a_raw_prompt_begins_anew():
+    telling = Telling()
+    said = telling.after(BEGINNING, "yes")
+    again = f"{BEGINNING}{said.text}<|im_end|>{BETWEEN}"
+    telling.after(again, "no", events=(Rewritten(messages=(PLAY,)),))
+    telling.after(f"{again}no<|im_end|>{BETWEEN}", "no")
+    assert [each.prompt_text for each in telling.segments] == [BEGINNING, again]
+    assert len(telling.segments[1].turns) == 2
+
+
+def test_the_messages_of_a_raw_segment_are_what_was_written_and_what_was_said():
+    telling = Telling(on_turn_length="continue")
+    telling.say(Asked(raw=BEGINNING), telling.ids("ye"), LENGTH)
+    telling.after(f"{BEGINNING}ye", "s")
+    telling.after(f"{BEGINNING}yes<|im_end|>{BETWEEN}", "no")
+    assert [(each["role"], each["content"]) for each in telling.segments[0].messages] == [
+        ("user", BEGINNING),
+        ("assistant", "ye"),
+        ("assistant", "s"),
+        ("user", BETWEEN),
+        ("assistant", "no"),
+    ]
+
+
+def test_a_turn_that_was_taken_back_leaves_nothing():
+    telling = Telling()
+    telling.after(BEGINNING, "yes")
+    before = telling.rows()
+    telling.after(f"{BEGINNING}yes<|im_end|>{BETWEEN}", "no")
+    telling.transcript._withdraw(1)
+    assert telling.rows() == before
+    assert telling.transcript._text_of(telling.segments[0]) == f"{BEGINNING}yes<|im_end|>"
+
+
+def test_token_ids_come_with_the_answer_where_they_are_wanted():
+    telling = Telling()
+    assert telling.after("a", "b").token_ids is None
+    said = telling.after("a", "b", wants_token_ids=True)
+    assert said.prompt_token_ids == (*telling.ids("a"),)
+    assert said.token_ids == (*telling.ids("b"), telling.end)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "stops", "text"),
+    [
+        ("yes", (), "yes"),
+        ("see\nObs", ("\nObs",), "see"),
+        ("see\nObs", ("x", "s", "bs"), "see\nOb"),
+        ("see", ("\nObs",), "see"),
+        ("<tool_call>", (), "<tool_call>"),
+    ],
+)
+def test_a_text_is_without_the_stop_that_the_agent_named(sampled, stops, text):
+    telling = Telling()
+    ids = [token_id for letter in sampled for token_id in telling.ids(letter)] if stops else telling.ids(sampled)
+    assert telling.say(Asked(raw="a", stop=stops), ids).text == text
+    telling.after(f"a{sampled}!", "b")
+    assert len(telling.segments) == 1, "the context has the stop that was sampled"
+
+
+def test_a_special_token_in_the_middle_stays_in_the_text():
+    telling = Telling()
+    middle = [*telling.ids("a<|im_start|>b"), telling.end]
+    assert telling.say(Asked(raw="a"), middle).text == "a<|im_start|>b"
+
+
+def test_a_turn_that_was_cut_off_ends_the_episode_where_the_run_says_so_but_not_a_new_segment():
+    telling = Telling()
+    telling.say(Asked(raw=BEGINNING), telling.ids("ye"), LENGTH)
+    with pytest.raises(EpisodeOver) as over:
+        telling.after(f"{BEGINNING}ye", "s")
+    assert over.value.limit is Limit.TURN_LENGTH
+    telling.after("Another.", "yes")
+    assert len(telling.segments) == 2
+
+
+def test_template_history_and_comparison_leave_raw_segments_alone():
+    telling = Telling("qwen3", history="template")
+    thought = "<think>\nhm\n</think>\n\nyes"
+    telling.after(BEGINNING, thought)
+    telling.after(f"{BEGINNING}{thought}<|im_end|>{BETWEEN}", "no")
+    assert len(telling.segments) == 1 and telling.transcript.num_uncanonical is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ("", "the prompt is empty"),
+        ((), "the prompt is empty"),
+        ((1, 10_000), "token id 10000, and the tokenizer knows 0 to "),
+        ((-1,), "token id -1"),
+        ("a" * 600, "what is new in the prompt has 600 tokens, and the context takes 512; shorten them"),
+    ],
+)
+def test_a_prompt_that_no_model_could_go_on_from_is_refused(raw, why):
+    with pytest.raises(DataError, match=why):
+        Telling().after(raw, "b")
+
+
+def test_unknown_ids_are_refused_where_they_go_on_and_those_that_were_sampled_are_not():
+    """Vocabularies have places that no tokenizer knows, and a model can sample them."""
+    telling = Telling()
+    telling.say(Asked(raw=(5,)), [9_999, telling.end])
+    with pytest.raises(DataError, match="token id 9998"):
+        telling.after((5, 9_999, telling.end, 9_998), "b")
+    telling.after((5, 9_999, telling.end, 6), "b")
+    assert len(telling.segments) == 1
+
+
+def test_a_context_that_is_full_is_a_limit_of_the_policys_doing():
+    telling = Telling()
+    text = "a" * 300
+    said = telling.after(text, "b" * 150)
+    with pytest.raises(EpisodeOver) as over:
+        telling.after(f"{text}{said.text}<|im_end|>{'c' * 100}", "d")
+    assert over.value.limit is Limit.CONTEXT
+
+
+@pytest.mark.parametrize("text", ["a", "<bos>a"])
+def test_before_a_text_stands_one_bos_where_the_tokenizer_adds_one(text):
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    tokenizer = make_tokenizer(adds_bos=True, chat_template=template)
+    speech = Speech(ChatFormatter(tokenizer, max_context=64))
+    telling = Telling(speech=speech)
+    telling.after(text, "b")
+    telling.after(f"{text}b<eos>c", "d")
+    (segment,) = telling.segments
+    assert segment.prompt_token_ids == [tokenizer.bos_token_id, *tokenizer("a", add_special_tokens=False).input_ids]
+    assert tokenizer.bos_token_id not in segment.token_ids
+
+
+TEXTS = st.lists(st.sampled_from(["the", " a", "\n", "é", ".", "1"]), min_size=1, max_size=4).map("".join)
+FORMS = st.sampled_from(["text", "ids"])
+
+
+@st.composite
+def conversations(draw):
+    """A beginning, and turns: seeds of what is sampled, how it ends, what is written after it, and how the next one asks."""
+    turn = st.tuples(
+        st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
+        st.sampled_from(["close", "stop", "cut"]),
+        st.booleans(),
+        TEXTS,
+        FORMS,
+    )
+    return draw(TEXTS), draw(FORMS), draw(st.lists(turn, min_size=1, max_size=5))
+
+
+def told(name: str, conversation, form: str | None = None) -> Telling:
+    """All requests of one form, or each of its own."""
+    telling = Telling(name, on_turn_length="continue")
+    controls = {*telling.encoder.controls.values(), telling.end}
+    ordinary = [index for index in range(3, len(tokenizer_of(name))) if index not in controls]
+    text, own, turns = conversation
+    ids = telling.encoder.encode(text)
+    for seeds, end, is_marked, written, following in turns:
+        sampled = [ordinary[seed % len(ordinary)] for seed in seeds]
+        rest = ""
+        if end == "close":
+            sampled.append(telling.end)
+            rest = telling.encoder.decode([telling.end])
+        if end == "stop":
+            sampled += telling.ids("END")
+            rest = "END"
+        raw = text if (form or own) == "text" else (*ids,)
+        stops = ("END",) if end == "stop" else ()
+        said = telling.say(Asked(raw=raw, stop=stops), sampled, LENGTH if end == "cut" else STOP)
+        written = written + telling.encoder.decode([telling.end]) if is_marked else written
+        text += said.text + rest + written
+        ids = [*ids, *sampled, *telling.encoder.encode_after(sampled[-1], written)]
+        own = following
+    return telling
+
+
+@pytest.mark.parametrize("name", BYTES)
+@FUZZ
+@given(conversations())
+def test_texts_and_ids_in_any_order_make_the_same_tokens(name, conversation):
+    mixed, by_ids = told(name, conversation), told(name, conversation, "ids")
+    assert mixed.rows() == by_ids.rows()
+    assert len(mixed.segments) == 1
+
+
+@pytest.mark.parametrize("name", METASPACE)
+@FUZZ
+@given(conversations())
+def test_texts_make_the_tokens_of_ids_where_words_begin_with_a_space_too(name, conversation):
+    assert told(name, conversation, "text").rows() == told(name, conversation, "ids").rows()
+
+
+def test_a_prompt_of_ids_is_recorded_as_its_text():
+    telling = Telling()
+    telling.after((*telling.encoder.encode(BEGINNING),), "yes")
+    (segment,) = telling.segments
+    assert segment.prompt_text == segment.messages[0]["content"] == BEGINNING
