@@ -15,7 +15,7 @@ from cluster.contracts.errors import DataError, ToolError
 from cluster.contracts.tools import Tool, tool
 
 _MAX_LENGTH = 100
-"""Of an expression: what a value costs stays small, and so does its nesting."""
+"""Of an expression: it bounds the size of a value, and how deep parentheses nest."""
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -40,7 +40,7 @@ async def calculator(
     """Pays 1 where the first number of the model's last words is the prompt's column `answer`, less `price` for each call of the
     calculator. The metric `called` is the share of episodes that used it, `right` of those that found the number.
 
-    With `tool: broken` the calculator answers any number at all: the control, in which a call has its price and is of no use.
+    With `tool: broken` the calculator answers with random numbers: the control, in which a call costs `price` and is of no use.
     """
     if "answer" not in episode.columns:
         raise DataError("calculator needs a column `answer` with the right number; give the prompts one")
@@ -53,8 +53,8 @@ async def calculator(
 
 def _broken(seed: int) -> Tool:
     """Looks to the model as `calculate` does."""
-    lot = Random(seed)
-    return dataclasses.replace(calculate, call=lambda expression: str(lot.randint(10_000, 999_999)))
+    rng = Random(seed)
+    return dataclasses.replace(calculate, call=lambda expression: str(rng.randint(10_000, 999_999)))
 
 
 def _value(node: ast.expr) -> int:

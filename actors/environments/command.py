@@ -59,13 +59,10 @@ def _task(episode: Episode) -> dict[str, Any]:
 def _environment(episode: Episode, env: dict[str, str]) -> dict[str, str]:
     # PYTHONPATH has the packages of this process: the program has its own.
     passed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
-    # A proxy does not reach this machine's own addresses.
-    direct = {
-        name: ",".join(filter(None, [passed.get(name), "127.0.0.1"]))
-        for name, proxy in (("NO_PROXY", "HTTP_PROXY"), ("no_proxy", "http_proxy"))
-        if proxy in passed or proxy.replace("http", "all").replace("HTTP", "ALL") in passed
-    }
-    return passed | direct | {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_KEY": episode.api_key}
+    # A proxy does not reach this machine's own addresses. Some clients read one spelling, and some the other.
+    direct = ",".join(filter(None, [passed.get("no_proxy", passed.get("NO_PROXY")), "127.0.0.1"]))
+    proxies = {"no_proxy": direct, "NO_PROXY": direct}
+    return passed | proxies | {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_KEY": episode.api_key}
 
 
 def _verdict(line: bytes) -> Any:

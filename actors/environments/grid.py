@@ -30,28 +30,28 @@ class Grid:
 
 
 def make_grid(seed: int) -> Grid:
-    """With holes anywhere but in the way: the goal can be reached from the start."""
-    lot = Random(seed)
+    """Holes are drawn anew until the goal can be reached from the start."""
+    rng = Random(seed)
     cells = [(row, column) for row in range(SIDE) for column in range(SIDE) if (row, column) not in (START, GOAL)]
     while True:
-        holes = frozenset(lot.sample(cells, NUM_HOLES))
+        holes = frozenset(rng.sample(cells, NUM_HOLES))
         distances = _distances(holes)
         if START in distances:
             return Grid(distances=distances, holes=holes)
 
 
 def step_from(place: Cell, word: str) -> Cell:
-    """Where it leads; at the edge, and for a word that is no step, the same place."""
+    """The cell that a step leads to: the same place at the edge, and for a word that is no step."""
     down, right = STEPS.get(word, (0, 0))
     row, column = place[0] + down, place[1] + right
     return (row, column) if 0 <= row < SIDE and 0 <= column < SIDE else place
 
 
 async def grid(episode: Episode, *, turns: PositiveInt = 10) -> float:
-    """From the upper left to the goal at the lower right in at most so many steps, each one word: up, down, left, right. The grid of the
-    task's seed is shown before each step.
+    """A walk of at most `turns` steps, from the upper left to the goal at the lower right. Each step is one word: up, down, left or right.
+    The grid is drawn from the task's seed, and shown before each step.
 
-    A step earns 0.1 for being nearer to the goal by one, -0.1 for being farther from it, and at the goal 1 more. In a hole the walk ends.
+    A step nearer to the goal earns 0.1, one farther from it -0.1, and the goal 1 more. A step into a hole ends the walk and earns nothing.
     The metric `arrived` is the share that reached the goal.
     """
     world, place = make_grid(episode.seed), START

@@ -18,8 +18,8 @@ async def guess(
     The metric `solved` is the share of successes. Of six guesses at 1..20, a player who hears nothing finds 6 / 20 at best. With
     `feedback: noise` answers are drawn by lot: the control, in which nobody can be better than that.
     """
-    lot = Random(episode.seed)
-    secret = lot.randint(1, top)
+    rng = Random(episode.seed)
+    secret = rng.randint(1, top)
     answer = None
     for turn in range(turns):
         said = await episode.ask(answer)
@@ -30,7 +30,7 @@ async def guess(
         if number is None:
             answer = "?"
         elif feedback == "noise":
-            answer = lot.choice(("higher", "lower"))
+            answer = rng.choice(("higher", "lower"))
         else:
             answer = "higher" if number < secret else "lower"
     episode.log("solved", 0.0)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ImportString
@@ -40,9 +41,10 @@ async def gym(
 ) -> float:
     """Plays `gymnasium.make(id, **options)`, reset with the seed of the task, until it is terminated or truncated.
 
-    A text is shown as it is, all else as JSON, and below it the `ansi` rendering where there is one; `render(observation)` replaces both.
-    The action is the last number or name in the reply, of the names that `actions` gives to the numbers; for an action that is a text, the
-    whole reply. `parse(text)` replaces both, and raises ToolError with what the model is told. Such a reply earns `unreadable_reward`.
+    An observation that is a text is shown as it is, all others as JSON, with the `ansi` rendering below where there is one;
+    `render(observation)` replaces both. The action is the last number or name in the reply, where `actions` names the numbers in order; for
+    an action that is a text, the whole reply. `parse(text)` replaces both, and raises ToolError, with words for the model, where it finds
+    no action. Such a reply earns `unreadable_reward`.
     """
     with _playing(episode, id, options, actions, render, parse, unreadable_reward) as game:
         answer = game.begin()
@@ -87,71 +89,62 @@ def _playing(
     except ConfigError:
         env.close()
         raise
-    game = _Game(episode, env, offer=offer, parse=read, render=render, unreadable_reward=unreadable_reward)
+    game = _Game(episode=episode, env=env, offer=offer, parse=read, render=render, unreadable_reward=unreadable_reward)
     return contextlib.closing(game)
 
 
+@dataclass(slots=True, kw_only=True)
 class _Game:
     """One episode of one environment, in texts."""
 
-    def __init__(
-        self,
-        episode: EpisodeFacts,
-        env: "gymnasium.Env[Any, Any]",
-        *,
-        offer: str,
-        parse: Callable[[str], Any],
-        render: Callable[[Any], str] | None,
-        unreadable_reward: float,
-    ) -> None:
-        """`offer` follows the first observation: what can be answered."""
-        self._episode = episode
-        self._env = env
-        self._offer = offer
-        self._parse = parse
-        self._render = render
-        self._unreadable_reward = unreadable_reward
-        self._num_steps = 0
-        self._num_unreadable = 0
+    episode: EpisodeFacts
+    env: "gymnasium.Env[Any, Any]"
+    offer: str
+    """The possible answers, in words. It follows the first observation."""
+    parse: Callable[[str], Any]
+    render: Callable[[Any], str] | None
+    unreadable_reward: float
+    num_steps: int = 0
+    num_unreadable: int = 0
 
     def begin(self) -> str:
-        observation, _ = self._env.reset(seed=self._episode.seed)
-        return f"{self._text(observation)}\n{self._offer}".rstrip()
+        observation, _ = self.env.reset(seed=self.episode.seed)
+        return f"{self._text(observation)}\n{self.offer}".rstrip()
 
     def hear(self, text: str) -> str | None:
-        """What is said to a reply; None when the game is over."""
+        """The answer to a reply of the model; None when the game is over."""
         try:
-            action = self._parse(text)
+            action = self.parse(text)
         except ToolError as error:
-            self._num_unreadable += 1
-            self._episode.earn(self._unreadable_reward)
+            self.num_unreadable += 1
+            self.episode.earn(self.unreadable_reward)
             return str(error)
-        observation, reward, is_terminated, is_truncated, _ = self._env.step(action)
-        self._num_steps += 1
-        self._episode.earn(float(reward))
+        observation, reward, is_terminated, is_truncated, _ = self.env.step(action)
+        self.num_steps += 1
+        self.episode.earn(float(reward))
         return None if is_terminated or is_truncated else self._text(observation)
 
     def close(self) -> None:
-        self._episode.log("steps", self._num_steps)
-        self._episode.log("unreadable_actions", self._num_unreadable)
-        self._env.close()
+        self.episode.log("steps", self.num_steps)
+        self.episode.log("unreadable_actions", self.num_unreadable)
+        self.env.close()
 
     def _text(self, observation: Any) -> str:
-        if self._render is not None:
-            return self._render(observation)
+        if self.render is not None:
+            return self.render(observation)
         text = observation if isinstance(observation, str) else json.dumps(observation, default=_plain)
         if len(text) > _MAX_CHARACTERS:
             raise ConfigError(
                 f"an observation of {len(text)} characters; name a function that puts it into words: render: my_module:render"
             )
-        if self._env.render_mode != "ansi":
+        if self.env.render_mode != "ansi":
             return text
-        drawn = _ESCAPE.sub("", _HIGHLIGHTED.sub(r"[\1]", str(self._env.render())))
+        drawn = _ESCAPE.sub("", _HIGHLIGHTED.sub(r"[\1]", str(self.env.render())))
         return f"{text}\n{drawn.strip(chr(10))}"
 
 
 def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, Callable[[str], Any]]:
-    """What can be answered, in words, and how it is read. Raises ConfigError for actions that need a `parse`."""
+    """The possible answers, in words, and a function that reads one. Raises ConfigError for actions that need a `parse`."""
     if isinstance(space, gymnasium.spaces.Text):
         return "", lambda reply: after_reasoning(reply).strip()
     if not isinstance(space, gymnasium.spaces.Discrete):
@@ -176,5 +169,5 @@ def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Of NumPy, as lists and numbers."""
+    """NumPy's values as lists and numbers, for JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

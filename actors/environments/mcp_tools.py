@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[mcp]'") from error
 
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
-"""Beside the deadline of each call: a server may hold its streams open."""
+"""Without a limit on reading: a server may hold its streams open, and each call has a deadline of its own."""
 
 
 async def mcp_tools(
@@ -61,7 +61,7 @@ async def mcp_session(
 
     `key_env` names the environment variable of the bearer token for `url`; `env` names variables that `command` sees. `timeout_s` is the
     deadline of a call. What the server calls an error goes to the model; a call without an answer is the environment's failure. Raises
-    ConfigError unless one of `command` and `url` is given, and for a tool that the server has not.
+    ConfigError unless exactly one of `command` and `url` is given, and for a tool that the server does not have.
     """
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(_client(command, url, key_env, env))
@@ -97,7 +97,7 @@ async def _client(
 
 
 async def _tools(client: Client, *, timeout_s: float) -> dict[str, Tool]:
-    """All of the server's, by name."""
+    """All tools of the server, by name."""
     found: dict[str, Tool] = {}
     cursor = None
     while True:

@@ -10,11 +10,11 @@ from cluster.contracts.episodes import Episode
 
 
 async def note_to_self(episode: Episode, *, digits: Annotated[int, Field(ge=1, le=9)] = 2) -> float:
-    """Shows a number of so many digits, equal for all episodes of a group, and asks for a note. Then the note is the whole context, and
+    """Shows a number of `digits` digits, equal for all episodes of a group, and asks for a note. Then the note is the whole context, and
     the number is asked for: 1 where the first number said is right, otherwise 0.
 
-    What pays is said in the second segment and decided in the first. The metric `noted` is the share of notes that have the number,
-    `remembered` of right answers.
+    The reward comes in the second segment, and the note in the first decides it. The metric `noted` is the share of notes with the number,
+    `remembered` that of right answers.
     """
     number = Random(episode.seed).randint(10 ** (digits - 1), 10**digits - 1)
     note = await episode.ask(f"The number is {number}. Write a note.")

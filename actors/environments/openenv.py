@@ -6,7 +6,8 @@ It needs no package. Tests play against a stand-in; it was tried by hand with th
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -19,7 +20,7 @@ from cluster.contracts.errors import DataError, ToolError, WorkerError
 _MAX_BYTES = 16 * 1024**2
 _CLOSE_S = 1.0
 _SEEDS = 2**31
-"""Of many environments, which hand theirs to NumPy."""
+"""Seeds are below it: many environments hand theirs to NumPy, which takes 32 bits."""
 
 
 async def openenv(
@@ -41,13 +42,17 @@ async def openenv(
     prompt's column `reset_column` go to the server beside the task's seed. An action that the server finds malformed is answered by its
     words; any other error, and no answer within `timeout_s`, is the environment's failure. Without a reward the judges decide.
     """
-    given = {**(reset or {}), **_of_column(episode, reset_column)}
-    show = render or (lambda seen: _shown(seen, observation))
+    begin = {
+        "seed": episode.seed % _SEEDS,
+        "episode_id": episode.id,
+        **(reset or {}),
+        **_of_column(episode, reset_column),
+    }
+    show = render or partial(_shown, field=observation)
     is_rewarded, num_refused = False, 0
     try:
         async with _session(url, timeout_s=timeout_s) as call:
-            told = {"seed": episode.seed % _SEEDS, "episode_id": episode.id, **given}
-            seen = await call("reset", told)
+            seen = await call("reset", begin)
             answer = show(seen["observation"])
             while not seen["done"]:
                 text = (await episode.ask(answer)).text
@@ -67,8 +72,9 @@ async def openenv(
 
 
 @contextlib.asynccontextmanager
-async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str, Any], Any]]:
-    """A function that asks the server: a kind of message and its data. Raises ToolError for data that it finds malformed."""
+async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str, Any], Awaitable[dict[str, Any]]]]:
+    """A function that sends the server a message of a kind, and returns its answer. Raises ToolError for a step that it finds malformed,
+    WorkerError for its other errors and when it closes the session, TimeoutError when it does not answer."""
     timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s)
     async with (
         aiohttp.ClientSession(timeout=timeout) as http,
@@ -89,7 +95,7 @@ async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str
         try:
             yield call
         finally:
-            # The server closes: one that finds the session closed before it does so reports an error.
+            # A server reports an error if the session is gone before it has closed it: wait for that.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await socket.send_str(json.dumps({"type": "close"}))
                 async with asyncio.timeout(_CLOSE_S):
@@ -109,12 +115,13 @@ def _answered(message: Mapping[str, Any], kind: str, url: str) -> dict[str, Any]
     return {"reward": None, "done": False, **data}
 
 
-def _shown(seen: Mapping[str, Any], field: str | None) -> str:
+def _shown(observation: Mapping[str, Any], *, field: str | None) -> str:
     if field is None:
-        return json.dumps(seen, ensure_ascii=False)
-    if field not in seen:
-        raise DataError(f"an observation has no field {field!r}; it has: {', '.join(seen)}")
-    return seen[field] if isinstance(seen[field], str) else json.dumps(seen[field], ensure_ascii=False)
+        return json.dumps(observation, ensure_ascii=False)
+    if field not in observation:
+        raise DataError(f"an observation has no field {field!r}; it has: {', '.join(observation)}")
+    value = observation[field]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _of_column(episode: Episode, column: str | None) -> Mapping[str, Any]:
@@ -122,5 +129,5 @@ def _of_column(episode: Episode, column: str | None) -> Mapping[str, Any]:
         return {}
     given = episode.columns.get(column)
     if not isinstance(given, Mapping):
-        raise DataError(f"reset_column={column!r}: the prompt has {given!r} there, and not a mapping")
+        raise DataError(f"reset_column={column!r}: the prompt has {given!r} there, not a mapping")
     return given

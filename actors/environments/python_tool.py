@@ -16,14 +16,16 @@ from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
 from cluster.contracts.tools import Tool, tool
 
 _WAIT_S = 600.0
-"""Deadline of a call, for those that wait for a sandbox too. The sandbox has limits of its own."""
+"""Deadline of a call, the wait for a free sandbox included. The sandbox itself has shorter limits."""
 _MAX_AT_ONCE = 4
 
 
 def python_tool(*, sandbox: SandboxConfig | None = None, max_characters: PositiveInt = 4000) -> Tool:
-    """The tool `python`. All that a process makes of one `sandbox` share its sandboxes, of which as many as there are processors, and four
-    at most, run at once. Of what a program prints the model sees `max_characters`, from both ends."""
-    sandboxes = _sandboxes((sandbox or SandboxConfig()).model_dump_json())
+    """The tool `python`. Of what a program prints the model sees `max_characters`, from both ends.
+
+    Tools of one process with equal `sandbox` settings share its sandboxes: one for each processor, at most four.
+    """
+    sandboxes = _sandboxes(sandbox or SandboxConfig())
 
     @tool(timeout_s=_WAIT_S)
     def python(code: str) -> str:
@@ -43,7 +45,7 @@ def python_tool(*, sandbox: SandboxConfig | None = None, max_characters: Positiv
 
 
 class _Sandboxes:
-    """Made as they are needed: each runs one program at a time."""
+    """Sandboxes, made when they are first needed. Each runs one program at a time."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config
@@ -64,9 +66,7 @@ class _Sandboxes:
                 self._free.put(box)
 
 
-@functools.cache
-def _sandboxes(config: str) -> _Sandboxes:
-    return _Sandboxes(SandboxConfig.model_validate_json(config))
+_sandboxes = functools.cache(_Sandboxes)
 
 
 def _cut(text: str, most: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
@@ -35,10 +35,8 @@ class Verdict(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
-class SandboxConfig(BaseModel):
+class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """How programs are confined, and how much they may take."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     level: Literal["auto", "landlock", "bwrap", "none"] = "auto"
     """`auto` takes Landlock where the kernel has it, with bubblewrap in front where that works, and refuses to run where neither holds.

@@ -13,6 +13,8 @@ from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, Samp
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason
+from cluster.weights.manifest import Canary
+from tests.packed import pack
 
 PROBE = [4 + (7 * place) % 90 for place in range(32)]
 
@@ -100,6 +102,20 @@ class Reference:
         ids = torch.tensor([list(token_ids)])
         logits = self.model(ids).logits[0, :-1].float() / temperature
         return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
+
+
+def published(reference: Reference, *, version: int) -> list[Any]:
+    """What a worker loads: the manifest, and the weights in several buckets."""
+    canary = Canary(
+        token_ids=tuple(PROBE),
+        logprobs=tuple(reference.logprobs(PROBE)),
+        starting_logprobs=tuple(reference.starting_logprobs),
+    )
+    manifest, buckets = pack(
+        reference.named_parameters(), policy_version=version, bucket_bytes=64 * 1024, canary=canary
+    )
+    assert len(buckets) > 1
+    return [manifest.model_dump(), *buckets]
 
 
 def largest_error(one: Sequence[float], other: Sequence[float]) -> float:

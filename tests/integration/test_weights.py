@@ -11,25 +11,19 @@ from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, Samp
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt, Ticket
-from cluster.weights.manifest import Canary
-from tests.integration.engines import PROBE, Reference, largest_error, mean_error, request, run, start_engine
+from tests.integration.engines import (
+    PROBE,
+    Reference,
+    largest_error,
+    mean_error,
+    published,
+    request,
+    run,
+    start_engine,
+)
 from tests.models import make_tiny_model
-from tests.packed import pack
 
 pytestmark = pytest.mark.engine
-
-
-def published(reference: Reference, *, version: int) -> list[Any]:
-    canary = Canary(
-        token_ids=tuple(PROBE),
-        logprobs=tuple(reference.logprobs(PROBE)),
-        starting_logprobs=tuple(reference.starting_logprobs),
-    )
-    manifest, buckets = pack(
-        reference.named_parameters(), policy_version=version, bucket_bytes=64 * 1024, canary=canary
-    )
-    assert len(buckets) > 1
-    return [manifest.model_dump(), *buckets]
 
 
 def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> RolloutWorker:

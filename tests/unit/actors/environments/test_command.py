@@ -135,6 +135,13 @@ async def test_a_program_sees_what_is_named_and_no_modules_of_the_hosts(tmp_path
         assert (await host.run(task(), Scripted())).reward == 4 + 8 + 16 + 32
 
 
+async def test_a_program_reaches_its_episode_without_the_proxy(tmp_path):
+    text = "import urllib.request as it; print(len([host for host in ('127.0.0.1', 'shop') if it.proxy_bypass(host)]))"
+    params = {**program(tmp_path, text), "env": {"HTTP_PROXY": "http://proxy", "no_proxy": "shop"}}
+    async with running(params) as host:
+        assert (await host.run(task(), Scripted())).reward == 2.0
+
+
 async def test_gigabytes_without_an_end_of_line_pass_through(tmp_path):
     assert await end_of(tmp_path, "print('x' * 2**25, 1, sep=chr(10))") == EpisodeEnd(reward=1.0)
 
