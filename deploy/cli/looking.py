@@ -102,6 +102,34 @@ def trace(
 
 
 @app.command(rich_help_panel="Look")
+def export(
+    run_dir: RunDir,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new folder for parquet, else a new file.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT", help="parquet: all columns; sft: the best completions; dpo: best and worst of groups."
+        ),
+    ] = "parquet",
+    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Of these steps alone.")] = None,
+    best: Annotated[int, typer.Option(min=1, help="For sft: so many completions of each group.")] = 1,
+    min_reward: Annotated[float | None, typer.Option(help="For sft and dpo: leave out completions below it.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Recorded trajectories as data: Parquet, examples for supervised fine-tuning, pairs for preference training."""
+    with reporting(debug=debug):
+        from cluster.contracts.errors import ConfigError
+        from cluster.record.run_directory import RunDirectory
+        from deploy import export as exporting
+
+        if format not in exporting.FORMATS:
+            raise ConfigError(f"--format={format!r} is not there; choose {', '.join(exporting.FORMATS)}")
+        chosen = exporting.Chosen(steps=steps, best=best, min_reward=min_reward)
+        number = exporting.export(RunDirectory(run_dir), out, format=format, chosen=chosen)
+        typer.echo(f"{out}: {number:,} {'rows' if format == 'parquet' else 'lines'}")
+
+
+@app.command(rich_help_panel="Look")
 def report(
     run_dir: RunDir,
     out: Annotated[

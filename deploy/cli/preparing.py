@@ -33,6 +33,18 @@ def check(
         Console().print(report.table())
 
 
+@app.command(rich_help_panel="Prepare")
+def doctor(debug: Debug = False) -> None:
+    """What is installed here, and what the machine can do, with what to do about each fault; exit code 1 if there is one."""
+    with reporting(debug=debug):
+        from deploy import doctor as examination
+
+        findings = examination.examined()
+        Console(highlight=False).print(examination.table(findings))
+        if any(each.advice for each in findings):
+            raise typer.Exit(1)
+
+
 @app.command(name="list", rich_help_panel="Prepare")
 def list_variants(
     kind: Annotated[

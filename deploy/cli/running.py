@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import deploy
 from cluster.contracts.errors import ConfigError
 from deploy.cli import completion
 from deploy.cli.application import (
@@ -37,6 +39,28 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train, from wherever the run directory stands. In a terminal the numbers stay in place; elsewhere each step is a line."""
+    _train(run, overrides, address, wait_for_claim, wait_for_nodes, quiet, debug)
+
+
+@app.command(rich_help_panel="Run")
+def quickstart(
+    overrides: Overrides = None, address: Address = None, quiet: Quiet = False, debug: Debug = False
+) -> None:
+    """Train the small model that comes with treadwheel, in two to five minutes on two cores: into runs/quickstart, where you stand."""
+    home = Path(deploy.__file__).parent
+    model = f"model.path={home / 'quickstart/model'}"
+    _train(str(home / "runs/quickstart.yaml"), [model, *(overrides or [])], address, "0s", None, quiet, debug)
+
+
+def _train(
+    run: str,
+    overrides: list[str] | None,
+    address: str | None,
+    wait_for_claim: str,
+    wait_for_nodes: str | None,
+    quiet: bool,
+    debug: bool,
+) -> None:
     with reporting(debug=debug) as ctrl_c:
         from deploy.claims import once_free
         from deploy.config import loading as configuration

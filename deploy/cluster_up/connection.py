@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -93,8 +94,9 @@ async def _initialized(address: str, metadata: dict[str, str], **more: Any) -> A
             f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python here and there, on "
             "Kubernetes by an image that is made from this version of treadwheel"
         ) from error
-    # Ray's own handler now stands below ours and would end the process at once, with a stack trace: ours again.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    if threading.current_thread() is threading.main_thread():
+        # Ray's own handler now stands below ours and would end the process at once, with a stack trace: ours again.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     try:
         yield
     finally:

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM: a run saves what it has learned, ends its actors, and says how the same command goes on."""
+"""Ctrl-C, SIGTERM and the word of a callback: a run saves what it has learned, ends its actors, and says how the same command goes on."""
 
 import asyncio
 import contextlib
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from cluster.contracts.errors import PreemptedError, TreadwheelError
@@ -23,15 +24,46 @@ _ENDING_S = 2.0
 """What is left of a node's time for the driver to end."""
 
 
-async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None) -> T:
-    """Ctrl-C and SIGTERM cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
+class Stop:
+    """Stops work as Ctrl-C does, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._interrupt: Callable[[], object] | None = None
+        self.is_asked = False
+
+    def ask(self) -> None:
+        """Work that has not begun stops when it does."""
+        with self._lock:
+            self.is_asked = True
+            if self._interrupt:
+                self._interrupt()
+
+    @contextlib.contextmanager
+    def reaching(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        with self._lock:
+            self._interrupt = interrupt
+            if self.is_asked:
+                interrupt()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._interrupt = None
+
+
+async def until_interrupted(
+    work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None, stop: Stop | None = None
+) -> T:
+    """Ctrl-C, SIGTERM and `stop` cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
 
     A second signal cancels the saving too. A third one has the system's own effect. `interrupted` is set by the first: a failure
-    cancels work as well.
+    cancels work as well. Beside the main thread, which alone hears of signals, there is `stop` alone.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hears = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in hears}
     num_received = 0
 
     def interrupt() -> None:
@@ -39,20 +71,22 @@ async def until_interrupted(work: Coroutine[Any, Any, T], *, interrupted: asynci
         num_received += 1
         if interrupted is not None:
             interrupted.set()
-        if num_received == 2:
+        if num_received == 2 and before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         task.cancel()
         with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone, by the same Ctrl-C
             print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
 
+    interrupts = lambda *_: loop.call_soon_threadsafe(interrupt)
     for number in before:
         # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
         # the pipe too: Ctrl-C, which reaches both, would count twice.
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(interrupt))
+        signal.signal(number, interrupts)
         signal.siginterrupt(number, False)
     try:
-        return await task
+        with stop.reaching(interrupts) if stop else contextlib.nullcontext():
+            return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:

@@ -33,10 +33,10 @@ def treadwheel(*arguments: object, env: Mapping[str, str] | None = None) -> subp
     return run(f"{_BIN}/treadwheel", *map(str, arguments), env=env)
 
 
-def run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """The deadline is for commands that would never end: the machine may be busy."""
     own = {**environment(), **(env or {})}
-    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=1500, check=False)
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=1500, check=False)
 
 
 def environment() -> dict[str, str]:

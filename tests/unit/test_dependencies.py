@@ -1,6 +1,7 @@
 """What the packages import is declared: an installation that lacks it would fail at the first use."""
 
 import ast
+import itertools
 import re
 import sys
 import tomllib
@@ -8,13 +9,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("cluster", "actors", "learner", "deploy")
+PACKAGES = ("treadwheel", "cluster", "actors", "learner", "deploy")
 EXTRAS = {"vllm"}
 """Installed for the machine at hand (deploy/install.sh)."""
 OPTIONAL = {"gymnasium": "gym", "httpx2": "mcp", "mcp": "mcp"}
 """By the extra that brings them: imported by the one variant that needs them."""
+INSTALLED_FIRST = {"torch", "treadwheel"}
+"""By the installer, which names their versions itself."""
 DEVELOPMENT = {"grafana_foundation_sdk": "deploy.monitoring"}
 """Of the extra `dev`: all that imports it, directly or not, lies in this package, which a developer runs by `python -m`."""
 
@@ -61,6 +65,17 @@ def test_what_only_a_developer_has_nothing_that_runs_imports():
         reached = importers.union(*(graph.find_downstream_modules(each) for each in importers))
         assert {each for each in reached if not each.startswith(f"{package}.")} == set()
         assert f"{package}.__main__" in reached
+
+
+def test_every_dependency_has_a_version_that_was_tested_and_is_allowed():
+    lines = (ROOT / "deploy/constraints-cpu.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [line.partition("==") for line in lines if not line.startswith("#")]
+    tested = {_normal(name): version for name, _, version in pinned}
+    extras = [_listed("optional-dependencies", extra) for extra in ("cpu", "serve", "dev")]
+    for requirement in map(Requirement, itertools.chain(_listed("dependencies"), *extras)):
+        is_wanted = requirement.marker is None or requirement.marker.evaluate()
+        if is_wanted and requirement.name not in INSTALLED_FIRST:
+            assert tested[_normal(requirement.name)] in requirement.specifier, requirement
 
 
 def _declared(*table: str) -> set[str]:

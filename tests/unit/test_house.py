@@ -18,7 +18,11 @@ def test_every_arrow_between_rooms_of_cluster_is_drawn_and_no_other():
 
 def test_nodes_are_asked_for_by_actors_alone():
     """What `request_resources` asks for stays when its process ends, and no node goes again."""
-    code = [file for package in ("cluster", "actors", "learner", "deploy") for file in (ROOT / package).rglob("*.py")]
+    code = [
+        file
+        for package in ("treadwheel", "cluster", "actors", "learner", "deploy")
+        for file in (ROOT / package).rglob("*.py")
+    ]
     assert code
     assert [file for file in code if "request_resources" in file.read_text(encoding="utf-8")] == []
 

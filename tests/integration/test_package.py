@@ -1,0 +1,47 @@
+"""The wheel, installed where nothing of the repository is: the quickstart's model comes with it."""
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import treadwheel
+from tests.integration.commands import ROOT, SMALL, run
+
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the wheel's packages, which comes before the repository on the search path."""
+    folder = tmp_path_factory.mktemp("wheel")
+    made = run(
+        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = folder.glob("treadwheel-*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_quickstart_runs_from_an_empty_folder_and_a_script_reads_it(installed, tmp_path):
+    env = {"PYTHONPATH": str(installed)}
+    trained = run(sys.executable, "-P", "-m", "deploy.cli", "quickstart", "num_steps=2", *SMALL, env=env, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert os.listdir(tmp_path) == ["runs"]
+    opened = "import treadwheel; run = treadwheel.open_run('runs/quickstart')"
+    looked = f"{opened}; print(treadwheel.__file__, run.num_steps, run.config.model.path)"
+    shown = run(sys.executable, "-P", "-c", looked, env=env, cwd=tmp_path)
+    assert shown.stdout.split() == [
+        str(installed / "treadwheel/__init__.py"),
+        "2",
+        str(installed / "deploy/quickstart/model"),
+    ]
+
+
+def test_types_come_with_it(installed):
+    assert (installed / "treadwheel/py.typed").exists()
+    assert set(treadwheel.__all__) <= set((installed / "treadwheel/__init__.py").read_text().replace('"', " ").split())

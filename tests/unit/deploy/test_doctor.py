@@ -1,0 +1,88 @@
+"""Each fault of a machine is found, with what to do about it; a machine without one has none."""
+
+import importlib.metadata
+import shutil
+import socket
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from deploy import doctor
+from deploy.cli import app
+
+Usage = namedtuple("Usage", "total used free")
+Memory = namedtuple("Memory", "total available")
+GIB = 1024**3
+
+
+def advice(name: str) -> str:
+    return {each.name: each.advice for each in doctor.examined()}[name]
+
+
+@pytest.fixture(autouse=True)
+def a_machine_that_is_well(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(16 * GIB, 12 * GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(100 * GIB, 50 * GIB, 50 * GIB))
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda limit: (65536, 1048576))
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(doctor, "_sandbox", lambda: iter(()))
+
+
+def test_where_all_is_well_there_is_nothing_to_do():
+    assert {each.name: each.advice for each in doctor.examined() if each.advice} == {}
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0 and "torch" in result.output
+
+
+def test_a_fault_is_shown_with_its_advice_and_is_an_exit_code(monkeypatch):
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda limit: (1024, 1048576))
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1 and "ulimit -n 65536" in result.output
+
+
+def test_little_shared_memory_is_a_containers_and_says_how_to_have_more(monkeypatch):
+    little = lambda place: Usage(GIB, GIB, (64 * 1024**2) if Path(place) == Path("/dev/shm") else 50 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", little)
+    assert "--shm-size=4g" in advice("shared memory")
+
+
+def test_little_memory_and_a_full_disk_are_faults(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(16 * GIB, GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(GIB, GIB, GIB))
+    assert "free 4 GiB" in advice("memory") and "free 5 GiB" in advice("disk here")
+
+
+def test_a_dependency_of_another_version_and_one_that_is_missing_are_named(monkeypatch):
+    versions = {"typer": None, "rich": "1.0"}
+
+    def version(name: str) -> str:
+        if name in versions:
+            if versions[name] is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+        return true_version(name)
+
+    true_version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (found,) = [each for each in doctor.examined() if each.name == "versions"]
+    assert (
+        "typer is missing" in found.value and "rich 1.0 is not >=13.9" in found.value and "make install" in found.advice
+    )
+
+
+def test_a_gpu_beside_an_installation_for_cpus_says_how_to_have_the_other(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(doctor, "_gpu_names", lambda: "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
+    assert "make install GPU=1" in advice("GPUs")
+
+
+def test_a_cluster_that_does_not_answer_is_told_of_before_a_run_asks_it(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert advice("Ray") == ""
+    assert "ray start --head" in advice("Ray")

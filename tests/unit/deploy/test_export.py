@@ -1,0 +1,117 @@
+"""What others can learn from what a run recorded."""
+
+import json
+
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from cluster.contracts.schema import to_batch
+from cluster.record.ledger import Ledger
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import RunDirectory
+from deploy.cli import app
+from tests.unit.cluster.contracts.rows import row
+from tests.unit.deploy.viewer.episode_rows import MESSAGES, episode_rows
+
+ASKED = [{"role": "user", "content": "1+1="}]
+
+
+def recorded(folder, *groups) -> None:
+    """A step a group. A row is what differs from the usual one."""
+    directory = RunDirectory(str(folder))
+    ledger, recorder = Ledger(directory), Recorder(directory)
+    for index, group in enumerate(groups):
+        rows = [
+            row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3, sample_index=sample, **each)
+            for sample, each in enumerate(group)
+        ]
+        name, digest = recorder.record(index + 1, to_batch(rows))
+        ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
+
+
+def exported(folder, *options: str) -> list[dict]:
+    out = folder / "out.jsonl"
+    result = CliRunner().invoke(app, ["export", str(folder), str(out), *options])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+GROUP = [
+    {"reward": 0.5, "completion_text": "3"},
+    {"reward": 1.0, "completion_text": "2"},
+    {"reward": 1.0, "completion_text": "two"},
+    {"reward": 9.0, "completion_text": "2 2 2", "finish_reason": "length"},
+    {"reward": None, "completion_text": "?", "reward_status": "error", "reward_message": "it raised"},
+]
+
+
+def test_the_best_of_each_group_that_ended_and_was_judged_are_examples(tmp_path):
+    recorded(tmp_path, GROUP, [{"reward": 0.0, "completion_text": "4"}])
+    assert exported(tmp_path, "--format", "sft") == [
+        {"prompt": "1+1=", "completion": "2", "reward": 1.0},
+        {"prompt": "1+1=", "completion": "4", "reward": 0.0},
+    ]
+
+
+def test_more_of_a_group_and_only_good_ones(tmp_path):
+    recorded(tmp_path, GROUP, [{"reward": 0.0, "completion_text": "4"}])
+    lines = exported(tmp_path, "--format", "sft", "--best", "3", "--min-reward", "0.6")
+    assert [line["completion"] for line in lines] == ["2", "two"]
+
+
+def test_where_the_prompt_was_messages_examples_are_conversations(tmp_path):
+    recorded(tmp_path, [{"info": json.dumps({"messages": ASKED, "answer": "2"})}])
+    (line,) = exported(tmp_path, "--format", "sft")
+    assert line["messages"] == [*ASKED, {"role": "assistant", "content": "2"}]
+
+
+def test_best_and_worst_of_a_group_are_a_pair_unless_they_are_equal(tmp_path):
+    recorded(tmp_path, GROUP, [{"reward": 1.0}, {"reward": 1.0}])
+    assert exported(tmp_path, "--format", "dpo") == [
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3", "reward_chosen": 1.0, "reward_rejected": 0.5}
+    ]
+
+
+def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    rows = episode_rows(
+        lambda text: [len(word) for word in text.split()], reward_status="ok", failed_stage=None, reward=1.25
+    )
+    other = row(sample_index=1, reward=0.0, group_id=rows[0]["group_id"])
+    name, digest = Recorder(directory).record(1, to_batch([*rows, other]))
+    Ledger(directory).append(groups=[7], trajectories=name, trajectories_digest=digest)
+    assert [line["messages"] for line in exported(tmp_path, "--format", "sft")] == [list(each) for each in MESSAGES]
+    (tmp_path / "out.jsonl").unlink()
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "out.jsonl"), "--format", "dpo"])
+    assert refused.exit_code == 2 and "nothing is chosen" in refused.output and not (tmp_path / "out.jsonl").exists()
+
+
+def test_parquet_is_a_file_a_step_that_reads_as_one_table(tmp_path):
+    recorded(tmp_path, GROUP, GROUP, GROUP)
+    result = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "tables"), "--steps", "2-3"])
+    assert result.exit_code == 0 and "10 rows" in result.output
+    table = pyarrow.parquet.read_table(tmp_path / "tables")
+    assert table["step"].to_pylist() == [2] * 5 + [3] * 5
+    assert table["completion_token_ids"].to_pylist()[0] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--format", "csv"], "choose parquet, sft, dpo"),
+        (["--steps", "7"], "has trajectories of steps 1 to 1"),
+        (["--steps", "some"], "no number of a step"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path, options, says):
+    recorded(tmp_path, GROUP)
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "out"), *options])
+    assert refused.exit_code == 2 and says in refused.output
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    recorded(tmp_path, GROUP)
+    (tmp_path / "out").write_text("mine")
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "out"), "--format", "sft"])
+    assert refused.exit_code == 2 and (tmp_path / "out").read_text() == "mine"

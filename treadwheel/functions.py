@@ -1,0 +1,100 @@
+"""A function of a script, as a run file would name it: processes on other machines import it again by that name."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+from treadwheel.own_packages import NAMES
+
+Variant = str | Mapping[str, Any] | Callable[..., Any]
+"""What a run file may write, a function or class of a module, or either with parameters: `functools.partial(judge, weight=2)`."""
+
+_importing: list[str] = []
+"""Modules that are imported to see whether they can be."""
+
+
+def refuse_import_time(what: str) -> None:
+    """Raises ConfigError while a script is imported for one of its functions: every actor imports it, and would start the run again."""
+    if _importing:
+        raise ConfigError(
+            f"{_importing[-1]!r} calls treadwheel.{what} when it is imported, as actors do for its functions; "
+            'put the call below `if __name__ == "__main__":`'
+        )
+
+
+def named(variant: Variant, *, argument: str) -> str | dict[str, Any]:
+    """As a run file writes it. Raises ConfigError for what no other process could import."""
+    if isinstance(variant, str):
+        return variant
+    if isinstance(variant, Mapping):
+        return dict(variant)
+    function, params = variant, {}
+    while isinstance(function, partial):
+        if function.args:
+            raise ConfigError(f"{argument}={variant!r} binds parameters without their names; bind them by name")
+        function, params = function.func, {**function.keywords, **params}
+    name = _import_path(function, argument=argument)
+    return {"name": name, **params} if params else name
+
+
+def _import_path(function: Any, *, argument: str) -> str:
+    qualified = getattr(function, "__qualname__", None)
+    if qualified is None:
+        raise ConfigError(f"{argument}={function!r} is no function or class; give one, or a name as in a run file")
+    shown = f"{argument}={qualified!r}"
+    if not qualified.isidentifier():
+        raise ConfigError(
+            f"{shown} is a lambda, or stands inside of another function or class, where no other process finds it; "
+            "give a function that stands at the top of a module, and bind what it needs with functools.partial"
+        )
+    module = _module_of(function, shown=shown)
+    _require_import(module, qualified, shown=shown)
+    return f"{module}:{qualified}"
+
+
+def _module_of(function: Any, *, shown: str) -> str:
+    module: str = function.__module__
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m my_package.my_script
+        return spec.name
+    if file is None or file.startswith("<"):
+        raise ConfigError(
+            f"{shown} is of a notebook or of an interactive session, which no other process can import; write it into a file, in a "
+            "notebook by `%%writefile my_functions.py` at the top of its cell, import it from there and give that one"
+        )
+    stem = Path(file).stem
+    if not stem.isidentifier() or stem in NAMES:
+        raise ConfigError(
+            f"{shown}: its script {file!r} cannot be imported by that name; rename it, as in my_script.py"
+        )
+    return stem
+
+
+def _require_import(module: str, name: str, *, shown: str) -> None:
+    """As an actor will import it. A script is imported beside itself, under its own name."""
+    try:
+        with _noted(module):
+            found = getattr(importlib.import_module(module), name, None)
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code
+        raise ConfigError(f"{shown}: {module!r} does not import: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise ConfigError(f"{shown} is not in {module!r} when that is imported; define it outside of any condition")
+
+
+@contextlib.contextmanager
+def _noted(module: str) -> Iterator[None]:
+    _importing.append(module)
+    try:
+        yield
+    finally:
+        _importing.pop()

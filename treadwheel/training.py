@@ -1,0 +1,217 @@
+"""Runs that train, from a script or a notebook: what `treadwheel train` and `treadwheel check` do."""
+
+from __future__ import annotations  # `help(train)` shows the names of types, and not what they stand for
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.prompts_config import PromptsConfig
+from treadwheel.functions import Variant, named, refuse_import_time
+from treadwheel.runs import Run
+
+if TYPE_CHECKING:
+    from deploy.cluster_up.stopping import Stop
+    from deploy.preflight import Report
+
+Config = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
+Callback = Callable[[int, Mapping[str, float]], bool | None]
+"""Called as `callback(step, metrics)` with the metrics of each step as metrics.jsonl has them, of step 0 where the starting model is
+evaluated, and again for a step that is evaluated. It runs beside the run, in a thread of its own. `True` stops the run."""
+T = TypeVar("T")
+
+
+def train(
+    config: Config,
+    overrides: Sequence[str] = (),
+    *,
+    judge: Variant | None = None,
+    environment: Variant | None = None,
+    prompts: Variant | Iterable[Mapping[str, Any]] | None = None,
+    callbacks: Sequence[Callback] = (),
+    address: str | None = None,
+) -> Run:
+    """Trains as `treadwheel train` does, from wherever the run directory stands; returns when the run is finished, or a callback stops it.
+
+    `config` is a run file, the same as a mapping, or a RunConfig; `overrides` are `"optimizer.learning_rate=3e-4"`. `judge`, `environment`
+    and `prompts` stand in the place of `reward.judge`, `environment` and the source in `prompts`: a name as in a run file, or a function
+    or class of a module or of this script. `prompts` may be rows, which are kept in the run directory. `address` is a Ray cluster's; the
+    run starts its own without one.
+
+    The script that calls it is imported by actors that need a function of it: put the call below `if __name__ == "__main__":`.
+
+    Raises ConfigError with everything that is wrong with the configuration, before anything starts; our other errors for a run that
+    fails; KeyboardInterrupt for Ctrl-C, which saves first; and what a callback raised, which stops the run, too. The same call goes on
+    from what was saved.
+    """
+    refuse_import_time("train")
+    run_config = _configured(config, overrides, judge, environment, prompts)
+    stop = _new_stop()
+    heard = [_Heard(callback, stop) for callback in callbacks]
+
+    def work() -> None:
+        from deploy import preflight
+
+        preflight.check(run_config, address=address)
+        from deploy import launch
+
+        launch.train(run_config, address=address, sinks=heard, stop=stop)
+
+    try:
+        beside_a_loop(work, stop)
+    except KeyboardInterrupt:
+        if not any(each.has_stopped for each in heard):
+            raise
+    for each in heard:
+        if each.error is not None:
+            raise each.error
+    return Run(run_config.run_dir)
+
+
+def check(
+    config: Config,
+    overrides: Sequence[str] = (),
+    *,
+    judge: Variant | None = None,
+    environment: Variant | None = None,
+    prompts: Variant | Iterable[Mapping[str, Any]] | None = None,
+    address: str | None = None,
+) -> Report:
+    """What `treadwheel check` finds, as rows for people; arguments as for `train`. Raises ConfigError with all that is wrong."""
+    refuse_import_time("check")
+    run_config = _configured(config, overrides, judge, environment, prompts)
+
+    def work() -> Report:
+        from deploy import preflight
+
+        return preflight.check(run_config, address=address, plays=True)
+
+    return beside_a_loop(work, _new_stop())
+
+
+def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
+    """What `work` returns. In a notebook, whose event loop has this thread, it runs in another, where "interrupt" reaches it, too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel") as threads:
+        done = threads.submit(work)
+        while True:
+            try:
+                return done.result()
+            except KeyboardInterrupt:
+                if done.done():
+                    raise
+                stop.ask()
+
+
+def _new_stop() -> Stop:
+    from deploy.cluster_up.stopping import Stop
+
+    return Stop()
+
+
+def _configured(
+    config: Config,
+    overrides: Sequence[str],
+    judge: Variant | None,
+    environment: Variant | None,
+    prompts: Variant | Iterable[Mapping[str, Any]] | None,
+) -> RunConfig:
+    from deploy.config import loading
+
+    _search_here()
+    values, source = _read(config)
+    if judge is not None:
+        reward = values.get("reward")
+        rest = reward if isinstance(reward, Mapping) else {}
+        values["reward"] = {**rest, "judge": named(judge, argument="judge")}
+    if environment is not None:
+        values["environment"] = named(environment, argument="environment")
+    if prompts is None:
+        return loading.validated(values, overrides, source=source)
+    own = _own_settings(values.get("prompts"))
+    if isinstance(prompts, str | Mapping) or callable(prompts):
+        name = named(cast(Variant, prompts), argument="prompts")
+        values["prompts"] = {**own, **({"name": name} if isinstance(name, str) else name)}
+        return loading.validated(values, overrides, source=source)
+    rows = [json.dumps(dict(row)) for row in prompts]
+    if not rows:
+        raise ConfigError("prompts is empty; give at least one row, such as {'prompt': '2 + 2 =', 'answer': '4'}")
+    # Checked with a name that needs no file: whether the rest is right, and where the run directory is.
+    placed = loading.validated(
+        {**values, "prompts": {**own, "name": "repeat", "message": ""}}, overrides, source=source
+    )
+    values["prompts"] = {**own, "name": "file", "path": _kept(rows, placed.run_dir)}
+    return loading.validated(values, overrides, source=source)
+
+
+def _search_here() -> None:
+    """As the command does: rewards lie where you stand. Last, so that a file named json.py is not taken for Python's."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+
+
+def _read(config: Config) -> tuple[dict[str, Any], str]:
+    from deploy.config import loading
+
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json"), "the configuration"
+    if isinstance(config, Mapping):
+        return json.loads(json.dumps(dict(config))), "the configuration"
+    path = os.fspath(config)
+    values = loading.read(path) or {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a mapping of sections such as 'model:'")
+    return values, path
+
+
+def _own_settings(prompts: Any) -> dict[str, Any]:
+    """Of the section `prompts`, what is not of its source: the limit of length, and others."""
+    if not isinstance(prompts, Mapping):
+        return {}
+    own = PromptsConfig.model_fields.keys() - {"name", "params", "sources"}
+    return {name: value for name, value in prompts.items() if name in own}
+
+
+def _kept(rows: Sequence[str], run_dir: str) -> str:
+    """A file in the run directory, named after what is in it: other rows are other prompts, which a run that is resumed refuses."""
+    from cluster.record.storage import Storage
+
+    content = "".join(f"{row}\n" for row in rows).encode()
+    name = f"prompts-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
+    storage = Storage(run_dir)
+    storage.write_file(name, content)
+    return storage.path(name)
+
+
+class _Heard:
+    """A callback as a metric sink."""
+
+    def __init__(self, callback: Callback, stop: Stop) -> None:
+        self._callback = callback
+        self._stop = stop
+        self.has_stopped = False
+        self.error: Exception | None = None
+
+    def step(self, version: int, metrics: Mapping[str, float]) -> None:
+        if self.has_stopped:
+            return
+        try:
+            self.has_stopped = bool(self._callback(version, metrics))
+        except Exception as error:  # noqa: BLE001  foreign code: raised again where the run was started
+            self.error, self.has_stopped = error, True
+        if self.has_stopped:
+            self._stop.ask()
+
+    def event(self, record: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
