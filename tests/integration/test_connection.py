@@ -10,7 +10,7 @@ import ray
 
 from deploy.cluster_up.connection import connected
 
-pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800)]
 JOIN = "import sys, ray; ray.init(sys.argv[1], logging_level='error'); print('joined', ray.cluster_resources())"
 OURS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness")
 

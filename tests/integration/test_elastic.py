@@ -32,7 +32,7 @@ def elastic(tmp_path_factory) -> Run:
         rollout__num_workers=3,
         rollout__cpus_per_worker=0.8,
         elastic={"max_workers": 3, "scale_up_wait_share": 1.0, "scale_down_full_steps": 1_000_000},
-        supervision={"heartbeat_s": 1, "hang_s": 60},  # the learner is held
+        supervision={"heartbeat_s": 1, "hang_s": 600},  # the learner is held
     )
     run = Run(folder / "run")
     with contextlib.ExitStack() as stack:

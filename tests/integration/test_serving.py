@@ -15,10 +15,11 @@ from cluster.contracts.config import RunConfig
 from learner.checkpoint.model_folder import ModelFolder
 from tests.integration.commands import ROOT
 from tests.integration.kuberay.dashboard import ask
-from tests.integration.ray_head import RayHead, free_ports, ray_head
+from tests.integration.ray_head import RayHead, ray_head
 from tests.models import make_tiny_model
+from tests.ports import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 SERVICE = yaml.safe_load((ROOT / "deploy/kubernetes/rayservice.yaml").read_text())["spec"]
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 ENV = {

@@ -25,7 +25,8 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.own_process,
 ]
-NOTICE_S = 20.0
+NOTICE_S = 60.0
+"""Nodes end sooner, once nothing is left to do there."""
 
 
 def spot_run(folder, *, model=None, **settings):
@@ -38,7 +39,7 @@ def spot_run(folder, *, model=None, **settings):
         "learner__cpus_per_rank": 1.7,
         "rollout__num_workers": 2,
         "rollout__cpus_per_worker": 0.8,
-        "supervision": {"heartbeat_s": 1, "hang_s": 60},
+        "supervision": {"heartbeat_s": 1, "hang_s": 600},  # the learner is held
         "elastic": {"spot": SpotNode.LABEL},
     }
     return Run(folder / "run"), write_run(folder, model or make_tiny_model(folder / "model"), **defaults | settings)
@@ -110,7 +111,7 @@ def test_what_a_worker_cannot_finish_before_its_node_ends_goes_on_at_another_wor
     )
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(ray_nodes(num_cpus=2, _system_config=SYSTEM))
-        nodes = [stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=8.0)) for _ in range(2)]
+        nodes = [stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=20.0)) for _ in range(2)]
         driver = stack.enter_context(run.start(file, "--address", cluster.address))
         until(lambda: sampling_s(run) > 1.0, process=driver)
         (told,) = (node for node in nodes if node.runs(run.pid("rollout-0")))
