@@ -92,7 +92,14 @@ def test_dapo_trains_on_groups_that_differ_alone(dapo):
 
 
 @pytest.mark.engine
-@pytest.mark.acceptance
+@pytest.mark.slow
+def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
+    """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
+    until(lambda: {"launched": 1.0, "finished": 1.0}.items() <= counts(head).items())
+
+
+@pytest.mark.engine
+@pytest.mark.slow
 def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
     assert ppo.gain() >= 0.15
     warming, *later = ppo.steps
@@ -116,7 +123,6 @@ def test_a_wrong_token_is_refused(head, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.acceptance
 def test_a_driver_with_a_wrong_token_is_told_so(head, tmp_path):
     wrong = {**head.env, "RAY_AUTH_TOKEN": "0" * 64}
     result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "--address", head.address, env=wrong)
@@ -130,11 +136,6 @@ def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
     result = treadwheel("train", QUICKSTART, *asked, "--address", head.address, env=head.env)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "8 GPUs asked for, the cluster has" in result.stderr
-
-
-def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
-    """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
-    until(lambda: {"launched": 1.0, "finished": 1.0}.items() <= counts(head).items())
 
 
 def test_rays_dashboard_names_run_actor_and_generation_and_says_where_the_run_is(head, ppo):
