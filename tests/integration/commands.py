@@ -110,7 +110,7 @@ class Background:
 
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""
-        _, alive = psutil.wait_procs(self._living(), timeout=60)
+        _, alive = psutil.wait_procs(self._living(), timeout=240)
         return [str(process) for process in alive]
 
     def _living(self) -> list[psutil.Process]:

@@ -23,7 +23,7 @@ def join(address: str, **authentication: str) -> subprocess.CompletedProcess[str
     """Another process that tries to use the cluster."""
     clean = {name: value for name, value in os.environ.items() if name not in OURS}
     command = [sys.executable, "-c", JOIN, address]
-    return subprocess.run(command, env={**clean, **authentication}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env={**clean, **authentication}, capture_output=True, text=True, timeout=1500)
 
 
 async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_trace_of_it():

@@ -121,7 +121,7 @@ def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_bac
         until(lambda: run.num_steps() >= 1, process=driver)
         with slowed(run, "rollout-0"):
             until(lambda: "rollout-1" in _samplers(run), process=driver)
-        assert head.num_nodes() == 2
+            assert head.num_nodes() == 2
         until(lambda: "rollout-1" in _left(run), process=driver)
         until(lambda: head.num_nodes() == 1, process=driver)
         driver.press_ctrl_c()
