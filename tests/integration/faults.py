@@ -114,6 +114,14 @@ class Run:
     def num_recorded(self) -> int:
         return len(self.directory.read_records())
 
+    def samplers(self) -> set[str]:
+        """Workers whose groups the last steps consumed; of a run on a disk."""
+        workers: set[str] = set()
+        for file in sorted((Path(self.path) / "trajectories").glob("*.arrow"))[-3:]:
+            with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
+                workers |= set(reader.read_all()["worker"].to_pylist())
+        return workers
+
     def pid(self, actor: str) -> int | None:
         """Of the living actor; None while another one comes up."""
         pid: int | None = None

@@ -57,7 +57,7 @@ def test_finished_groups_leave_a_node_that_ends_and_what_a_killed_node_took_is_s
         cluster = stack.enter_context(ray_nodes(num_cpus=2, _system_config=SYSTEM))
         told, killed = (stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=NOTICE_S)) for _ in range(2))
         driver = stack.enter_context(run.start(file, "--address", cluster.address))
-        until(lambda: run.num_steps() >= 3 and num_workers(run) == 2, process=driver)
+        until(lambda: {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
 
         # The next steps' groups wait, each on the node of the worker that sampled it.
         with learner_held(run, process=driver):
@@ -71,7 +71,7 @@ def test_finished_groups_leave_a_node_that_ends_and_what_a_killed_node_took_is_s
         stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=NOTICE_S))
         until(lambda: num_workers(run) == 2, process=driver)
         killed.kill()
-        until(lambda: run.events("recovery") or len(run.events("worker_joined")) > 1, process=driver)
+        until(lambda: {event["failure"] for event in run.events("failure")} != {"termination"}, process=driver)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
         # Ray's head does not look for the killed node's seat without end.
