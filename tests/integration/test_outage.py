@@ -55,8 +55,7 @@ def test_a_run_through_outages_a_kill_a_stop_and_a_failure_equals_one_without_an
 
     server.up(num_answers=10)  # in the third step, after two of its groups
     with run.start(file) as driver:
-        until(lambda: held(1), process=driver)
-        assert "waits for http://127.0.0.1" in driver.output
+        until(lambda: held(1) and "waits for http://127.0.0.1" in driver.output, process=driver)
         phases = treadwheel("info", run.path).stdout
         assert "holding for" in phases and "waits for http://127.0.0.1" in phases
         assert re.search(r"verdicts kept\s+10\b", phases)
