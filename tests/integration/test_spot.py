@@ -25,8 +25,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.own_process,
 ]
-NOTICE_S = 60.0
-"""Nodes end sooner, once nothing is left to do there."""
+NOTICE_S = 30.0
 
 
 def spot_run(folder, *, model=None, **settings):
