@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from cluster.record import object_store
+from tests.ports import free_ports
 from tests.store_proxy import Proxy
 
 
@@ -52,7 +53,7 @@ def s3(*buckets: str) -> Iterator[Proxy]:
 @functools.cache
 def _moto_port() -> int:
     """Of a server in a process of its own, which ends with ours: its modules in pytest's process would break vLLM's look through them."""
-    port = _free_port()
+    (port,) = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -64,11 +65,6 @@ def _moto_port() -> int:
             return port
         time.sleep(0.05)
     pytest.fail("moto ended before it listened")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -99,7 +95,7 @@ def azure(container: str) -> Iterator[Proxy]:
         if os.environ.get("TREADWHEEL_NEEDS_AZURITE") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
-    port = _free_port()
+    (port,) = free_ports(1)
     options = [
         "--blobHost",
         "127.0.0.1",

@@ -282,13 +282,16 @@ async def heartbeats(
 
 async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError | None:
     """Why the actor needs to be replaced; None when it does not."""
-    config = supervisor.config
+    config, asked = supervisor.config, time.monotonic()
     try:
         await actor.progress(deadline_s=config.heartbeat_s)
     except TreadwheelError as error:
         if error.kind is FailureKind.DEATH:
             return error
-        silent_s = time.monotonic() - actor.last_seen
+        now = time.monotonic()
+        # While the driver itself stood still it heard nobody: that is no silence of the actor's.
+        stood_still_s = max(now - asked - config.heartbeat_s, 0.0)
+        silent_s = now - actor.last_seen - stood_still_s
         if silent_s > config.hang_s and not actor.is_hung:
             supervisor.events.event(
                 "hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid()

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.integration.commands import ROOT, Background
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 """Of every page that a test looked at: CI keeps them."""
+
+PATIENCE_MS = 120_000
+"""Until a page shows what is expected of it: a busy machine needs a multiple of Playwright's five seconds."""
+expect.set_options(timeout=PATIENCE_MS)
 
 NAMELESS = """() => [...document.querySelectorAll('a, button, input, select, [role=img], [tabindex="0"]')]
     .filter((each) => !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length))
@@ -34,7 +38,8 @@ def debian(program: str) -> str:
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=debian("chromium"), args=["--no-sandbox"])
+        options = {"executable_path": debian("chromium"), "args": ["--no-sandbox"], "timeout": PATIENCE_MS}
+        browser = playwright.chromium.launch(**options)
         yield browser
         browser.close()
 
@@ -44,6 +49,7 @@ def looking(browser: Browser, url: str, *, width: int = 1280, scheme: str = "lig
     """A page in a fresh profile. In the end it must have said no error, asked no other host, and found all that it asked for."""
     said: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # pyright: ignore
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -67,6 +73,7 @@ def offline(browser: Browser, file: Path) -> Iterator[Page]:
     """The file in a browser without a network. In the end it must have asked for nothing and said no error."""
     said: list[str] = []
     context = browser.new_context(offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -84,7 +91,7 @@ def offline(browser: Browser, file: Path) -> Iterator[Page]:
 def viewing(*arguments: object) -> Iterator[tuple[str, Background]]:
     """`treadwheel view` with these arguments: the URL that it printed, and the command."""
     with Background("view", *arguments) as command:
-        command.wait_until(lambda: "viewing on" in command.output)
+        command.wait_until(lambda: re.search(r"viewing on \S+\s", command.output))
         yield command.output.split("viewing on ")[1].split()[0], command
 
 

@@ -1,16 +1,19 @@
 """`treadwheel` as a process of its own: what it says, what it writes, what it leaves behind."""
 
+import contextlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from tests.integration.waiting import until
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "deploy/runs/quickstart.yaml"
@@ -21,6 +24,8 @@ SMALL = (
     "metrics.sinks=[console, jsonl]",
 )
 """Overrides of the quickstart: steps of a fraction of a second, everything else as it is."""
+_LONGEST_S = 1500
+"""A command that takes longer never ends: the machine may be busy."""
 _NUM_TOLD = 40
 """Events."""
 _BIN = str(Path(sys.executable).parent)
@@ -34,9 +39,8 @@ def treadwheel(*arguments: object, env: Mapping[str, str] | None = None) -> subp
 
 
 def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The deadline is for commands that would never end: the machine may be busy."""
     own = {**environment(), **(env or {})}
-    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=1500, check=False)
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
 
 
 def environment() -> dict[str, str]:
@@ -67,14 +71,13 @@ class Background:
 
     def __exit__(self, *error: object) -> None:
         for process in self._living():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # many end by themselves, at this moment
+                process.kill()
         self._process.wait()
         self._output.unlink()
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.assert_runs()
-            time.sleep(0.1)
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        until(condition, process=self)
 
     def assert_runs(self) -> None:
         assert self._process.poll() is None, f"ended with {self._process.returncode} too early:\n{self.output}"
@@ -91,7 +94,7 @@ class Background:
         self._process.send_signal(number)
 
     def exit_code(self) -> int:
-        return self._process.wait(timeout=600)
+        return self._process.wait(timeout=_LONGEST_S)
 
     @property
     def output(self) -> str:
@@ -107,7 +110,7 @@ class Background:
 
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""
-        _, alive = psutil.wait_procs(self._living(), timeout=60)
+        _, alive = psutil.wait_procs(self._living(), timeout=240)
         return [str(process) for process in alive]
 
     def _living(self) -> list[psutil.Process]:

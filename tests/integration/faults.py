@@ -12,9 +12,9 @@ import posixpath
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -28,6 +28,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, RunDirectory, checkpoint_name
 from deploy.reports import run_info, verify
 from tests.integration.commands import Background, treadwheel
+from tests.integration.waiting import Watched, until
 from tests.models import make_tiny_model
 
 ACTORS = ("rollout-0", "reward", "reference", "recorder", "learner-0")
@@ -55,8 +56,7 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
         "algorithm": {"kl": {"loss": {"coefficient": 0.01}}},
         "optimizer": {"learning_rate": 1e-3},
         "checkpoint": {"every_steps": 3},
-        # Silence is a hang after seconds: these actors have little to do.
-        "supervision": {"heartbeat_s": 1, "hang_s": 10},
+        "supervision": {"heartbeat_s": 1},
         "metrics": {"sinks": ["jsonl"]},
     }
     for name, value in settings.items():
@@ -114,6 +114,14 @@ class Run:
     def num_recorded(self) -> int:
         return len(self.directory.read_records())
 
+    def samplers(self) -> set[str]:
+        """Workers whose groups the last steps consumed; of a run on a disk."""
+        workers: set[str] = set()
+        for file in sorted((Path(self.path) / "trajectories").glob("*.arrow"))[-3:]:
+            with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
+                workers |= set(reader.read_all()["worker"].to_pylist())
+        return workers
+
     def pid(self, actor: str) -> int | None:
         """Of the living actor; None while another one comes up."""
         pid: int | None = None
@@ -127,9 +135,11 @@ class Run:
     def strike(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int | None:
         """Sends a signal to the actor; its pid, None when it was not there."""
         pid = self.pid(actor)
-        if pid is not None:
-            os.kill(pid, number)
-        return pid
+        with contextlib.suppress(ProcessLookupError):  # it may end by itself at this moment
+            if pid is not None:
+                os.kill(pid, number)
+                return pid
+        return None
 
     def kill_driver(self) -> None:
         pid = self.events("launched")[-1]["pid"]
@@ -258,7 +268,7 @@ def slowed(run: Run, actor: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def learner_held(run: Run, *, process: "Watched") -> Iterator[None]:
+def learner_held(run: Run, *, process: Watched) -> Iterator[None]:
     """The learner stands still, and the groups that it may be given next wait for it. One that is stopped while it sends weights would
     hold up the workers too: it is let go, and stopped again."""
     until(functools.partial(_is_held, run), process=process)
@@ -270,7 +280,8 @@ def learner_held(run: Run, *, process: "Watched") -> Iterator[None]:
 
 def _is_held(run: Run) -> bool:
     since = time.time()
-    run.strike("learner-0", signal.SIGSTOP)
+    if not run.strike("learner-0", signal.SIGSTOP):
+        return False
     while time.time() < since + 15:
         if _is_idle(run, since=since + 2):
             return True
@@ -291,30 +302,3 @@ def is_actor(pid: int) -> bool:
         return psutil.Process(pid).cmdline()[0].startswith("ray::")
     except (psutil.NoSuchProcess, IndexError):
         return False
-
-
-class Watched(Protocol):
-    """What a test waits beside."""
-
-    def assert_runs(self) -> None: ...
-
-    @property
-    def last_words(self) -> str:
-        """What a failed wait shows."""
-        ...
-
-
-def until(condition: Callable[[], Any], *, process: Watched | None = None) -> None:
-    """Polls finely: moments such as `while a checkpoint is written` are short. Never takes more than a fifth of a core for it.
-
-    The deadline is for conditions that never come true: a busy machine needs a multiple of what a quiet one does.
-    """
-    deadline = time.monotonic() + 500.0
-    while True:
-        asked = time.monotonic()
-        if condition():
-            return
-        assert asked < deadline, f"the condition never came true:\n{process.last_words if process else ''}"
-        if process is not None:
-            process.assert_runs()
-        time.sleep(max(0.005, 4 * (time.monotonic() - asked)))

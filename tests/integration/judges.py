@@ -78,7 +78,7 @@ def wild(*, completions: list[str], seeds: list[int]) -> Any:
 def of_a_server(*, completions: list[str], url: str) -> list[float]:
     """What the server at `url` says of the group: a user's judge of a page."""
     try:
-        with urlopen(Request(url, data=json.dumps(completions).encode()), timeout=10) as answer:
+        with urlopen(Request(url, data=json.dumps(completions).encode()), timeout=120) as answer:
             return json.load(answer)
     except OSError as error:
         raise UnavailableError(str(error), endpoint=url) from error

@@ -17,7 +17,9 @@ from typing import Any
 import yaml
 
 from deploy.monitoring.files import FOLDER
-from tests.integration.ray_head import RayHead, free_ports
+from tests.integration.ray_head import RayHead
+from tests.integration.waiting import until
+from tests.ports import free_ports
 
 SCRAPE_S = 5
 """Twice as often as the shipped file says: the run is short."""
@@ -44,7 +46,7 @@ class Prometheus:
 
     def ask(self, what: str, **parameters: str) -> Any:
         with urllib.request.urlopen(
-            f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=30
+            f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=120
         ) as answer:
             return json.load(answer)["data"]
 
@@ -129,12 +131,12 @@ def _running(*command: str, folder: Path, ready: str) -> Iterator[None]:
         env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
         try:
-            eventually(lambda: _answers(ready) or process.poll() is not None, within_s=60, what=ready)
+            until(lambda: _answers(ready) or process.poll() is not None)
             assert process.poll() is None, Path(log.name).read_text()
             yield
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=300)
 
 
 def _answers(url: str) -> bool:

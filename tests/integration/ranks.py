@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +42,7 @@ class Ranks:
     def do(self, name: str, *, config: dict[str, Any], **task: Any) -> list[Any]:
         """What each rank found; as many take part as `config` says, the first of them where it says one."""
         num_ranks = config["learner"]["num_ranks"]
-        task |= {"name": name, "config": config, "rendezvous": _free_address()}
+        task |= {"name": name, "config": config, "rendezvous": f"127.0.0.1:{free_ports(1)[0]}"}
         for rank, process in enumerate(self._processes[:num_ranks]):
             assert process.stdin is not None
             process.stdin.write(json.dumps(task | {"rank": rank}) + "\n")
@@ -65,19 +66,13 @@ class Ranks:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
-        codes = [process.wait(timeout=60) for process in self._processes]
+        codes = [process.wait(timeout=240) for process in self._processes]
         assert not any(codes), "\n".join(map(self._said, range(len(codes))))
 
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def main() -> None:

@@ -1,14 +1,12 @@
 """A Ray cluster with token authentication, as `ray start --head` makes it, beside any others on the machine."""
 
 import contextlib
+import http.client
 import json
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from typing import Any
 import psutil
 
 from tests.integration.commands import ROOT, environment
+from tests.integration.waiting import until
+from tests.ports import free_ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def ray_head(
             head = RayHead(
                 address=f"127.0.0.1:{gcs}", dashboard=f"http://127.0.0.1:{dashboard}", env=env, folder=folder
             )
-            _wait_for(head, process, output)
+            until(lambda: _takes_jobs(head), process=_Starting(process=process, output=output))
             yield head
         finally:
             _end(process, folder)
@@ -111,37 +111,35 @@ def _autoscaling(gcs_address: str, *, num_cpus: int, num_nodes: int) -> dict[str
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Below those that Ray gives to its workers (10002 to 19999) and that the kernel gives to anybody."""
-    free: list[int] = []
-    while len(free) < count:
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            free.append(port)
-    return free
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Starting:
+    process: subprocess.Popen[bytes]
+    output: "tempfile._TemporaryFileWrapper[str]"
+
+    def assert_runs(self) -> None:
+        assert self.process.poll() is None, f"ray start ended:\n{self.last_words}"
+
+    @property
+    def last_words(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
 
 
-def _wait_for(head: RayHead, process: subprocess.Popen[bytes], output: "tempfile._TemporaryFileWrapper[str]") -> None:
-    """Until jobs can be submitted."""
+def _takes_jobs(head: RayHead) -> bool:
     request = urllib.request.Request(
         f"{head.dashboard}/api/jobs/", headers={"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
     )
-    deadline = time.monotonic() + 180
-    while True:
-        try:
-            urllib.request.urlopen(request, timeout=10).close()
-            return
-        except (urllib.error.URLError, OSError) as error:
-            if process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.2)
-                continue
-            output.seek(0)
-            raise AssertionError(f"ray start did not come up ({error}):\n{output.read()}") from error
+    try:
+        urllib.request.urlopen(request, timeout=60).close()
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    started = psutil.Process(process.pid).children(recursive=True)
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=30)

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,8 @@ from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 
 from tests.integration.commands import environment, run
-from tests.integration.ray_head import free_ports
+from tests.integration.waiting import until
+from tests.ports import free_ports
 
 SYSTEM = {
     # Whatever is passed on lies in a node's store, however small: it can be lost with the node.
@@ -76,11 +76,9 @@ class SpotNode:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 60
-        while not (mine := _living_nodes(cluster) - before):
-            assert time.monotonic() < deadline and self._process.poll() is None, "the node did not come up"
-            time.sleep(0.1)
-        (self.node_id,) = mine
+        until(lambda: _living_nodes(cluster) - before or self.has_ended())
+        assert not self.has_ended(), "the node did not come up"
+        (self.node_id,) = _living_nodes(cluster) - before
 
     def terminate(self) -> None:
         """As a cloud does, or Kubernetes: the node is told that it ends."""

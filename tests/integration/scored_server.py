@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.request import urlopen
 
 from tests.integration.commands import ROOT
+from tests.integration.waiting import until
 
 
 class ScoredServer:
@@ -19,21 +19,23 @@ class ScoredServer:
         self._log = log
         self.url = f"http://127.0.0.1:{port}"
         self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes]
 
     def up(self, *, num_answers: int | None = None) -> None:
         """Returns when it serves. It is killed with the request after `num_answers`."""
         command = [sys.executable, "-m", __name__, self._port, self._log, num_answers or 2**31]
         self._process = subprocess.Popen([*map(str, command)], cwd=ROOT)
-        while True:
-            try:
-                urlopen(self.url).close()
-                return
-            except OSError:
-                time.sleep(0.05)
+        until(lambda: self._answers() or self._process.poll() is not None)
+        assert self._process.poll() is None, "the server did not come up"
+
+    def _answers(self) -> bool:
+        try:
+            urlopen(self.url, timeout=120).close()
+        except OSError:
+            return False
+        return True
 
     def down(self) -> None:
-        assert self._process is not None
         self._process.kill()
         self._process.wait()
 

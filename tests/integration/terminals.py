@@ -17,6 +17,9 @@ import pyte
 
 from tests.integration.commands import ROOT, environment
 
+_END = b"\0"
+"""No terminal shows it."""
+
 
 class Terminal:
     """`command` in a terminal. Ctrl-C goes the way of a key that is pressed: through the terminal's driver."""
@@ -78,7 +81,7 @@ class Terminal:
     def modes(self) -> list[object]:
         return termios.tcgetattr(self._theirs)
 
-    def wait_for(self, condition: Callable[[str], bool], *, timeout_s: float = 500) -> str:
+    def wait_for(self, condition: Callable[[str], object], *, timeout_s: float = 500) -> str:
         """The screen on which `condition` first held."""
         with self._changed:
             found = self._changed.wait_for(lambda: condition(self.screen) or self._has_ended(), timeout_s)
@@ -93,10 +96,14 @@ class Terminal:
 
     def exit_code(self) -> int:
         code = self._process.wait(timeout=500)
-        with self._changed:  # what it wrote last is read
-            while select.select([self._ours], [], [], 0)[0]:
-                self._changed.wait(0.05)
+        self._read_to_the_end()
         return code
+
+    def _read_to_the_end(self) -> None:
+        """The kernel hands on what the process wrote last when it finds the time: what is written behind it comes after it."""
+        os.write(self._theirs, _END)
+        with self._changed:
+            assert self._changed.wait_for(lambda: _END in self.raw, 500)
 
     def _has_ended(self) -> bool:
         return self._process.poll() is not None and not select.select([self._ours], [], [], 0)[0]

@@ -22,9 +22,10 @@ from actors.reward_model import Reading
 from learner.model.sequence_classification import SequenceClassifier
 from tests.integration.commands import QUICKSTART, ROOT, Background
 from tests.integration.faults import Run
-from tests.integration.ray_head import free_ports
+from tests.integration.waiting import until
+from tests.ports import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 MODEL = ROOT / "deploy/quickstart/model"
 JUDGES = "tests.integration.judges"
 NUM_STEPS, MODEL_ACTOR = 40, "reward-model-signs"
@@ -104,7 +105,7 @@ def run(tmp_path_factory) -> Iterator[Run]:
         "reward": {
             "models": {"signs": {"path": str(train_reward_model(folder / "signs")), "dtype": "float32", "cpus": 0.25}},
             "parts": {
-                "right": {"judge": {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}, "timeout_s": 2},
+                "right": {"judge": {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}, "timeout_s": 8},
                 "runs": {"judge": f"{JUDGES}:runs_as_a_program", "weight": 0.5},
                 "sign": {"judge": {"name": "reward_model", "model": "signs", "label": "sign"}, "weight": 0.05},
             },
@@ -119,14 +120,16 @@ def run(tmp_path_factory) -> Iterator[Run]:
     run = Run(folder / "run")
     with ExitStack() as stack:
         server = stack.enter_context(serve(port))
-        server.wait_until(lambda: "serving" in server.output)
+        until(lambda: "serving" in server.output, process=server)
         driver = stack.enter_context(run.start(file))
-        driver.wait_until(lambda: run.num_steps() >= 2)
-        assert run.strike(MODEL_ACTOR)
-        driver.wait_until(lambda: run.num_steps() >= NUM_STEPS // 4)
+        until(lambda: run.num_steps() >= 2, process=driver)
+        until(lambda: run.strike(MODEL_ACTOR), process=driver)
+        until(lambda: run.num_steps() >= NUM_STEPS // 4, process=driver)
         server.terminate()
-        driver.wait_until(lambda: bool(run.events("reward_held")))
-        stack.enter_context(serve(port))
+        until(lambda: run.events("reward_held"), process=driver)
+        server.exit_code()  # the port is free
+        again = stack.enter_context(serve(port))
+        until(lambda: "serving" in again.output, process=again)
         assert driver.exit_code() == 0, driver.output
         yield run
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.faults import Run, write_run
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 SETTINGS = {
     "num_steps": 6,
     "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 6, "seed": 1},

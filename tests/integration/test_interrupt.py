@@ -3,7 +3,6 @@
 The command runs where a user has modules of their own: their judge is found there, and never stands for a package of Python's or ours.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.sinks.jsonl import read_steps
 from tests.integration.commands import QUICKSTART, ROOT, SMALL, Background, treadwheel
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 TRAP = "raise SystemExit(f'{__name__} was taken from the working directory')\n"
@@ -29,7 +28,15 @@ def judge(*, prompt, completion, columns):
 @pytest.fixture
 def command(tmp_path) -> tuple[str, ...]:
     own = ("reward.judge=my_rewards:judge", f"model.path={ROOT / 'deploy/quickstart/model'}")
-    return ("train", str(ROOT / QUICKSTART), *SMALL, *own, f"run_dir={tmp_path / 'run'}", "num_steps=200")
+    return (
+        "train",
+        str(ROOT / QUICKSTART),
+        *SMALL,
+        *own,
+        f"run_dir={tmp_path / 'run'}",
+        "num_steps=2000",
+        "checkpoint.every_steps=null",
+    )
 
 
 @pytest.fixture
@@ -43,8 +50,7 @@ def start(tmp_path) -> Callable[..., Background]:
 
 
 def steps_of(run_dir: Path) -> list[int]:
-    file = run_dir / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = RunDirectory(str(run_dir)).read_json_lines("metrics.jsonl")
     return [line["policy_version"] for line in lines if "reward/mean" in line]
 
 
@@ -66,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
         assert f"stopped; step {done} is saved, and the same command goes on from there" in first.output
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{done:06d}"]
     assert len(list((run_dir / "learned").iterdir())) == done, "what it learned is on record, the step under way too"
-    assert f"{done} of 200" in treadwheel("info", run_dir).stdout
+    assert f"{done} of 2000" in treadwheel("info", run_dir).stdout
     assert 'data-state="stopped">stopped<' in (run_dir / "report.html").read_text()
 
     with start(*command, "checkpoint.stop_timeout_s=0") as second:

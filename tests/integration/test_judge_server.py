@@ -1,7 +1,6 @@
 """A real vLLM server of a frozen model, which a random model grades in the form of the rubric, on loopback and in a run."""
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,9 @@ from cluster.contracts.plugins import Plugin
 from tests.integration.commands import ROOT, environment
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
+from tests.ports import free_ports
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 RUBRIC = """
 criteria: [{name: correct, question: "Is it right?", choices: [{name: "no", value: 0}, {name: "yes", value: 1}]}]
 explain: false
@@ -50,8 +50,7 @@ def rubric(tmp_path) -> str:
 
 
 async def test_a_judge_asks_a_real_server_which_wants_its_token_and_ends_with_its_parent(model, rubric):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     parent = subprocess.Popen(
         [sys.executable, "-c", _SERVE, str(model), address],
         stdin=subprocess.PIPE,
@@ -80,7 +79,7 @@ async def test_a_judge_asks_a_real_server_which_wants_its_token_and_ends_with_it
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    gone, alive = psutil.wait_procs(processes, timeout=10)
+    gone, alive = psutil.wait_procs(processes, timeout=120)
     assert len(gone) >= 3 and not alive
 
 
@@ -109,7 +108,7 @@ def test_groups_wait_while_the_runs_own_server_is_replaced_and_no_reward_fails(m
         until(lambda: run.num_steps() >= 2, process=driver)
         children = psutil.Process(run.pid("server-grader-0")).children(recursive=True)
         assert run.strike("server-grader-0")
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=120)
         assert len(children) >= 3 and not alive
         assert driver.exit_code() == 0, driver.output
         assert not driver.left_behind()

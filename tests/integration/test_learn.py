@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.commands import QUICKSTART, Background, treadwheel
 from tests.integration.faults import Run, is_actor
+from tests.integration.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 SMALL = (
@@ -74,16 +75,22 @@ def test_it_verifies_and_replays(undisturbed):
     )
 
 
+def learners_pid(run: Run) -> int | None:
+    """As the driver told it last; it may not have heard of the learner yet."""
+    file = run.path / "status.json"
+    actors = json.loads(file.read_text())["actors"] if file.exists() else ()
+    return next((each["pid"] for each in actors if each["actor"] == "learner-0"), None)
+
+
 def test_with_a_learner_that_hangs_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
     run = Run(tmp_path / "run")
     command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=1")
     with Background(*command, "supervision.hang_s=8") as driver:
-        driver.wait_until(lambda: run.num_recorded() >= 2 and (run.path / "status.json").exists())
-        status = json.loads((run.path / "status.json").read_text())
-        (pid,) = [each["pid"] for each in status["actors"] if each["actor"] == "learner-0"]
+        until(lambda: run.num_recorded() >= 2 and learners_pid(run), process=driver)
+        pid = learners_pid(run)
         assert is_actor(pid)
         os.kill(pid, signal.SIGSTOP)
-        driver.wait_until(lambda: run.events("hang") and run.num_recorded() >= 5)
+        until(lambda: run.events("hang") and run.num_recorded() >= 5, process=driver)
     done = treadwheel(*command)
     assert done.returncode == 0, done.stderr + done.stdout
     assert run.groups() == undisturbed.groups()

@@ -60,7 +60,7 @@ def learned(
         "algorithm": algorithm,
         "checkpoint": {"asynchronous": asynchronous},
         "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1},
-        "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 60}
+        "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 240}
         | learner,
     }
     found = ranks.do(
@@ -99,7 +99,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
             "model": {"path": str(model), "dtype": "float32"},
             "prompts": "file",
             "num_steps": 1,
-            "learner": {"num_ranks": 2, "num_threads": 1, "timeout_s": 60, "max_tokens_per_micro_batch": 40},
+            "learner": {"num_ranks": 2, "num_threads": 1, "timeout_s": 240, "max_tokens_per_micro_batch": 40},
         }
         return ranks.do("load", config=config)
 

@@ -6,20 +6,24 @@ import pytest
 
 from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_run
-from tests.integration.ray_head import free_ports
 from tests.integration.scored_server import ScoredServer
 from tests.models import make_tiny_model
+from tests.ports import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 NUM_STEPS = 8
-PORT = free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory, port):
     """4 groups a step, each of which the server is asked for once; deterministic, so that a resumed run samples the same."""
     folder = tmp_path_factory.mktemp("outage")
-    judge = {"name": "tests.integration.judges:of_a_server", "url": f"http://127.0.0.1:{PORT}"}
+    judge = {"name": "tests.integration.judges:of_a_server", "url": f"http://127.0.0.1:{port}"}
     return write_run(
         folder,
         make_tiny_model(folder / "model"),
@@ -32,8 +36,8 @@ def file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(file, tmp_path_factory) -> tuple[Run, ScoredServer]:
-    server = ScoredServer(tmp_path_factory.mktemp("undisturbed") / "log", port=PORT)
+def undisturbed(file, port, tmp_path_factory) -> tuple[Run, ScoredServer]:
+    server = ScoredServer(tmp_path_factory.mktemp("undisturbed") / "log", port=port)
     server.up()
     run = Run(file.parent / "undisturbed").to_end(file)
     server.down()
@@ -41,18 +45,17 @@ def undisturbed(file, tmp_path_factory) -> tuple[Run, ScoredServer]:
 
 
 def test_a_run_through_outages_a_kill_a_stop_and_a_failure_equals_one_without_and_asks_nothing_twice(
-    undisturbed, file, tmp_path
+    undisturbed, file, port, tmp_path
 ):
     alone, alone_server = undisturbed
-    run, server = Run(file.parent / "disturbed"), ScoredServer(tmp_path / "log", port=PORT)
+    run, server = Run(file.parent / "disturbed"), ScoredServer(tmp_path / "log", port=port)
 
     def held(number: int) -> bool:
         return len(run.events("reward_held")) == number
 
     server.up(num_answers=10)  # in the third step, after two of its groups
     with run.start(file) as driver:
-        until(lambda: held(1), process=driver)
-        assert "waits for http://127.0.0.1" in driver.output
+        until(lambda: held(1) and "waits for http://127.0.0.1" in driver.output, process=driver)
         phases = treadwheel("info", run.path).stdout
         assert "holding for" in phases and "waits for http://127.0.0.1" in phases
         assert re.search(r"verdicts kept\s+10\b", phases)
@@ -68,7 +71,7 @@ def test_a_run_through_outages_a_kill_a_stop_and_a_failure_equals_one_without_an
     with run.start(file, "reward.hold_s=5") as driver:
         stopped = driver.exit_code(), driver.output
     assert stopped[0] == 1
-    assert f"reward.parts.style: http://127.0.0.1:{PORT} is away for 5 s, longer than reward.hold_s=5: " in stopped[1]
+    assert f"reward.parts.style: http://127.0.0.1:{port} is away for 5 s, longer than reward.hold_s=5: " in stopped[1]
     assert run.events()[-1]["kind"] == "failed" and run.events()[-1]["error"] == "UnavailableError"
     server.up(num_answers=3)
     with run.start(file) as driver:

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 STEPS = range(1, 9)
 
 

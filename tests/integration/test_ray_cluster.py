@@ -3,10 +3,10 @@
 Each trains a preset, so that both also show that a few steps make the quickstart's model better, whatever the mathematics.
 """
 
+import http.client
 import json
 import re
 import shlex
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,9 @@ import pytest
 
 from tests.integration.commands import QUICKSTART, ROOT, run, treadwheel
 from tests.integration.ray_head import RayHead
+from tests.integration.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 NUM_STEPS = 8
 SETTINGS = (
     f"num_steps={NUM_STEPS}",
@@ -91,7 +92,14 @@ def test_dapo_trains_on_groups_that_differ_alone(dapo):
 
 
 @pytest.mark.engine
-@pytest.mark.acceptance
+@pytest.mark.slow
+def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
+    """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
+    until(lambda: {"launched": 1.0, "finished": 1.0}.items() <= counts(head).items())
+
+
+@pytest.mark.engine
+@pytest.mark.slow
 def test_ppo_with_several_updates_a_step_raises_the_reward_and_its_critic_learns_what_to_expect(ppo):
     assert ppo.gain() >= 0.15
     warming, *later = ppo.steps
@@ -115,7 +123,6 @@ def test_a_wrong_token_is_refused(head, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.acceptance
 def test_a_driver_with_a_wrong_token_is_told_so(head, tmp_path):
     wrong = {**head.env, "RAY_AUTH_TOKEN": "0" * 64}
     result = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "--address", head.address, env=wrong)
@@ -131,15 +138,6 @@ def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
     assert "8 GPUs asked for, the cluster has" in result.stderr
 
 
-def test_the_cluster_has_counted_the_drivers_start_and_its_end(head, ppo):
-    """Before the driver left it: what is set or counted outside `ray.init` and `ray.shutdown` is lost."""
-    targets = [target for group in asked(head, "/api/prometheus/sd") for target in group["targets"]]
-    lines = [line for target in targets for line in scraped(target)]
-    events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo"' in line]
-    counts = {found[1]: float(line.rpartition(" ")[2]) for line in events if (found := re.search('kind="(.*?)"', line))}
-    assert (counts.get("launched"), counts.get("finished")) == (1.0, 1.0), counts
-
-
 def test_rays_dashboard_names_run_actor_and_generation_and_says_where_the_run_is(head, ppo):
     """Through its state API, of the driver that connected; one that was submitted has the metadata of its submission."""
     found = asked(head, "/api/v0/actors?detail=true&limit=1000")["data"]["result"]["result"]
@@ -151,17 +149,26 @@ def test_rays_dashboard_names_run_actor_and_generation_and_says_where_the_run_is
     assert {"run_dir": run_dir, "viewer": f"treadwheel view {run_dir}"} in jobs
 
 
+def counts(head: RayHead) -> dict[str, float]:
+    """Of the run's events, by kind, as the cluster tells them now."""
+    targets = [target for group in asked(head, "/api/prometheus/sd") for target in group["targets"]]
+    lines = [line for target in targets for line in scraped(target)]
+    events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo"' in line]
+    return {found[1]: float(line.rpartition(" ")[2]) for line in events if (found := re.search('kind="(.*?)"', line))}
+
+
 def scraped(target: str) -> list[str]:
-    """Empty where nobody listens: Ray lists the one port of its autoscaler even if another cluster of the machine has it."""
+    """Empty where no metrics are: Ray lists the one port of its autoscaler even if another cluster of the machine has it, or had it."""
     try:
-        with urllib.request.urlopen(f"http://{target}/metrics") as answer:
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=120) as answer:
             return answer.read().decode().splitlines()
-    except urllib.error.URLError as error:
-        assert isinstance(error.reason, ConnectionRefusedError), f"{target}: {error}"
+    except (OSError, http.client.HTTPException):
         return []
 
 
 def asked(head: RayHead, path: str) -> Any:
     token = {"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
-    with urllib.request.urlopen(urllib.request.Request(f"{head.dashboard}{path}", headers=token)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{head.dashboard}{path}", headers=token), timeout=120
+    ) as answer:
         return json.load(answer)

@@ -27,7 +27,8 @@ from tests.fakes import ListedEvents
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
 from tests.unit.actors.batches import batch_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800)]
+PATIENCE_S = 500
 _MIB = 1024**2
 _STORE = {"object_store_memory": 100 * _MIB}
 
@@ -70,7 +71,7 @@ class Maker:
 
 
 async def start(
-    name: str = "w", *, start_s: float = 120, events: ListedEvents | None = None, **spec: Any
+    name: str = "w", *, start_s: float = PATIENCE_S, events: ListedEvents | None = None, **spec: Any
 ) -> RemoteActor:
     group = spec.pop("placement_group", None)
     seats = {index: Seat(group, index) for index in range(2)}
@@ -109,22 +110,23 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
         cluster.add_node(num_cpus=1, **_STORE)
         actor = await start()
         found = [
-            (summary, object_ref) async for summary, object_ref in actor.stream_batches("batches", 2, deadline_s=60)
+            (summary, object_ref)
+            async for summary, object_ref in actor.stream_batches("batches", 2, deadline_s=PATIENCE_S)
         ]
         assert [summary.num_trajectories for summary, _ in found] == [1, 1]
-        buckets = await actor.call_for_object_refs("buckets", 3, deadline_s=60)
+        buckets = await actor.call_for_object_refs("buckets", 3, deadline_s=PATIENCE_S)
         assert len(buckets) == 3
         assert not any(is_here(object_ref) for object_ref in [*(object_ref for _, object_ref in found), *buckets])
         assert (await buckets[0]).nbytes == _MIB and is_here(buckets[0]), "only the one that asks gets it"
 
         with pytest.raises(WorkerError, match="no more"):
-            await actor.call_for_object_refs("bucket_then_error", deadline_s=60)
+            await actor.call_for_object_refs("bucket_then_error", deadline_s=PATIENCE_S)
         with pytest.raises(DataError, match=r"^prompt 'p1' is empty$") as caught:
-            await actor.call("refuse", deadline_s=60)
+            await actor.call("refuse", deadline_s=PATIENCE_S)
         assert vars(caught.value) == {"actor": "w", "prompt_id": "p1", "stage": "refuse"}
         has_arrived, arrived = tmp_path / "arrived", []
         with pytest.raises(WorkerError, match="w died in 'batch_then_death'") as caught:
-            async for summary, ref in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=60):
+            async for summary, ref in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=PATIENCE_S):
                 arrived.append((summary, ref))
                 if summary == REFUSED:
                     has_arrived.touch()
@@ -136,18 +138,18 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
     with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
         far = cluster.add_node(num_cpus=1, resources={"far": 1})
         seats = placement_group([{"CPU": 0.5, "far": 0.1}, {"CPU": 0.5, "node:__internal_head__": 0.1}])
-        ray.get(seats.ready(), timeout=60)
+        ray.get(seats.ready(), timeout=PATIENCE_S)
         maker = await start("maker", bundle=0, placement_group=seats)
         taker = await start("taker", bundle=1, placement_group=seats)
         assert maker.node_id == far.node_id != taker.node_id
-        made, _ = await maker.call_for_columns("batch", deadline_s=30)
+        made, _ = await maker.call_for_columns("batch", deadline_s=PATIENCE_S)
         end(cluster, far)
         for _ in ("Ray misses it", "Ray knows that the node is dead"):
             with pytest.raises(UnreachableError, match="maker died in 'batch'"):
-                await maker.call("batch", deadline_s=60)
+                await maker.call("batch", deadline_s=PATIENCE_S)
             await is_missed(far)
         with pytest.raises(LostError, match="taker, 'num_rows'"):
-            await taker.call("num_rows", made, deadline_s=60)
+            await taker.call("num_rows", made, deadline_s=PATIENCE_S)
         again = await start("maker", bundle=0, placement_group=seats)
         assert again.node_id == taker.node_id
 
@@ -170,7 +172,7 @@ async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_
     with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
         first = cluster.add_node(num_cpus=1, num_gpus=2)
         seats = placement_group([{"CPU": 0.5, "GPU": 1}] * 2)
-        ray.get(seats.ready(), timeout=60)
+        ray.get(seats.ready(), timeout=PATIENCE_S)
         learner, worker = [await start(f"a{seat}", num_gpus=1, bundle=seat, placement_group=seats) for seat in (0, 1)]
         assert learner.node_id == worker.node_id == first.node_id
         end(cluster, first)
@@ -180,21 +182,21 @@ async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_
             asyncio.create_task(start(f"a{seat}", num_gpus=1, bundle=seat, placement_group=seats)) for seat in (0, 1)
         ]
         second = cluster.add_node(num_cpus=1, num_gpus=2)
-        again = await asyncio.wait_for(asyncio.gather(*starting), 60)
+        again = await asyncio.wait_for(asyncio.gather(*starting), PATIENCE_S)
         assert [actor.node_id for actor in again] == [second.node_id] * 2
-        assert [await actor.call("is_seated", deadline_s=30) for actor in again] == [True, True]
+        assert [await actor.call("is_seated", deadline_s=PATIENCE_S) for actor in again] == [True, True]
 
 
 async def test_an_actor_waits_for_a_node_beyond_the_deadline_of_its_start_and_knows_the_labels_of_the_one_that_comes():
     events = ListedEvents()
     with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
         starting = asyncio.create_task(start("far", num_cpus=2, start_s=15, events=events))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not events.events:
                 await asyncio.sleep(0.1)
         assert not starting.done() and "waits for a node with 2 CPUs and 0 GPUs free" in events.events[0]["message"]
         node = cluster.add_node(num_cpus=2, labels={"ray.io/market-type": "spot"})
-        actor = await asyncio.wait_for(starting, 60)
+        actor = await asyncio.wait_for(starting, PATIENCE_S)
         assert (actor.node_id, actor.node_labels["ray.io/market-type"]) == (node.node_id, "spot")
 
 
@@ -203,8 +205,8 @@ async def test_a_full_object_store_is_a_clear_error_and_no_hang():
     full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
     with connected(num_cpus=1, _system_config=full_disk, **_STORE):
         actor = await start("rollout-0")
-        kept = await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)
+        kept = await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)
         with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
-            await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)
+            await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)
         del kept  # the next one fits again
-        assert await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=60)
+        assert await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)

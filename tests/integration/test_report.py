@@ -10,7 +10,7 @@ from tests.integration.browser import chromium, screenshot
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import event, step, write_run, write_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HOSTILE = "</pre><script>document.title='taken'</script><img src=http://evil.example/x>" + "W" * 300
 FAILED = {"actor": "rollout-1", "failure": "death", "reason": HOSTILE, "decision": "restart"}
 SETTINGS = {

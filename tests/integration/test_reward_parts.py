@@ -12,7 +12,7 @@ from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 JUDGES = "tests.integration.judges"
 
 

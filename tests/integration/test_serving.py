@@ -1,7 +1,6 @@
 """The committed RayService's application on a real Ray: its endpoint answers with what the model of a checkpoint says."""
 
 import json
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from cluster.contracts.config import RunConfig
 from learner.checkpoint.model_folder import ModelFolder
 from tests.integration.commands import ROOT
 from tests.integration.kuberay.dashboard import ask
-from tests.integration.ray_head import RayHead, free_ports, ray_head
+from tests.integration.ray_head import RayHead, ray_head
+from tests.integration.waiting import until
 from tests.models import make_tiny_model
+from tests.ports import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 SERVICE = yaml.safe_load((ROOT / "deploy/kubernetes/rayservice.yaml").read_text())["spec"]
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 ENV = {
@@ -61,18 +62,16 @@ def _checkpoint(run: Path) -> Path:
 
 
 def _wait_for(head: RayHead, application: str) -> None:
-    deadline = time.monotonic() + 400
-    while True:
-        known = ask(head, "GET", "/api/serve/applications/")["applications"].get(application, {})
-        if known.get("status") == "RUNNING":
-            return
-        assert known.get("status") != "DEPLOY_FAILED" and time.monotonic() < deadline, known
-        time.sleep(0.5)
+    def known() -> dict[str, Any]:
+        return ask(head, "GET", "/api/serve/applications/")["applications"].get(application, {})
+
+    until(lambda: known().get("status") in ("RUNNING", "DEPLOY_FAILED"))
+    assert known()["status"] == "RUNNING", known()
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=120) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=500) as answer:
         return json.load(answer)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.commands import QUICKSTART, SMALL, treadwheel
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 def test_a_run_with_a_stale_head_refuses_to_go_on_and_says_why(tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from cluster.record.run_directory import RunDirectory
-from tests.integration.browser import NAMELESS, debian, looking, screenshot, viewing
+from tests.integration.browser import NAMELESS, PATIENCE_MS, debian, looking, screenshot, viewing
 from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
+from tests.ports import free_ports
 from tests.unit.deploy.viewer import run_files
 from tests.unit.deploy.viewer.run_files import append, event, step
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ACTORS = {"rollout-0": 100, "rollout-1": 101, "learner-0": 200}
 STARTED = event("started", 1000.5, actors=ACTORS)
 DIED = event(
@@ -87,9 +87,9 @@ def test_a_real_worker_that_is_killed_turns_red_and_green_again(browser, tmp_pat
             expect(worker).to_have_attribute("data-state", "healthy")
             reached = run.num_steps()
             run.strike("rollout-0", signal.SIGKILL)
-            expect(worker).to_have_attribute("data-state", "dead", timeout=60_000)
+            expect(worker).to_have_attribute("data-state", "dead")
             screenshot(page, "overview-dead-worker")
-            expect(worker).to_have_attribute("data-state", "healthy", timeout=120_000)
+            expect(worker).to_have_attribute("data-state", "healthy", timeout=3 * PATIENCE_MS)
             expect(worker).to_contain_text("restarted 1×")
             page.wait_for_function(
                 "reached => Number(document.querySelector('#progress').value) > reached", arg=reached
@@ -120,7 +120,7 @@ def test_behind_nginx_below_a_prefix_pages_are_whole_and_events_are_not_held_bac
 
 def test_beyond_this_machine_the_printed_url_lets_in_and_no_other(browser, live):
     with viewing(live, "--host", "0.0.0.0", "--trusted-host", "localhost") as (url, _):
-        assert httpx.get(url.partition("?")[0]).status_code == 401
+        assert httpx.get(url.partition("?")[0], timeout=120).status_code == 401
         with looking(browser, url) as page:
             expect(page.locator("#step")).to_have_text("Step 3")
             assert "token" not in page.url
@@ -175,24 +175,17 @@ def test_every_page_fits_a_telephone_and_a_desk(browser, tmp_path):
                     assert wide <= 0, f"{path} is {wide} px wider than {width}"
 
 
-def test_ten_thousand_steps_are_drawn_as_quickly_as_few(browser, tmp_path):
-    run_files.write_run(tmp_path / "short", steps=[_step(1), _step(2)])
+def test_of_ten_thousand_steps_a_few_hundred_points_are_drawn(browser, tmp_path):
     others = {f"learner/number_{index}": index / 7 for index in range(60)}
     many = [{**_step(at), **others, "reward/mean": 99.0 if at == 4321 else 0.5} for at in range(1, 10_001)]
     sent = [event("broadcast", 1000.0 + at, policy_version=at, digest="d" * 64, num_workers=2) for at in range(10_000)]
-    run_files.write_run(tmp_path / "long", steps=many, events=[STARTED, *sent])
-    with viewing(tmp_path) as (url, _):
-        took: dict[str, float] = {}
-        for name in ("long", "short", "long"):
-            began = time.monotonic()
-            with looking(browser, f"{url}run/{name}/") as page:
-                expect(page.locator("figure svg path").first).to_be_visible()
-                took[name] = time.monotonic() - began
-                if name == "long":
-                    assert 100 < _points(page) <= 800
-                    axis = page.locator("figure").first.locator("svg text").all_text_contents()
-                    assert "100" in axis, "there is room for the spike"
-        assert took["long"] < took["short"] + 2.0, "the second look: the first one reads the file"
+    run = run_files.write_run(tmp_path / "run", steps=many, events=[STARTED, *sent])
+    with viewing(run) as (url, _), looking(browser, url) as page:
+        expect(page.locator("figure svg path").first).to_be_visible()
+        assert 100 < _points(page) <= 800
+        axis = page.locator("figure").first.locator("svg text").all_text_contents()
+        assert "100" in axis, "there is room for the spike"
+        assert len(page.content()) < 1_000_000, "26 MB are in the run's files"
 
 
 def _pages() -> list[str]:
@@ -227,8 +220,7 @@ def _color(page: Page, actor: str) -> str:
 @contextlib.contextmanager
 def _nginx(folder: Path, upstream: str) -> Iterator[str]:
     """nginx below /treadwheel/ before `upstream`, with its settings as they come: it buffers what it is not told not to."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     paths = " ".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -249,7 +241,8 @@ def _nginx(folder: Path, upstream: str) -> Iterator[str]:
         }}""")
     process = subprocess.Popen([debian("nginx"), "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
-        until(lambda: _listens(port))
+        until(lambda: _listens(port) or process.poll() is not None)
+        assert process.poll() is None, (folder / "nginx.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -258,7 +251,7 @@ def _nginx(folder: Path, upstream: str) -> Iterator[str]:
 
 def _listens(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except ConnectionRefusedError:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    except OSError:
         return False
     return True

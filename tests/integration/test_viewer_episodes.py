@@ -16,7 +16,7 @@ from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.episode_rows import FIRST, HOSTILE, REWRITTEN, SECOND, episode_rows
 from tests.unit.deploy.viewer.run_files import CONFIG, write_run, write_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MODEL = ROOT / "deploy/quickstart/model"
 STEP = 4
 FAILED = {

@@ -16,7 +16,7 @@ from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import Group, group, record, write_ledger
 from tests.unit.deploy.viewer.run_files import append, event, step, write_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 PAGES = ("step", "step/2", "rewards", "ledger", "ledger?ticket=3", "search", "search?text=script")
 
@@ -76,7 +76,9 @@ def test_a_curve_leads_to_its_step_and_the_ledger_to_a_groups(browser, folder):
         expect(page.locator("#answer")).to_contain_text("Group 4 trained step 2.")
         ledger = folder / NAME
         ledger.write_text(ledger.read_text().replace('"groups":[0,1]', '"groups":[0,2]'))
-        until(lambda: httpx.get(f"{url}run/run/ledger.json").json()["problem"])  # it is looked at once a second
+        until(
+            lambda: httpx.get(f"{url}run/run/ledger.json", timeout=120).json()["problem"]
+        )  # it is looked at once a second
         page.reload()
         expect(page.locator("#verdict")).to_contain_text("Broken")
         expect(page.locator("#verdict")).to_contain_text("the record before it was altered")

@@ -16,7 +16,7 @@ from tests.integration.commands import ROOT, treadwheel
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import CONFIG, write_run, write_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MODEL = ROOT / "deploy/quickstart/model"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</pre>"
 STEP = 4

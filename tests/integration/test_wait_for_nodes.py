@@ -27,7 +27,7 @@ def _group(name: str, market: str, most: int) -> dict[str, Any]:
 
 SPEC = {
     "enableInTreeAutoscaling": True,
-    "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": 60},
+    "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": 1800},
     "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _POD},
     "workerGroupSpecs": [_group("steady", "on-demand", 1), _group("rollout", "spot", 2)],
 }
@@ -62,12 +62,12 @@ def test_a_wait_that_is_too_short_ends_with_what_is_missing(cluster, file, tmp_p
 
     def waiting(*arguments: str) -> str:
         where = (f"run_dir={tmp_path / 'run'}", "--address", cluster.head.address)
-        ended = treadwheel("train", file, *where, "--wait-for-nodes", "15s", *arguments, env=cluster.head.env)
+        ended = treadwheel("train", file, *where, "--wait-for-nodes", "30s", *arguments, env=cluster.head.env)
         assert ended.returncode == 1 and "waiting_for_nodes: " in ended.stdout, ended.stdout + ended.stderr
         return ended.stderr
 
     told = waiting()
-    assert "elastic.wait_for_nodes_s=15 is over: 1 node is there, no room for 4 of 4 seats: " in told
+    assert "elastic.wait_for_nodes_s=30 is over: 1 node is there, no room for 4 of 4 seats: " in told
     assert "2 rollout workers with 1 CPUs" in told and "the autoscaler brings 1 of 'steady' for " in told
     assert "it has no nodes for these seats" in waiting("learner.cpus_per_rank=64")
 
@@ -76,7 +76,7 @@ def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(clus
     """In one placement group with the workers such a learner was never placed: Ray gave the only steady node to a worker."""
     run, operator = Run(tmp_path / "run"), cluster.operator
     operator.quota = 0
-    arguments = ("train", file, f"run_dir={run.path}", "--address", cluster.head.address, "--wait-for-nodes", "5m")
+    arguments = ("train", file, f"run_dir={run.path}", "--address", cluster.head.address, "--wait-for-nodes", "20m")
     with Background(*arguments, env=cluster.head.env) as driver:
         until(lambda: _said(run, "no room for 4 of 4 seats", "brings 1 of 'steady'"), process=driver)
         operator.quota = 1

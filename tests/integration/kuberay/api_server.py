@@ -42,6 +42,8 @@ class Objects:
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By name, as `kubectl get pod -o json` shows them."""
     patches: list[Patch] = field(default_factory=list)
+    is_read: bool = False
+    """By the autoscaler, which is up then."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -108,6 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, holds = self.path.partition("?")[0], self.holds
         with holds.lock:
             if path == _CLUSTER_PATH:
+                holds.is_read = True
                 self._answer(holds.ray_cluster)
             elif path == _PODS_PATH:
                 self._answer({"metadata": {"resourceVersion": "1"}, "items": [*holds.pods.values()]})

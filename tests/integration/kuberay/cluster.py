@@ -12,6 +12,7 @@ from tests.integration.commands import ROOT, environment
 from tests.integration.kuberay.api_server import CLUSTER, HEAD_POD, NAMESPACE, Objects, api_server, ray_cluster
 from tests.integration.kuberay.operator import Operator, rays_environment, start_options
 from tests.integration.ray_head import RayHead, ray_head
+from tests.integration.waiting import until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +58,21 @@ def kuberay(spec: dict[str, Any]) -> Iterator[KubeRay]:
         env = {**environment(), **head.env}
         operator = Operator(objects, gcs_address=head.address, env=env, folder=folder)
         log = folder / "autoscaler.log"
-        with operator.running(), _autoscaler(head, {**env, **api}, log):
+        with operator.running(), _autoscaler(head, objects, {**env, **api}, log):
             yield KubeRay(head=head, objects=objects, operator=operator, autoscaler_log=log)
 
 
 @contextlib.contextmanager
-def _autoscaler(head: RayHead, env: dict[str, str], log: Path) -> Iterator[None]:
+def _autoscaler(head: RayHead, objects: Objects, env: dict[str, str], log: Path) -> Iterator[None]:
+    """Up when this is entered: what waits for nodes has a deadline."""
     command = ["ray", "kuberay-autoscaler", f"--cluster-name={CLUSTER}", f"--cluster-namespace={NAMESPACE}"]
     command += [f"--gcs-address={head.address}"]
     own = {**env, "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=own, stdout=output, stderr=subprocess.STDOUT)
         try:
+            until(lambda: objects.is_read or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
             yield
         finally:
             process.kill()

@@ -18,5 +18,5 @@ def ask(head: RayHead, method: str, path: str, body: dict[str, Any] | None = Non
             "X-Ray-Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}",
         },
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.loads(answer.read() or "null")

@@ -19,12 +19,12 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 
 from tests.integration.commands import ROOT
 from tests.integration.kuberay.api_server import CLUSTER, Objects
-from tests.integration.ray_head import free_ports
+from tests.ports import free_ports
 
 _TICK_S = 0.1
 _REQUEUE_S = 2.0
 """A pod that ended by itself is replaced when KubeRay's operator looks again. The autoscaler drains a node before it deletes the pod."""
-_START_S = 60.0
+_START_S = 300.0
 """A raylet that is not up by then is left to itself: the next one may start."""
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import sys
 import urllib.request
 
@@ -12,6 +11,7 @@ import pytest
 from actors.judge_server import JudgeServer
 from cluster.contracts.errors import FailureKind, WorkerError
 from cluster.contracts.reward_config import JudgeServerConfig
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -43,8 +43,7 @@ def started(tmp_path, monkeypatch):
     (module / "api_server.py").write_text(SCRIPT)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-ray")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(path, **settings):
         config = JudgeServerConfig(path=path, **settings)
@@ -60,7 +59,7 @@ def started(tmp_path, monkeypatch):
 
 
 def ask(server, path):
-    with urllib.request.urlopen(f"http://{server.progress().detail}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.progress().detail}{path}", timeout=120) as answer:
         return json.load(answer)
 
 
@@ -81,7 +80,7 @@ async def test_a_server_is_up_when_it_is_healthy_and_its_token_is_in_no_argument
     # Ray ends an actor's own children first; the pipe closes when the actor is gone.
     server._process.kill()
     server._process.stdin.close()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=120)
     assert not alive
 
 
@@ -91,7 +90,7 @@ async def test_a_server_that_ends_takes_its_engine_along_and_is_a_death_of_its_a
     processes = psutil.Process(server._process.pid).children(recursive=True)
     with pytest.raises(OSError):
         ask(server, "/end")
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=120)
     server._process.wait()
     with pytest.raises(WorkerError) as ended:
         server.progress()

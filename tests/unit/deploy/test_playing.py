@@ -178,5 +178,5 @@ def test_ctrl_c_at_the_keyboard_ends_the_game(tmp_path):
         while b"higher" not in seen:
             seen += os.read(keyboard, 1024)
         game.send_signal(signal.SIGINT)
-        assert game.wait(timeout=60) == 130
+        assert game.wait(timeout=240) == 130
     os.close(keyboard)

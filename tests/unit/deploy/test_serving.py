@@ -34,7 +34,7 @@ def served(judge, *arguments, **environment):
         assert found, process.communicate()
         yield found[0], process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(240) == 0
     finally:
         process.kill()
         process.communicate()
@@ -75,9 +75,9 @@ async def rewards(judge, group, **settings):
 )
 async def test_a_served_judge_gives_the_rewards_components_and_statuses_of_the_judge_in_place(judge, completions):
     group = asked(*completions)
-    in_place = await rewards(Plugin(name=judge), group, timeout_s=1)
-    with served(judge, "--timeout-s", "1") as (url, _):
-        remote = await rewards(Plugin(name="remote", params={"endpoint": url}), group, timeout_s=10)
+    in_place = await rewards(Plugin(name=judge), group, timeout_s=3)
+    with served(judge, "--timeout-s", "3") as (url, _):
+        remote = await rewards(Plugin(name="remote", params={"endpoint": url}), group, timeout_s=60)
     facts = [[(each.value, each.status, each.components) for each in some] for some in (remote, in_place)]
     assert facts[0] == facts[1]
 

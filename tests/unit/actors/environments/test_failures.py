@@ -18,7 +18,7 @@ GOOD = EpisodeEnd(reward=1.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.01)
 

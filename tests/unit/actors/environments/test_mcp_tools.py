@@ -67,7 +67,7 @@ async def test_what_the_server_or_its_schema_refuses_goes_to_the_model(server):
 
 
 async def test_a_server_that_dies_and_one_that_does_not_answer_are_the_environments_failures(server):
-    async with hosted_variant("mcp_tools", timeout_s=0.5, **server) as host:
+    async with hosted_variant("mcp_tools", timeout_s=3, **server) as host:
         late = await host.run(task(), Scripted(calls("sleep")))
         dead = await host.run(task(), Scripted(calls("die")))
     assert (late.reward, late.status, late.failed_stage) == (None, RewardStatus.TIMEOUT, "tool:sleep")

@@ -43,7 +43,7 @@ async def test_episodes_run_their_programs_side_by_side_and_the_sandboxes_end_wi
                 tasks.create_task(host.run(task(), model))
         assert [model.heard for model in models] == [[str(n)] for n in range(8)]
         children = psutil.Process().children(recursive=True)
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=120)
     assert not [child for child in children if child.is_running()]
 
 

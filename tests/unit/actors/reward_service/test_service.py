@@ -98,10 +98,10 @@ async def test_an_episode_is_judged_once_with_all_its_segments():
 
 @both_kinds
 async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge):
-    async with service(judge, timeout_s=0.5) as rewards:
+    async with service(judge, timeout_s=2) as rewards:
         scored, _ = await rewards.score(batch_of(["good", "hang", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "timeout", "ok"]
-    assert "reward.timeout_s=0.5" in scored["reward_message"][1].as_py()
+    assert "reward.timeout_s=2" in scored["reward_message"][1].as_py()
 
 
 async def test_a_judges_own_timeout_error_is_an_error():
@@ -112,7 +112,7 @@ async def test_a_judges_own_timeout_error_is_an_error():
 
 @pytest.mark.parametrize("judge", ["uncaught", "uncaught_adapted"])
 async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(judge):
-    async with service(f"tests.unit.actors.judges:{judge}", timeout_s=2) as rewards:
+    async with service(f"tests.unit.actors.judges:{judge}", timeout_s=60) as rewards:
         scored, _ = await rewards.score(batch_of(["good", "leak", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert scored["reward_message"][1].as_py().startswith("CancelledError")
@@ -120,7 +120,7 @@ async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(jud
 
 async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch):
     monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", 0.5)
-    async with service(ASYNC, timeout_s=0.5) as rewards:
+    async with service(ASYNC, timeout_s=2) as rewards:
         assert (await rewards.score(batch_of(["block"])))[0]["reward_status"].to_pylist() == ["timeout"]
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
@@ -177,7 +177,7 @@ async def test_an_answer_that_is_too_long_costs_one_row():
 
 
 async def test_a_process_that_does_not_even_read_meets_the_deadline():
-    async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
+    async with service(SYNC, timeout_s=2, max_concurrency=1) as rewards:
         os.kill(await pid_of_judge(rewards), signal.SIGSTOP)
         scored, _ = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
         assert scored["reward_status"].to_pylist() == ["timeout"]
@@ -185,7 +185,7 @@ async def test_a_process_that_does_not_even_read_meets_the_deadline():
 
 
 async def test_a_hanging_judge_leaves_no_process_behind():
-    async with service(SYNC, timeout_s=0.5, max_concurrency=1) as rewards:
+    async with service(SYNC, timeout_s=2, max_concurrency=1) as rewards:
         before = await pid_of_judge(rewards)
         await rewards.score(batch_of(["hang"]))
         after = await pid_of_judge(rewards)
@@ -196,19 +196,19 @@ async def test_a_hanging_judge_leaves_no_process_behind():
 
 async def test_a_judge_that_ends_its_process_leaves_nothing_that_it_started_behind(tmp_path):
     judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(tmp_path / "pid")})
-    async with service(judge, timeout_s=10) as rewards:
+    async with service(judge, timeout_s=60) as rewards:
         scored, _ = await rewards.score(batch_of(["exit"]))
         assert "exit code 3" in scored["reward_message"][0].as_py()
         left = int((tmp_path / "pid").read_text())
-        if psutil.pid_exists(left):
-            _, alive = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(left)], timeout=10)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _, alive = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(left)], timeout=120)
             assert not alive
 
 
 async def test_a_process_that_left_the_judges_session_keeps_no_group_waiting(tmp_path):
     """Seen before: it held the pipe of the answers, and the end of the judge's process was waited for as long as it lived."""
     judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(tmp_path / "pid")})
-    async with service(judge, timeout_s=0.5) as rewards, asyncio.timeout(20):
+    async with service(judge, timeout_s=2) as rewards, asyncio.timeout(120):
         try:
             scored, _ = await rewards.score(batch_of(["hang"]))
         finally:
@@ -333,7 +333,7 @@ async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_p
 
 
 async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
-    async with service("tests.unit.actors.judges:talkative", timeout_s=10) as rewards:
+    async with service("tests.unit.actors.judges:talkative", timeout_s=60) as rewards:
         scored, _ = await rewards.score(batch_of(["nonsense"]))
         assert scored["reward_message"][0].as_py().startswith("DataError: the judge's answer cannot be read: ")
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
@@ -368,14 +368,14 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
     server = tmp_path / "away"
     server.touch()
     parts = {"style": RewardPart(judge=Plugin(name=f"tests.unit.actors.judges:{judge}", params={"file": str(server)}))}
-    rewards = RewardService(RewardConfig(parts=parts, timeout_s=0.5))
+    rewards = RewardService(RewardConfig(parts=parts, timeout_s=2))
     try:
         await rewards.warm_up()
         scoring = asyncio.create_task(rewards.score(batch_of(["a", "bb", "ccc"])))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while rewards.progress().phase != "holding":
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
+        await asyncio.sleep(4)
         told = rewards.progress()
         assert told.detail == "3 trajectories waiting, 0 judged, style waits for http://judge:8000"
         assert [(hold.part, hold.reason) for hold in told.holds] == [("style", "connection refused")]
@@ -389,7 +389,7 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
 
 
 async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
-    rewards = RewardService(RewardConfig(judge="tests.unit.actors.judges:asks_the_new_server", hold_s=5))
+    rewards = RewardService(RewardConfig(judge="tests.unit.actors.judges:asks_the_new_server", hold_s=600))
     try:
         await rewards.note_servers({"grader": ["http://old"]})
         scoring = asyncio.create_task(rewards.score(batch_of(["x"])))

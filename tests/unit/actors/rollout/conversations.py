@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 from openai import AsyncOpenAI
@@ -170,12 +171,13 @@ def blocking(episode):
 
 
 async def tidying(episode: Episode, *, folder: str):
+    file = Path(folder, str(episode.index))
+    file.touch()
     try:
         await episode.ask()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
     finally:
-        with open(f"{folder}/{episode.index}", "w") as file:
-            file.write("tidied")
+        file.write_text("tidied")
 
 
 @tool

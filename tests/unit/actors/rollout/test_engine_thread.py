@@ -39,10 +39,10 @@ def sampled(
     updates: list[Future[tuple[Proof, float]]] = []
     engine.at_step = {2: lambda: updates.append(thread.update(new))}
     request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
-    result = outcome.result(timeout=5)
-    updates[0].exception(timeout=5)
+    result = outcome.result(timeout=120)
+    updates[0].exception(timeout=120)
     thread.stop()
     return result, updates[0], engine
 
@@ -63,13 +63,13 @@ def test_how_full_the_engine_was_is_told_under_two_weights_and_then_forgotten():
         EngineRequest(request_id=str(place), prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=2), seed=1)
         for place in range(2)
     ]
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     thread.submit(requests, lambda request_id, _: ended[int(request_id)].set_result(None))
     for each in ended:
-        each.result(timeout=5)
+        each.result(timeout=120)
     uses = []
     for version in (2, 3, 4):
-        thread.update(update(version)).result(timeout=5)
+        thread.update(update(version)).result(timeout=120)
         uses.append(thread.most_used)
     thread.stop()
     assert uses == [EngineUse(num_running=2, cache_share=0.02), EngineUse(), EngineUse()]
@@ -91,10 +91,10 @@ def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weig
         thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
 
     engine.at_step = {1: lambda: (thread.update(update(2)), submit("second"))}
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     submit("first")
-    assert outcomes["first"].result(timeout=5).policy_versions == [1] * 4
-    assert outcomes["second"].result(timeout=5).policy_versions == [2] * 4
+    assert outcomes["first"].result(timeout=120).policy_versions == [1] * 4
+    assert outcomes["second"].result(timeout=120).policy_versions == [2] * 4
     thread.stop()
 
 
@@ -113,10 +113,10 @@ def test_requests_given_up_while_they_wait_behind_an_update_never_run():
         thread.abort(["second"])
 
     engine.at_step = {1: submit_and_give_up}
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     thread.submit([requests["first"]], lambda request_id, result: first.set_result(result))
-    assert first.result(timeout=5).policy_versions == [1] * 4
-    thread.update(update(3)).result(timeout=5)
+    assert first.result(timeout=120).policy_versions == [1] * 4
+    thread.update(update(3)).result(timeout=120)
     assert not any("second" in running for running in engine.compositions)
     thread.stop()
 
@@ -148,11 +148,11 @@ def test_a_request_that_the_engine_refuses_ends_alone_and_the_others_go_on():
         EngineRequest(request_id=name, prompt_token_ids=[token], sampling=SamplingConfig(max_tokens=2), seed=10)
         for name, token in (("bad", 9), ("good", 5))
     ]
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     thread.submit(requests, lambda request_id, outcome: outcomes[request_id].set_result(outcome))
-    refused = outcomes["bad"].result(timeout=5)
+    refused = outcomes["bad"].result(timeout=120)
     assert isinstance(refused, DataError) and str(refused) == "token id 9 is unknown"
-    assert outcomes["good"].result(timeout=5).token_ids == [10, 11]
+    assert outcomes["good"].result(timeout=120).token_ids == [10, 11]
     thread.stop()
 
 
@@ -160,9 +160,9 @@ def test_the_last_token_may_be_sampled_beside_the_probe():
     engine = ScriptedEngine()
     thread = EngineThread(lambda: engine, on_update="continue")
     outcome: Future[Completion | WeightsError] = Future()
-    thread.update(update(FIRST_VERSION)).result(timeout=5)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
     engine.at_step = {1: lambda: thread.update(update(2))}
     request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=3), seed=10)
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
-    assert outcome.result(timeout=5).policy_versions == [1, 1, 2]
+    assert outcome.result(timeout=120).policy_versions == [1, 1, 2]
     thread.stop()

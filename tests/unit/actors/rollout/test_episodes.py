@@ -311,12 +311,12 @@ async def test_surplus_episodes_are_cancelled_and_clean_up(tmp_path):
         running = asyncio.create_task(collected(worker, ticket(num=3)))
         while worker.progress().detail != "1 groups" or len(worker._engine._active) or not worker._groups:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
+        while len([*tmp_path.iterdir()]) < 3:
+            await asyncio.sleep(0.01)
         assert await worker.abort(["00000000"]) == ["00000000"]
         assert await running == []
-        async with asyncio.timeout(20):
-            while len([*tmp_path.iterdir()]) < 3:
-                await asyncio.sleep(0.01)
+        while {path.read_text() for path in tmp_path.iterdir()} != {"tidied"}:
+            await asyncio.sleep(0.01)
 
 
 async def test_synchronous_environments_have_processes_of_their_own():

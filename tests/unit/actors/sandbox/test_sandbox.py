@@ -114,7 +114,7 @@ def is_gone(pid):
         return True
 
 
-def until(condition, within_s=20):
+def until(condition, within_s=240):
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < within_s

@@ -52,7 +52,7 @@ def spawning(**options: Any) -> asyncio.Task[RemoteActor]:
 @pytest.mark.parametrize("lost_after", [0, 3])
 async def test_an_actor_without_a_gpu_leaves_a_lost_seat_and_asks_no_cpus_elsewhere(seats, lost_after):
     found = seats(lost_after=lost_after)
-    await asyncio.wait_for(spawning(num_gpus=0), 5)
+    await asyncio.wait_for(spawning(num_gpus=0), 120)
     *in_seat, elsewhere = found.spawned
     assert elsewhere == {"num_cpus": 0.0}
     assert [asked["num_cpus"] for asked in in_seat] == ([0.5] if lost_after else []), "a seat that is lost is not tried"
@@ -67,14 +67,14 @@ async def test_an_actor_that_keeps_to_its_lost_seat_waits_there_for_the_replacem
         await asyncio.sleep(0)
     assert not waiting.done()
     found.may_start.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 120)
     assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
 
 
 async def test_an_actor_starts_in_a_seat_that_is_there(seats):
     found = seats(lost_after=1000)
     found.may_start.set()
-    await asyncio.wait_for(spawning(num_gpus=0), 5)
+    await asyncio.wait_for(spawning(num_gpus=0), 120)
     assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
 
 

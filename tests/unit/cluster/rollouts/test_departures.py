@@ -157,7 +157,7 @@ async def test_the_next_look_hands_over_what_falls_due_while_a_copy_takes_its_ti
     first = asyncio.create_task(departures.leave({"leaves": NOW + 30}))
     await asyncio.sleep(0.0)
     scene.now = NOW + 20.5
-    await asyncio.wait_for(departures.leave({"leaves": NOW + 30}), timeout=10.0)
+    await asyncio.wait_for(departures.leave({"leaves": NOW + 30}), timeout=120.0)
     assert scene.groups.given_up == [("rollout-1", 9.5)]
     scene.copier.may_copy.set()
     await first

@@ -102,3 +102,53 @@ async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
             heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report, early=asyncio.Event())
         ):
             await asyncio.Event().wait()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Silent(RemoteActor):
+    """Lets each question wait for one of `seconds`, unanswered; afterwards it answers at once."""
+
+    def __init__(self, clock: Clock, *seconds: float) -> None:
+        super().__init__(actor_spec("rollout-0"), None, 7, "node-1")
+        self.clock, self.seconds, self.last_seen, self.num_answers = clock, [*seconds], clock.now, 0
+
+    async def progress(self, *, deadline_s: float) -> None:
+        if self.seconds:
+            self.clock.now += self.seconds.pop(0)
+            raise DeadlineError("no answer")
+        self.last_seen, self.num_answers = self.clock.now, self.num_answers + 1
+
+    async def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("seconds", "silent_s"),
+    [
+        ([5.0] * 12, []),
+        ([5.0] * 13, [65.0]),
+        pytest.param([100.0], [], id="the driver itself stood still"),
+    ],
+)
+@simulated
+async def test_an_actor_is_hung_that_left_questions_unanswered_for_hang_s(seconds, silent_s, supervisor, monkeypatch):
+    monkeypatch.setattr("cluster.supervision.supervisor.time", clock := Clock())
+    actor, healed = Silent(clock, *seconds), []
+    watching = heartbeats(
+        lambda: [actor],
+        supervisor,
+        heal=lambda actor, error: healed.append(error),
+        report=lambda: None,
+        early=asyncio.Event(),
+    )
+    async with beside(watching):
+        while not actor.num_answers:
+            await asyncio.sleep(5)
+    assert [event["silent_s"] for event in supervisor.events.events] == silent_s
+    assert len(healed) == len(silent_s)

@@ -29,7 +29,7 @@ async def test_it_ends_with_the_block():
 
 async def test_its_death_ends_the_block_with_its_error():
     with pytest.raises(ValueError, match="no longer"):
-        async with asyncio.timeout(10), beside(dying()):
+        async with asyncio.timeout(120), beside(dying()):
             await asyncio.Event().wait()
     assert asyncio.current_task().cancelling() == 0
 

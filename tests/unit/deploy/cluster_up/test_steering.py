@@ -155,7 +155,7 @@ def announce_none(monkeypatch) -> None:
 async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fleet, tmp_path, monkeypatch):
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         directory.write_file(CONTROL, b'{"rollout_workers": "many"}')
         while not steering._log.events:
             await asyncio.sleep(0)
@@ -174,7 +174,7 @@ async def test_a_run_directory_that_another_driver_took_ends_the_run(steering, m
 
     monkeypatch.setattr(steering._run_dir, "check_claim", lost)
     with pytest.raises(ClaimLostError, match="taken over by"):
-        async with asyncio.timeout(10), steering.steering():
+        async with asyncio.timeout(120), steering.steering():
             await asyncio.Event().wait()
 
 
@@ -185,7 +185,7 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
     """The second order is written by hand."""
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         directory.write_json(CONTROL, {"reward_services": 3})
         await services.was_told.wait()
         directory.write_json(CONTROL, {"rollout_workers": 5})
@@ -200,7 +200,7 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
     announce_none(monkeypatch)
     RunDirectory(str(tmp_path)).write_json(CONTROL, {"rollout_workers": 5})
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)]
 
@@ -211,7 +211,7 @@ async def test_what_the_head_node_says_of_nodes_that_go_away_is_passed_on(steeri
         return {"leaves": 1030.0}
 
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         assert await departures.get() == {"leaves": 1030.0}
 
 
@@ -231,7 +231,7 @@ async def test_a_waiting_learner_gets_workers_and_the_event_says_why(steering, f
     fleet.join_seconds = 5.0
     for version in (1, 2, 3):
         steering.step(version, step_metrics(waited=0.6))
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 4)]
     (event,) = steering._log.events
@@ -246,7 +246,7 @@ async def test_a_run_that_has_more_workers_than_groups_under_way_gives_them_back
     announce_none(monkeypatch)
     fleet.num_wanted = 100
     steering._config = steering._config.model_copy(update={"rollout": RolloutConfig(num_workers=100)})
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 64)]
 
@@ -257,7 +257,7 @@ async def test_steps_before_a_worker_died_or_came_say_nothing_of_those_after(ste
     for version in (1, 2, 3):
         steering.step(version, step_metrics(waited=0.6))
     fleet.num_coming = 1
-    async with asyncio.timeout(10), steering.steering():
+    async with asyncio.timeout(120), steering.steering():
         while steering._loads:
             await asyncio.sleep(0)
     assert not fleet.told
@@ -276,7 +276,7 @@ async def test_a_run_ends_when_a_node_that_it_cannot_do_without_goes_away(
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
     monkeypatch.setattr("time.time", lambda: 1000.0)
     with pytest.raises(PreemptedError, match=message) as preempted:
-        async with asyncio.timeout(10), steering.steering():
+        async with asyncio.timeout(120), steering.steering():
             await asyncio.Event().wait()
     assert preempted.value.deadline == 1030.0 and departures.empty()
     (event,) = steering._log.events
@@ -296,7 +296,7 @@ async def test_copies_that_take_long_do_not_keep_the_end_of_the_learners_node_fr
     steering._production.leave = leave
     monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
     with pytest.raises(PreemptedError, match="a learner's node learns goes away"):
-        async with asyncio.timeout(10), steering.steering():
+        async with asyncio.timeout(120), steering.steering():
             await asyncio.Event().wait()
 
 
