@@ -86,6 +86,19 @@ async def in_pairs(*, prompt: str, completion: str, columns: Mapping[str, Any]) 
     return float(num_running)
 
 
+class Told:
+    event = asyncio.Event()
+
+
+async def until_told(*, completion: str) -> float:
+    """Its answer to `wait` comes after one to `tell`."""
+    if completion == "tell":
+        Told.event.set()
+    if completion == "wait":
+        await Told.event.wait()
+    return 1.0
+
+
 def leaves_behind(*, completion: str, file: str) -> float:
     """A process, whose pid goes to the file: in its session for `exit`, in one of its own for `hang`."""
     if (child := os.fork()) == 0:

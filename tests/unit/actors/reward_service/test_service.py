@@ -262,20 +262,21 @@ async def test_a_batch_that_breaks_the_schema_is_refused():
 
 
 async def test_several_groups_in_a_call_are_judged_side_by_side_and_neither_a_slow_nor_a_broken_one_keeps_the_others():
-    """The second hangs until its deadline, and a later call brings its answer; the third breaks the schema."""
-    good, slow, broken = batch_of(["good"]), batch_of(["hang"]), batch_of(["good"]).drop_columns(["worker"])
-    async with service(ASYNC, timeout_s=2.0) as rewards:
-        await rewards.warm_up()
-        first = await rewards.score_several([(each, ()) for each in (7, 8, 9)], good, slow, broken)
-        assert [number for number, _ in first] == [7, 9]
-        later = await rewards.score_several([(10, ())], good)
-        while not any(number == 8 for number, _ in later):
-            later += await rewards.score_several([])
-    columns, told = first[0][1]
-    assert columns["reward"].to_pylist() == [1.0] == list(told["rewards"])
-    assert isinstance(first[1][1], DataError) and "missing ['worker']" in str(first[1][1])
-    assert [(number, told["num_reward_timeouts"]) for number, (_, told) in later] == [(10, 0), (8, 1)]
-    assert [told["part_stats"][""].num_failed for _, (_, told) in later] == [0, 1]
+    """The second waits until a later call is answered; the third breaks the schema."""
+    good, slow, broken = batch_of(["good"]), batch_of(["wait"]), batch_of(["good"]).drop_columns(["worker"])
+    async with service("tests.unit.actors.judges:until_told", timeout_s=60) as rewards:
+        judged = dict(await rewards.score_several([(each, ()) for each in (7, 8, 9)], good, slow, broken))
+        while len(judged) < 2:
+            judged |= await rewards.score_several([])
+        assert sorted(judged) == [7, 9]
+        judged |= await rewards.score_several([(10, ())], batch_of(["tell"]))
+        while len(judged) < 4:
+            judged |= await rewards.score_several([])
+    assert isinstance(judged[9], DataError) and "missing ['worker']" in str(judged[9])
+    for number in (7, 8, 10):
+        columns, said = judged[number]
+        assert columns["reward"].to_pylist() == [1.0] == list(said["rewards"])
+        assert (said["num_reward_timeouts"], said["part_stats"][""].num_failed) == (0, 0)
 
 
 @pytest.mark.parametrize(
