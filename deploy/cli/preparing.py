@@ -1,5 +1,6 @@
 """Verbs before a run: what may be named, whether it can work, and what it needs elsewhere."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -31,6 +32,23 @@ def check(
             return
         report = preflight.check(config, address=address, plays=True)
         Console().print(report.table())
+
+
+@app.command(rich_help_panel="Prepare")
+def init(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A new one, or an empty one.")],
+    kind: Annotated[
+        str, typer.Option(help="math, code, judge (a reward of your own), agent (an environment) or tools.")
+    ] = "judge",
+    debug: Debug = False,
+) -> None:
+    """Begin: a run file with prompts, reward or environment, and a test of it; it trains at once, on a small model that comes along."""
+    with reporting(debug=debug):
+        from deploy import starting
+
+        names = starting.start(folder, kind=kind)
+        typer.echo(f"{folder}: {', '.join(names)}")
+        typer.echo(f"next: cd {shlex.quote(folder)} && treadwheel train run.yaml")
 
 
 @app.command(rich_help_panel="Prepare")

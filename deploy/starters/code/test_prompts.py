@@ -1,0 +1,11 @@
+import json
+from pathlib import Path
+
+ROWS = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitlines()]
+
+
+def test_every_prompt_has_what_the_judge_reads():
+    assert ROWS
+    for row in ROWS:
+        assert row["fn_name"] in row["prompt"]
+        assert all(isinstance(case["input"], list) and "output" in case for case in row["cases"])

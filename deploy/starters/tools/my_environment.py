@@ -1,0 +1,25 @@
+"""Tools for the model, and what an episode with them is worth."""
+
+import math
+import re
+
+from treadwheel import Episode, ToolError, tool
+
+
+@tool(timeout_s=5)
+def calculate(expression: str) -> str:
+    """Product of whole numbers, such as 12 * 34."""
+    # The model reads this docstring and the types. A ToolError goes back to it; any other error is the environment's failure.
+    try:
+        return str(math.prod(int(factor) for factor in expression.split("*")))
+    except ValueError as error:
+        raise ToolError("whole numbers with * between them, and nothing else") from error
+
+
+async def with_multiplication(episode: Episode, *, price: float = 0.0) -> float:
+    """1 for the right number in the model's last words, less `price` for each call."""
+    said = await episode.ask(tools=[calculate])  # calls are answered until the model calls nothing more
+    number = re.search(r"-?\d+", said.text)
+    is_right = number is not None and number[0] == episode.columns["answer"]
+    episode.log("called", float(said.num_calls > 0))
+    return float(is_right) - price * said.num_calls

@@ -1,0 +1,33 @@
+import asyncio
+
+import pytest
+from my_environment import calculate, with_multiplication
+from treadwheel import Said, ToolError
+
+
+class Scripted:
+    """An episode whose model says these texts, one after the other."""
+
+    def __init__(self, *texts: str, seed: int = 0, **columns: str) -> None:
+        self.texts, self.seed, self.columns = list(texts), seed, columns
+        self.heard: list[object] = []
+        self.logged: dict[str, float] = {}
+
+    async def ask(self, messages=None, *, tools=()) -> Said:
+        self.heard.append(messages)
+        return Said(text=self.texts.pop(0), num_calls=1)
+
+    def log(self, name: str, value: float) -> None:
+        self.logged[name] = value
+
+
+def test_the_tool_calculates_and_nothing_else():
+    assert calculate("12 * 7") == "84"
+    for wrong in ("import os", "2**9", "1 +", ""):
+        with pytest.raises(ToolError):
+            calculate(wrong)
+
+
+def test_the_right_number_pays_less_what_calls_cost():
+    assert asyncio.run(with_multiplication(Scripted("It is 84.", answer="84"), price=0.05)) == 0.95
+    assert asyncio.run(with_multiplication(Scripted("85", answer="84"), price=0.05)) == -0.05

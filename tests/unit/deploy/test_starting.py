@@ -1,0 +1,55 @@
+"""A folder to begin with is whole: its run file is one, and its own test passes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.rollouts.mixture import open_prompts
+from deploy import starting
+from deploy.cli import app
+from deploy.config.loading import load
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=starting.KINDS)
+def begun(request, tmp_path, monkeypatch) -> Path:
+    begun = CliRunner().invoke(app, ["init", str(tmp_path / "mine"), "--kind", request.param])
+    assert begun.exit_code == 0 and "treadwheel train run.yaml" in begun.output
+    monkeypatch.chdir(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_its_run_file_names_what_is_there(begun):
+    config = load("run.yaml")
+    assert (Path(config.model.path) / "config.json").exists()
+    assert len(open_prompts(config.prompts, field="prompts")) >= 8
+    if config.evaluation.prompts:
+        assert len(open_prompts(config.evaluation.prompts, field="prompts")) == config.evaluation.num_prompts
+
+
+def test_its_own_test_passes(begun):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ran = subprocess.run(command, cwd=begun, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and "passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_its_page_names_each_of_its_files(begun):
+    page = (begun / "README.md").read_text()
+    named = {file.name for file in begun.iterdir() if f"`{file.name}`" in page}
+    assert {file.name for file in begun.iterdir()} - named <= {
+        "README.md",
+        "__pycache__",
+        *(f.name for f in begun.glob("test_*")),
+    }
+
+
+@pytest.mark.parametrize(("kind", "says"), [("judge", "not an empty folder"), ("poem", "choose agent, code, judge")])
+def test_nothing_is_written_over_and_a_kind_that_is_not_there_is_refused(tmp_path, kind, says):
+    (tmp_path / "run.yaml").write_text("mine")
+    refused = CliRunner().invoke(app, ["init", str(tmp_path), "--kind", kind])
+    assert refused.exit_code == 2 and says in refused.output
+    assert (tmp_path / "run.yaml").read_text() == "mine"
