@@ -6,7 +6,6 @@ text, they have texts.
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from cluster.contracts.types import FinishReason, RewardStatus
 from cluster.record.ledger import Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
+from deploy.step_range import step_range
 
 Line = dict[str, Any]
 _FIELDS = ("completion_text", "finish_reason", "info", "messages", "prompt_text", "reward", "reward_status")
@@ -59,9 +59,7 @@ def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
     records, num_pruned = list(Ledger(run_dir).records()), num_pruned_steps(run_dir)
     first, last = num_pruned + 1, len(records)
     if steps is not None:
-        if (asked := re.fullmatch(r"(\d+)(?:-(\d+))?", steps)) is None:
-            raise ConfigError(f"--steps={steps!r} is no number of a step, as 12, and no range of them, as 10-20")
-        first, last = int(asked[1]), int(asked[2] or asked[1])
+        first, last = step_range(steps)
     found = [each for each in records if max(first, num_pruned + 1) <= each.step <= last]
     if not found:
         known = f"steps {num_pruned + 1} to {len(records)}" if len(records) > num_pruned else "no step"

@@ -1,6 +1,5 @@
 """A run as a Chrome trace, for Perfetto: a process an actor, a slice a phase, an instant an event. Made of what the run recorded alone."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.phases import Phase
 from cluster.record.run_directory import EVENTS, METRICS, PHASES, RunDirectory
 from cluster.supervision.timesheet import CONTROLLER
+from deploy.step_range import step_range
 from deploy.viewer import fleet
 
 Line = Mapping[str, Any]
@@ -85,9 +85,7 @@ def _instant(mark: Line, *, pid: int, begin: float) -> dict[str, Any]:
 
 def _window(directory: RunDirectory, phases: Sequence[Line], steps: str) -> tuple[float, float]:
     """From when the step before the first was logged until the last one was."""
-    if (asked := re.fullmatch(r"(\d+)(?:-(\d+))?", steps)) is None:
-        raise ConfigError(f"--steps={steps!r} is no number of a step, as 12, and no range of them, as 10-20")
-    first, last = int(asked[1]), int(asked[2] or asked[1])
+    first, last = step_range(steps)
     logged = {line["policy_version"]: line["time"] for line in directory.read_json_lines(METRICS)}
     if not (found := [version for version in logged if max(first, 1) <= version <= last]):
         known = f"it logged steps {min(logged)} to {max(logged)}" if logged else "it has logged none yet"
