@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from cluster.contracts.episodes import (
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt, RewardStatus
+from cluster.record.run_directory import RUN_YAML
 from cluster.rollouts.mixture import open_prompts
 from deploy.config import loading as configuration
 from deploy.config.yaml_text import parse
@@ -49,6 +51,8 @@ class Game:
     environment: Plugin
     prompt: Prompt
     seed: int = 0
+    index: int = 0
+    """Of the episode in its group."""
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     setting: str = "environment"
     env: Collection[str] = ()
@@ -74,13 +78,15 @@ class Game:
     def task(self) -> EpisodeTask:
         from actors.rollout.episodes.play import task_of  # imports the chat templates' parser
 
-        return task_of(self.prompt, id="play/0", seed=self.seed, index=0)
+        return task_of(self.prompt, id=f"play/{self.index}", seed=self.seed, index=self.index)
 
 
 def game(
     environment: str, params: Sequence[str], prompt: str | None, columns: str, env: Collection[str], *, seed: int
 ) -> Game:
     """Of the words of a command line. Raises ConfigError for those that do not fit."""
+    if os.path.isfile(os.path.join(environment, RUN_YAML)):
+        environment = os.path.join(environment, RUN_YAML)
     if environment.endswith((".yaml", ".yml")):
         if prompt is not None or columns != "{}" or env:
             raise ConfigError(
@@ -111,12 +117,15 @@ class Mouth(Protocol):
         ...
 
 
-def play(game: Game, says: Iterator[str], screen: Console, *, tokens: "Tokens | None" = None) -> bool:
-    """Plays one episode; `says` gives what the model says, turn by turn. Whether it ended without a failure.
+def play(
+    game: Game, says: Iterator[str], screen: Console, *, tokens: "Tokens | None" = None, mouth: Mouth | None = None
+) -> bool:
+    """Plays one episode; `says` gives what the model says, turn by turn, and `mouth` or `tokens` make turns of it. Whether it ended without
+    a failure.
 
     Raises ConfigError for an environment that does not start.
     """
-    return asyncio.run(_play(game, says, screen, tokens))
+    return asyncio.run(_play(game, says, screen, tokens, mouth or tokens or Words()))
 
 
 def scripted(answers: Iterable[str], screen: Console) -> Iterator[str]:
@@ -230,9 +239,9 @@ class _Player:
         self._screen.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
 
-async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None") -> bool:
+async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None", mouth: Mouth) -> bool:
     task, limits = game.task, replace(game.limits, timeout_s=_UNHURRIED_S)
-    player = _Player(task, says, screen, tokens or Words())
+    player = _Player(task, says, screen, mouth)
     printed = PrintedLines()
     host = await EnvironmentHost.start(game.environment, limits, setting=game.setting, env=game.env, printed=printed)
     try:

@@ -150,7 +150,7 @@ def play(
         str,
         typer.Argument(
             metavar="ENVIRONMENT",
-            help="As in a run file: gym, or my_environments:guess; or a RUN.yaml, for its environment and first prompt.",
+            help="As in a run file: gym, or my_environments:guess; a RUN.yaml, for its environment and first prompt; or a run directory.",
             autocompletion=completion.run_files,
         ),
     ],
@@ -160,6 +160,13 @@ def play(
     ] = None,
     say: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="What the model says, in order, in place of stdin.")
+    ] = None,
+    episode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP/SAMPLE",
+            help="Of a run directory: the model says what it said in this episode, such as 34/2.",
+        ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The task, as the user's first message.")] = None,
     columns: Annotated[str, typer.Option(metavar="YAML", help="The prompt's columns: '{answer: 42}'.")] = "{}",
@@ -176,6 +183,9 @@ def play(
     with reporting(debug=debug):
         from deploy import playing
 
+        if episode is not None:
+            _play_again(environment, episode, alone=not (params or say or prompt or env or model))
+            return
         given = (params or [], prompt, columns, env or [])
         game = playing.game(environment, *given, seed=seed)
         screen = Console(markup=False, emoji=False, highlight=False)
@@ -187,6 +197,21 @@ def play(
         says = playing.typed(screen) if say is None else playing.scripted(say, screen)
         if not playing.play(game, says, screen, tokens=tokens):
             raise typer.Exit(1)
+
+
+def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
+    from deploy import playing, playing_again
+
+    if not alone:
+        raise ConfigError(f"--episode={episode!r} is played as it was; leave everything but the run directory out")
+    game, turns = playing_again.of_record(run_dir, episode)
+    screen = Console(markup=False, emoji=False, highlight=False)
+    again = playing_again.Again(turns, screen)
+    is_well = playing.play(game, playing.scripted((turn.line for turn in turns), screen), screen, mouth=again)
+    if again.num_differences:
+        screen.print(f"  answers that are not those of the run: {again.num_differences}")
+    if not is_well or again.num_differences:
+        raise typer.Exit(1)
 
 
 @app.command(name="serve-reward", rich_help_panel="Prepare")

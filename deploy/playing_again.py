@@ -1,0 +1,141 @@
+"""A recorded episode, played again: the environment hears what the model said in the run, and shows whether it answers as it did."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cluster.contracts.episodes import Asked, Event, Message, Said, ToolCall
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import Prompt, sample_seed
+from cluster.record.ledger import Ledger
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import RunDirectory
+from deploy.playing import Game
+from deploy.reports.run_info import config_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One of the model's."""
+
+    said: Said
+    before: Sequence[Message]
+    """What was said before it in its segment, the prompt first."""
+
+    @property
+    def line(self) -> str:
+        """As a person would type it."""
+        calls = [
+            f"/{call.name} {call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)}"
+            for call in self.said.tool_calls
+        ]
+        return "\n".join(filter(None, [self.said.text, *calls]))
+
+
+def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
+    """`episode` is group and sample, `34/2`, as the viewer names them. Raises ConfigError for one that is not recorded, and for a single
+    turn."""
+    directory = RunDirectory(run_dir)
+    config = config_of(directory)
+    rows = _rows(directory, episode)
+    first = rows[0]
+    if first["messages"] is None:
+        raise ConfigError(f"--episode={episode!r} is a single turn, which no environment played; name an episode")
+    told = json.loads(first["info"])
+    messages = told.pop("messages", None)
+    prompt = Prompt(
+        prompt_id=first["prompt_id"],
+        messages=messages,
+        text=None if messages else first["prompt_text"],
+        columns=told,
+    )
+    name = first["environment"]
+    if name not in config.named_environments:
+        raise ConfigError(f"--episode={episode!r} was played by {name!r}, which the run file does not name any more")
+    game = Game(
+        environment=config.named_environments[name],
+        prompt=prompt,
+        seed=sample_seed(config.seed, first["ticket_index"]),
+        index=first["sample_index"],
+        limits=config.episodes.limits,
+        setting=config.environment_setting(name),
+        env=config.episodes.env,
+    )
+    return game, [turn for row in rows for turn in _turns(row)]
+
+
+def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
+    if (asked := re.fullmatch(r"(\d+)/(\d+)", episode)) is None:
+        raise ConfigError(f"--episode={episode!r} is not of the form GROUP/SAMPLE, such as 34/2")
+    ticket, sample = int(asked[1]), int(asked[2])
+    record = next((each for each in Ledger(directory).records() if ticket in each.groups), None)
+    if record is None:
+        raise ConfigError(
+            f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer shows those of each step"
+        )
+    names = [
+        "ticket_index",
+        "sample_index",
+        "prompt_id",
+        "prompt_text",
+        "info",
+        "environment",
+        "episode",
+        "messages",
+        "segment_index",
+    ]
+    groups = Recorder(directory).read(record.trajectories, record.trajectories_digest)
+    rows = [row for group in groups for row in group.select(names).to_pylist()]
+    of_group = [row for row in rows if row["ticket_index"] == ticket]
+    found = [row for row in of_group if row["sample_index"] == sample]
+    if not found:
+        last = max(row["sample_index"] for row in of_group)
+        raise ConfigError(f"--episode={episode!r}: group {ticket} has samples 0 to {last}")
+    return found
+
+
+def _turns(row: dict[str, Any]) -> Iterator[Turn]:
+    messages, replies = json.loads(row["messages"]), json.loads(row["episode"]).get("replies")
+    places = (
+        [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+        if replies is None  # a record that does not tell which messages are the model's
+        else replies[row["segment_index"]]
+    )
+    for place in places:
+        yield Turn(said=_said(messages[place]), before=messages[:place])
+
+
+def _said(message: dict[str, Any]) -> Said:
+    calls = tuple(
+        ToolCall(name=each["function"]["name"], arguments=each["function"]["arguments"], id=each.get("id"))
+        for each in message.get("tool_calls") or ()
+    )
+    return Said(text=message.get("content") or "", tool_calls=calls, reasoning=message.get("reasoning_content"))
+
+
+class Again:
+    """The mouth of a model that says what it said."""
+
+    def __init__(self, turns: Sequence[Turn], screen: Console) -> None:
+        self._turns = iter(turns)
+        self._screen = screen
+        self.num_differences = 0
+        """Turns before which the environment says something else than in the run."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        pass
+
+    def say(self, asked: Asked, line: str) -> Said:
+        turn = next(self._turns)
+        new = [dict(each) for each in asked.messages]
+        then = [dict(each) for each in turn.before[len(turn.before) - len(new) :]]
+        if then != new:
+            self.num_differences += 1
+            told = " | ".join(str(each.get("content")) for each in then) or "nothing"
+            self._screen.print(Text(f"  in the run it said: {told}", style="bold red"), soft_wrap=True)
+        return turn.said

@@ -1,0 +1,109 @@
+"""A recorded episode is played again, in the environment's own process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.contracts.schema import to_batch
+from cluster.contracts.types import sample_seed
+from cluster.record.ledger import Ledger
+from cluster.record.recorder import Recorder
+from cluster.record.run_directory import RunDirectory
+from deploy.cli import app
+from deploy.config.loading import resolved_yaml, validated
+from deploy.playing_again import of_record
+from tests.unit.cluster.contracts.rows import row
+
+pytestmark = pytest.mark.slow  # each environment is a process
+
+HERE = "tests.unit.actors.environments.environments"
+ASKED = {"role": "user", "content": "Guess."}
+
+
+def turn(text: str, *calls: dict) -> dict:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
+
+
+def recorded(folder: Path, *messages: dict, environment: str = "guess", **episode: object) -> None:
+    """A step of one group with one episode, and a single turn beside it."""
+    config = validated(
+        {"model": {"path": "m"}, "prompts": "repeat", "environment": {"name": f"{HERE}:{environment}"}, "seed": 3}
+    )
+    directory = RunDirectory(str(folder))
+    directory.write_file("run.yaml", resolved_yaml(config).encode())
+    common = {"ticket_index": 34, "group_id": "00000034", "info": json.dumps({"messages": [ASKED], "answer": "2"})}
+    played = row(
+        **common,
+        environment=environment,
+        messages=json.dumps([ASKED, *messages]),
+        episode=json.dumps(
+            {"num_calls": 0, "num_malformed_calls": 0, "num_uncanonical_turns": None, "log": {}, **episode}
+        ),
+    )
+    name, digest = Recorder(directory).record(1, to_batch([played, row(**common, sample_index=1)]))
+    Ledger(directory).append(groups=[34], trajectories=name, trajectories_digest=digest)
+
+
+def again(folder: Path, *words: str, episode: str = "34/0") -> Result:
+    return CliRunner().invoke(app, ["play", str(folder), "--episode", episode, *words])
+
+
+def test_the_task_has_the_seed_of_its_group_and_the_prompts_columns(tmp_path):
+    recorded(tmp_path, turn("7"))
+    game, turns = of_record(str(tmp_path), "34/0")
+    assert (game.seed, game.index, game.prompt.columns) == (sample_seed(3, 34), 0, {"answer": "2"})
+    assert [each.said.text for each in turns] == ["7"]
+
+
+def test_messages_of_the_assistant_that_the_environment_wrote_are_not_the_models(tmp_path):
+    recorded(tmp_path, turn("an example"), turn("7"), replies=[[2]])
+    assert [each.said.text for each in of_record(str(tmp_path), "34/0")[1]] == ["7"]
+
+
+def test_calls_are_made_again_as_they_were(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    broken = {"type": "function", "function": {"name": "add", "arguments": "{a"}}
+    recorded(tmp_path, turn("so", call, broken))
+    ((one,),) = [of_record(str(tmp_path), "34/0")[1]]
+    assert [(each.name, each.arguments, each.id) for each in one.said.tool_calls] == [
+        ("add", {"a": 1}, "c1"),
+        ("add", "{a", None),
+    ]
+    assert one.line == 'so\n/add {"a": 1}\n/add {a'
+
+
+def test_an_environment_that_answers_as_it_did_plays_to_the_same_end(tmp_path):
+    first = again(_guessed(tmp_path / "first", "?"))
+    *_, answer = [line for line in first.output.splitlines() if line.startswith("user  ")]
+    result = again(_guessed(tmp_path / "second", answer.removeprefix("user  ")))
+    assert result.exit_code == 0, result.output
+    assert "assistant  0" in result.output and "in the run it said" not in result.output
+
+
+def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp_path):
+    result = again(_guessed(tmp_path, "colder"))
+    assert result.exit_code == 1 and "  in the run it said: colder" in result.output
+    assert "answers that are not those of the run: 1" in result.output
+
+
+def _guessed(folder: Path, answer: str) -> Path:
+    recorded(folder, turn("0"), {"role": "user", "content": answer}, turn("0"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("episode", "words", "says"),
+    [
+        ("34", (), "not of the form GROUP/SAMPLE"),
+        ("35/0", (), "recorded no group 35"),
+        ("34/7", (), "group 34 has samples 0 to 1"),
+        ("34/1", (), "is a single turn"),
+        ("34/0", ("--say", "7"), "leave everything but the run directory out"),
+    ],
+)
+def test_what_cannot_be_played_again_is_said(tmp_path, episode, words, says):
+    recorded(tmp_path, turn("7"))
+    refused = again(tmp_path, *words, episode=episode)
+    assert refused.exit_code == 2 and says in refused.output
