@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("treadwheel", "cluster", "actors", "learner", "deploy")
+STARTERS = ROOT / "deploy/starters"
+"""Written for users, and copied."""
 EXTRAS = {"vllm"}
 """Installed for the machine at hand (deploy/install.sh)."""
 OPTIONAL = {"gymnasium": "gym", "httpx2": "mcp", "mcp": "mcp"}
@@ -26,7 +28,8 @@ DEVELOPMENT = {"grafana_foundation_sdk": "deploy.monitoring"}
 def imported() -> dict[str, set[str]]:
     """Top-level module -> our modules that import it."""
     found: dict[str, set[str]] = {}
-    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if STARTERS not in file.parents)
+    for file in files:
         ours = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
