@@ -40,6 +40,8 @@ class Home:
     """Arguments that every call passes, by keyword: a variant takes them all."""
     offers: frozenset[str] = frozenset()
     """Arguments that a variant gets if it has a parameter of that name."""
+    reserved: frozenset[str] = frozenset()
+    """Names that no parameter may have: they will mean something."""
     works_on: frozenset[str] = frozenset()
     """A variant's first parameter is one of these, which tells this kind from its neighbours. Empty: it may be any."""
 
@@ -53,6 +55,8 @@ class Home:
         missing = [name for name in self.called_with if name not in takes.names and not takes.accepts_any]
         if missing:
             return f"does not take {', '.join(missing)}; it is called with {', '.join(self.called_with)}"
+        if taken := sorted(self.reserved & {*takes.names}):
+            return f"has the parameter {taken[0]}, a name that is reserved; call it something else"
         first = takes.names[0] if takes.names else "missing"
         if self.works_on and first not in self.works_on:
             return f"works on the wrong thing: its first parameter is {first}, and must be one of {', '.join(sorted(self.works_on))}"
@@ -73,7 +77,8 @@ OF_EITHER = ("columns", "rewards", "servers")
 """What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
 
 REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
-ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",))
+# `episodes`: for environments that play a whole group.
+ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",), reserved=frozenset({"episodes"}))
 REPLY_PARSERS = Home(package="actors.reply_parsers", called_with=("text", "tools"))
 PROMPTS = Home(package="actors.prompts")
 TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))

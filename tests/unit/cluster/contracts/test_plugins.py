@@ -5,7 +5,18 @@ import sys
 import pytest
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import PROMPTS, REWARDS, SINKS, TRANSPORTS, Home, Plugin, find, names, resolve
+from cluster.contracts.plugins import (
+    ENVIRONMENTS,
+    PROMPTS,
+    REWARDS,
+    SINKS,
+    TRANSPORTS,
+    Home,
+    Plugin,
+    find,
+    names,
+    resolve,
+)
 
 HERE = Home(package=__name__, called_with=("value",))
 
@@ -73,6 +84,15 @@ def test_a_full_path_needs_no_home():
 )
 def test_a_mistake_names_field_value_and_way_out(plugin, message):
     assert message in refusal(plugin)
+
+
+def of_a_group(episode: object, *, episodes: int = 4) -> float:
+    return 0.0
+
+
+def test_the_name_for_environments_of_whole_groups_is_reserved():
+    with pytest.raises(ConfigError, match="has the parameter episodes, a name that is reserved"):
+        resolve(Plugin(name=f"{__name__}:of_a_group"), home=ENVIRONMENTS, field="environment")
 
 
 def test_a_function_that_does_not_import_is_asked_for_as_one():
