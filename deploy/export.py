@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.schema import SCHEMA
 from cluster.contracts.segments import episodes
 from cluster.contracts.types import FinishReason, RewardStatus
 from cluster.record.ledger import Ledger, Record
@@ -22,12 +23,13 @@ from cluster.record.run_directory import RunDirectory
 from deploy.step_range import step_range
 
 Line = dict[str, Any]
+STEP = pa.field("step", pa.int64())
 _FIELDS = ("completion_text", "finish_reason", "info", "messages", "prompt_text", "reward", "reward_status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What of a run is exported."""
+    """Which of a run's trajectories are exported."""
 
     steps: str | None = None
     """`12`, `10-20`; None is all of them."""
@@ -56,16 +58,32 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
 
 
 def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
-    records, num_pruned = list(Ledger(run_dir).records()), num_pruned_steps(run_dir)
-    first, last = num_pruned + 1, len(records)
+    found = kept = kept_records(run_dir)
     if steps is not None:
         first, last = step_range(steps)
-    found = [each for each in records if max(first, num_pruned + 1) <= each.step <= last]
+        found = [each for each in kept if first <= each.step <= last]
     if not found:
-        known = f"steps {num_pruned + 1} to {len(records)}" if len(records) > num_pruned else "no step"
         asked_for = "" if steps is None else f"--steps={steps!r}: "
-        raise ConfigError(f"{asked_for}{run_dir.url!r} has trajectories of {known}")
+        raise ConfigError(f"{asked_for}{run_dir.url!r} has trajectories of {in_words(kept)}")
     return found
+
+
+def kept_records(run_dir: RunDirectory) -> list[Record]:
+    """Of the steps whose trajectories are there, in order."""
+    num_pruned = num_pruned_steps(run_dir)
+    return [record for record in Ledger(run_dir).records() if record.step > num_pruned]
+
+
+def in_words(records: Sequence[Record]) -> str:
+    return f"steps {records[0].step} to {records[-1].step}" if records else "no step"
+
+
+def step_table(run_dir: RunDirectory, record: Record) -> pa.Table:
+    """Of the schema, with the column `step` first. Raises LedgerError for a file that is not what was recorded."""
+    batches = Recorder(run_dir).read(record.trajectories, record.trajectories_digest)
+    # `cast`: nullability of an older file's columns may differ.
+    table = pa.Table.from_batches(batches).cast(SCHEMA)
+    return table.add_column(0, STEP, pa.array([record.step] * len(table), type=STEP.type))
 
 
 def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.RecordBatch]:
@@ -77,10 +95,9 @@ def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.Rec
 def _write_parquet(run_dir: RunDirectory, records: Sequence[Record], out: str) -> int:
     """A file a step, in a folder that `datasets.load_dataset` and DuckDB read as one table."""
     os.makedirs(out)
-    recorder, num_rows = Recorder(run_dir), 0
+    num_rows = 0
     for record in records:
-        table = pa.Table.from_batches(recorder.read(record.trajectories, record.trajectories_digest))
-        table = table.add_column(0, "step", pa.array([record.step] * len(table), type=pa.int64()))
+        table = step_table(run_dir, record)
         pa.parquet.write_table(table, os.path.join(out, f"step-{record.step:06d}.parquet"), compression="zstd")
         num_rows += len(table)
     return num_rows

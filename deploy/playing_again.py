@@ -119,7 +119,7 @@ def _said(message: dict[str, Any]) -> Said:
 
 
 class Again:
-    """The mouth of a model that says what it said."""
+    """Says again what the model said in the run."""
 
     def __init__(self, turns: Sequence[Turn], screen: Console) -> None:
         self._turns = iter(turns)

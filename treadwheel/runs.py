@@ -1,18 +1,18 @@
 """A run's directory, live or done, on a disk or in an object store, as tables."""
 
 import functools
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset
-import pyarrow.ipc
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
 from cluster.contracts.schema import SCHEMA
 from cluster.record.ledger import Ledger
-from cluster.record.recorder import num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, METRICS, PASSPORT, RunDirectory
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ class Run:
     @property
     def passport(self) -> dict[str, Any]:
         """What it computes, down to the last epsilon, and with which software. Empty before it has started."""
-        import json
-
         return json.loads(self._directory.read_text(PASSPORT)) if self._directory.exists(PASSPORT) else {}
 
     @property
@@ -102,36 +100,25 @@ class Run:
         Nothing is read before it is asked for: `run.trajectories().to_table(columns=["step", "reward"])`. In an object store the files of
         the steps are read at once. Raises ConfigError for a step that is not there.
         """
-        from cluster.contracts.errors import ConfigError
+        from deploy.export import STEP, in_words, kept_records, step_table
 
-        files = {record.step: record.trajectories for record in Ledger(self._directory).records()}
-        kept = [each for each in files if each > num_pruned_steps(self._directory)]
-        wanted = kept if step is None else [step] if isinstance(step, int) else list(step)
+        kept = {record.step: record for record in kept_records(self._directory)}
+        wanted = list(kept) if step is None else [step] if isinstance(step, int) else list(step)
         if missing := [each for each in wanted if each not in kept]:
-            there = f"steps {kept[0]} to {kept[-1]}" if kept else "no step"
+            there = in_words(list(kept.values()))
             raise ConfigError(f"step={missing[0]}: {self.path!r} has trajectories of {there}")
-        schema = SCHEMA.insert(0, pa.field("step", pa.int64()))
+        schema = SCHEMA.insert(0, STEP)
         if not wanted:
             return pa.dataset.dataset(schema.empty_table())
         if not self._directory.is_local:
-            return pa.dataset.dataset([self._table(each, files[each], schema) for each in wanted])
+            return pa.dataset.dataset([step_table(self._directory, kept[each]) for each in wanted])
         return pa.dataset.FileSystemDataset.from_paths(
-            [self._directory.path(files[each]) for each in wanted],
+            [self._directory.path(kept[each].trajectories) for each in wanted],
             schema=schema,
             format=pa.dataset.IpcFileFormat(),
             filesystem=pa.fs.LocalFileSystem(),
-            partitions=[pa.dataset.field("step") == each for each in wanted],
+            partitions=[pa.dataset.field(STEP.name) == each for each in wanted],
         )
-
-    def _table(self, step: int, file: str, schema: pa.Schema) -> pa.Table:
-        with pa.ipc.open_file(self._directory.read_file(file)) as reader:
-            table = reader.read_all()
-        steps = pa.array([step] * len(table), type=pa.int64())
-        columns = [
-            table.column(name) if name in table.column_names else pa.nulls(len(table), schema.field(name).type)
-            for name in schema.names[1:]
-        ]
-        return pa.table([steps, *columns], names=schema.names).cast(schema)
 
     def verify(self) -> "Verdict":
         """Whether ledger, digests, schema, staleness and checkpoints are what the run says; `problems` is empty when all is well."""

@@ -97,7 +97,8 @@ def check(
 
 
 def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
-    """What `work` returns. In a notebook, whose event loop has this thread, it runs in another, where "interrupt" reaches it, too."""
+    """Runs `work`, and returns what it returns. In a notebook, where this thread has an event loop already, it runs in another thread, and
+    "interrupt the kernel" stops it there."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
