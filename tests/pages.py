@@ -14,6 +14,7 @@ The convention of all pages:
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -95,7 +96,7 @@ def links(text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """Names by which a page's headings are linked."""
     tokens = _PARSER.parse(text)
-    headings = [after.content for token, after in zip(tokens, tokens[1:]) if token.type == "heading_open"]
+    headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
