@@ -30,6 +30,8 @@ PAGES = tuple(
 """Of readers, below the repository's root. The changelog may name what is gone."""
 _PARSER = MarkdownIt("commonmark").enable("table")
 _FILE = re.compile(r"(?:#|//|%%writefile) (\S+\.\w+)\b")
+_NOT_OF_FILE = ("%%writefile ", "// ")
+"""Beginnings of a first line that the file lacks: of a notebook's cell, and in JSON, which has no comments."""
 _COMMENT = re.compile(r"<!-- (not run|before):\s*(.*?)\s*-->", re.DOTALL)
 
 
@@ -66,7 +68,7 @@ def blocks(page: str, text: str) -> list[Block]:
                     page=page,
                     line=(token.map or [0])[0] + 1,
                     language=token.info,
-                    text=rest if first.startswith("%%writefile") else token.content,
+                    text=rest if first.startswith(_NOT_OF_FILE) else token.content,
                     file=file[1] if file else None,
                     before=comments.get("before"),
                     not_run=comments.get("not run"),
