@@ -108,7 +108,6 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     problems.attempt(settings.check_tensor_parallel, config)
     objective = _check_settings(config, problems)
     needs = objective.needs if objective else frozenset[str]()
-    problems.attempt(model.check_adapters, config)
     found = assumed.assume(config, hardware, needs=needs, problems=problems)
     problems.raise_all()
     assert found is not None, "no problem, so all of it is known"

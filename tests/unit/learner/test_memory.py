@@ -3,9 +3,11 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
+from learner import memory
 from learner.memory import MemoryEstimate, check_fits, of_run
 from tests.models import make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config
@@ -58,6 +60,48 @@ def test_an_averaged_policy_counts_in_float32_with_what_trains_and_in_a_copy(mod
 def test_two_ranks_hold_half_each(model_path: Path):
     one, two = _estimate(model_path, dtype="float32"), _estimate(model_path, dtype="float32", num_ranks=2)
     assert two.weights_bytes * 2 == one.weights_bytes and two.optimizer_bytes * 2 == one.optimizer_bytes
+
+
+def test_shards_of_a_frozen_base_are_float32_and_a_single_rank_keeps_it_as_it_computes(model_path: Path):
+    one, two = (_estimate(model_path, num_ranks=size, lora={"rank": 2}) for size in (1, 2))
+    assert one.weights_bytes == 2 * one.num_parameters and two.weights_bytes == 2 * (one.num_parameters // 2 * 2)
+    assert one.loading_bytes == 4 * one.num_parameters and two.loading_bytes == 0
+
+
+def test_several_ranks_hold_root_and_two_layers_whole_and_a_small_models_gradients(model_path: Path):
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    num_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    found = _estimate(model_path, num_ranks=2)
+    num_root = found.num_parameters - 2 * num_layer
+    # bfloat16 copies, and all gradients in float32, which are reduced once a step.
+    assert found.gathered_bytes == 2 * (num_root + 2 * num_layer) + 4 * found.num_parameters
+    assert _estimate(model_path, num_ranks=2, lora={"rank": 2}).gathered_bytes == 2 * (num_root + 2 * num_layer)
+    assert _estimate(model_path).gathered_bytes == 0
+
+
+def test_of_a_large_model_one_parts_gradients_are_whole_at_a_time(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    small = _estimate(model_path, num_ranks=2)
+    monkeypatch.setattr(memory, "MAX_UNREDUCED_BYTES", 0)
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    num_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    largest = max(num_layer, small.num_parameters - 2 * num_layer)
+    large = _estimate(model_path, num_ranks=2)
+    assert small.gathered_bytes - large.gathered_bytes == 4 * small.num_parameters - 6 * largest
+
+
+def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_path: Path):
+    def masks(max_tokens: int, *, attention: str = "auto", **learner: Any) -> int:
+        config = make_config(model_path, learner={"max_tokens_per_micro_batch": 1000, **learner})
+        model = config.model.model_copy(update={"attention": attention, "dtype": "bfloat16"})
+        sampling = config.sampling.model_copy(update={"max_tokens": max_tokens})
+        return of_run(config.model_copy(update={"model": model, "sampling": sampling})).mask_bytes
+
+    # 1,000 queries x 10 keys: a byte and a bfloat16 in each of two layers, and int64 distances.
+    assert masks(10) == 10_000 * 3 * 2 + 8 * 10_000
+    assert masks(10, activation_checkpointing=True) == 10_000 * 3 + 8 * 10_000
+    # A row beyond the budget is a pass of its own: 8,192² cells, the distances of its one bucket.
+    assert masks(8192) == 8192**2 * (3 * 2 + 8)
+    assert masks(10, attention="flash_attention_2") == 0
 
 
 def test_a_save_in_the_background_copies_masters_moments_and_the_model(model_path: Path):
