@@ -1,11 +1,13 @@
 """How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
 
-An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations by formula.
+An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations and what several
+ranks gather by formula.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -13,10 +15,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
+from learner.distributed import MAX_UNREDUCED_BYTES
+from learner.model.attention import MAX_MASK_CELLS
 from learner.model.critic import critic_config
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
+from learner.model.reference import reference_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,12 @@ class MemoryEstimate:
     """Of one micro-batch."""
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
+    mask_bytes: int
+    """Of attention where completions share their prompt, at most: all sequences as long as the run allows. 0 with flash_attention_2."""
+    gathered_bytes: int
+    """Of several ranks: what of the model is whole at one time, parameters and gradients."""
+    loading_bytes: int
+    """At the start: one rank loads the whole model in float32."""
     saved_bytes: int
     """Of the first rank's files in a checkpoint: its state and the model."""
     saving_bytes: int
@@ -42,7 +53,12 @@ class MemoryEstimate:
     def needed_bytes(self) -> int:
         """While a step is computed. A save that finds no room for its copy makes none, and training waits for it."""
         state = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-        return state + self.activations_bytes + self.head_bytes
+        return max(state + self.passing_bytes, self.loading_bytes)
+
+    @property
+    def passing_bytes(self) -> int:
+        """While a micro-batch is in its pass, beyond what lasts."""
+        return self.activations_bytes + self.head_bytes + self.mask_bytes + self.gathered_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -63,17 +79,20 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     model, learner, checkpoint = config.model, config.learner, config.checkpoint
     policy = _without_memory(model)
     text, num_parameters = policy.config.get_text_config(), _count(policy)
-    num_trained, values_per_token = num_parameters, _values_per_token(text, learner=learner)
+    num_trained, values_per_token, parts = num_parameters, _values_per_token(text, learner=learner), _parts(policy)
     critic = critic_config(model, config.algorithm.value)
     if critic is not None:
-        own = _without_memory(critic, field=CRITIC_PATH)
-        num_trained += _count(own.base_model)
+        own = cast(PreTrainedModel, _without_memory(critic, field=CRITIC_PATH).base_model)
+        num_trained += _count(own)
         values_per_token += _values_per_token(own.config.get_text_config(), learner=learner)
+        parts = (parts[0] + _parts(own)[0], max(parts[1], _parts(own)[1]))
     per_rank = num_trained // learner.num_ranks
-    item = 2 if model.dtype == "bfloat16" else 4
+    item = _item(model)
     is_full = learner.lora is None
-    keeps_copy = item < 4 and learner.num_ranks == 1
-    weights = per_rank * ((4 if is_full else item) + (item if keeps_copy and is_full else 0))
+    is_sharded = learner.num_ranks > 1
+    keeps_copy = item < 4 and not is_sharded
+    # Shards are float32 whether they train or not.
+    weights = per_rank * ((4 if is_full or is_sharded else item) + (item if keeps_copy and is_full else 0))
     # The save after the last step writes at once.
     is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
     copies = checkpoint.asynchronous and is_regular
@@ -81,20 +100,50 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     averages = 4 * (num_parameters // learner.num_ranks) if keeps_average else 0
     saved = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
-    tokens = tokens_per_pass(learner.max_tokens_per_micro_batch, device=device)
-    activations = int(tokens * item * values_per_token)
-    logits = 4 * learner.head_chunk_tokens * min(text.vocab_size, MAX_TILE_VOCABULARY)
-    logits = max(3 * logits, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
+    longest = model.max_context or config.sampling.max_tokens
+    # A row beyond the budget is a pass of its own.
+    tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), longest)
+    num_kept = 1 if learner.activation_checkpointing else text.num_hidden_layers
+    has_masks = model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1
+    activations = tokens * item * values_per_token
+    num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
+    gathered = _gathered_bytes(*parts, num_unreduced=num_unreduced, item=item, trains=is_full) if is_sharded else 0
     return MemoryEstimate(
         num_parameters=num_parameters,
         weights_bytes=weights,
         gradients_bytes=4 * per_rank if is_full else 0,
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
-        head_bytes=logits + 8 * tokens * text.hidden_size,
+        head_bytes=_head_bytes(text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens),
+        mask_bytes=_mask_bytes(tokens, longest=longest, item=item, num_kept=num_kept) if has_masks else 0,
+        gathered_bytes=gathered,
+        loading_bytes=0 if is_sharded else 4 * num_trained,
         saved_bytes=saved,
         saving_bytes=saved if copies and not learner.gpus_per_rank else 0,
     )
+
+
+def of_reference(config: RunConfig) -> int:
+    """Bytes of the reference scorer, which keeps all its models. Raises ConfigError as `of_run` does."""
+    reference, weights = config.reference, 0
+    for source, model in reference_models(config.model, reference).items():
+        own = "reference.path" if reference.path else "model.path"
+        weights += _item(model) * _count(
+            _without_memory(model, field=f"reference.by_source.{source}" if source else own)
+        )
+    return weights + reading_bytes(
+        config.model,
+        max_tokens=reference.max_tokens_per_micro_batch,
+        chunk_tokens=config.learner.head_chunk_tokens,
+        device=torch.device("cuda" if reference.gpus else "cpu"),
+    )
+
+
+def reading_bytes(model: ModelConfig, *, max_tokens: int, device: torch.device, chunk_tokens: int = 0) -> int:
+    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time."""
+    text, tokens = read_config(model).get_text_config(), tokens_per_pass(max_tokens, device=device)
+    head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens) if chunk_tokens else 0
+    return tokens * _item(model) * _values_of_layer(text) + head
 
 
 def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig) -> None:
@@ -104,8 +153,8 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
     need, free = _gib(estimated.needed_bytes), _gib(free_bytes)
     raise ConfigError(
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
-        f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, activations "
-        f"{_gib(estimated.activations_bytes + estimated.head_bytes)}), {free} GiB are free; lower "
+        f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, passes "
+        f"{_gib(estimated.passing_bytes)}), {free} GiB are free; lower "
         "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks, "
         "or take a smaller model"
     )
@@ -125,17 +174,53 @@ def free_bytes(device: torch.device) -> int:
     return min(found)
 
 
-def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> float:
+def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
     """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
+    layer = _values_of_layer(text)
+    if learner.activation_checkpointing:
+        return text.num_hidden_layers * text.hidden_size + layer
+    return text.num_hidden_layers * layer
+
+
+def _values_of_layer(text: PretrainedConfig) -> int:
     hidden = text.hidden_size
     head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
     queries = text.num_attention_heads * head
     keys = (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    layer = 8 * hidden + 5 * queries + 6 * keys + 4 * inner
-    if learner.activation_checkpointing:
-        return text.num_hidden_layers * hidden + layer
-    return text.num_hidden_layers * layer
+    return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
+
+
+def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int) -> int:
+    """A tile's logits with what is made of them, or those of a small head, which are kept; and the hidden states, in float32."""
+    tile = 4 * chunk_tokens * min(text.vocab_size, MAX_TILE_VOCABULARY)
+    logits = max(3 * tile, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
+    return logits + 8 * tokens * text.hidden_size
+
+
+def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
+    """A cell is a query of the pass and a key of its sequence. Each layer keeps it as bool and as torch adds it to scores; the distances
+    that it is made from are int64, of one bucket at a time (`learner.model.attention`)."""
+    cells = tokens * longest
+    return cells * (1 + item) * num_kept + 8 * min(cells, max(MAX_MASK_CELLS, longest**2))
+
+
+def _gathered_bytes(num_root: int, num_layer: int, *, num_unreduced: int, item: int, trains: bool) -> int:
+    """What FSDP2 makes whole (`learner.distributed.shard`): the root's parameters, which stay for the step, a decoder layer and the next
+    one, which is gathered ahead. Of gradients the larger of both, in the compute type and in the float32 in which it is reduced; of a
+    model that is reduced once a step, all in float32.
+    """
+    parameters = item * (num_root + 2 * num_layer)
+    if not trains:
+        return parameters
+    return parameters + (4 * num_unreduced or (item + 4) * max(num_root, num_layer))
+
+
+def _parts(model: PreTrainedModel) -> tuple[int, int]:
+    """Parameters outside of decoder layers, and of the largest layer."""
+    names = set(model._no_split_modules or ())
+    layers = [_count(part) for part in model.modules() if type(part).__name__ in names]
+    return _count(model) - sum(layers), max(layers, default=0)
 
 
 def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrainedModel:
@@ -145,6 +230,11 @@ def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrai
         causal_lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     causal_lm.tie_weights()
     return causal_lm
+
+
+def _item(model: ModelConfig) -> int:
+    """Bytes of a number in the compute type."""
+    return 2 if model.dtype == "bfloat16" else 4
 
 
 def _count(module: nn.Module) -> int:

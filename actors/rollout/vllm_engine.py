@@ -283,7 +283,8 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         max_loras=1,
         tensor_parallel_size=rollout.tensor_parallel_size,
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
-        kv_cache_memory_bytes=rollout.kv_cache_bytes or (_DEFAULT_KV_CACHE_BYTES if is_cpu else None),
+        # On a GPU it would silently overrule gpu_memory_utilization.
+        kv_cache_memory_bytes=(rollout.kv_cache_bytes or _DEFAULT_KV_CACHE_BYTES) if is_cpu else None,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
         # and after a structure's mask, which no learner computes.

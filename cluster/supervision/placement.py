@@ -272,21 +272,28 @@ def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:
 
 
 def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool) -> list[Bundle]:
-    """Those that are left over: first fit, largest first, GPUs before CPUs. `staying_first`: what must not be on spot nodes comes before
-    all workers."""
-    free, left = list(available.nodes), list[Bundle]()
+    """Those for which `first_fit` finds no node."""
+    seated = first_fit(bundles, available, staying_first=staying_first)
+    return [bundle for bundle, place in seated if place is None]
+
+
+def first_fit(
+    bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool
+) -> list[tuple[Bundle, int | None]]:
+    """Each with the index of its node, or None without room, in the order of seating: largest first, GPUs before CPUs. `staying_first`:
+    what must not be on spot nodes comes before all workers."""
+    free, seated = list(available.nodes), list[tuple[Bundle, int | None]]()
 
     def has_room(node: Node, bundle: Bundle) -> bool:
         return node.gpus >= bundle.gpus and node.cpus >= bundle.cpus and (bundle.may_be_on_spot or not node.is_spot)
 
     for bundle in sorted(bundles, key=lambda each: (staying_first and each.may_be_on_spot, -each.gpus, -each.cpus)):
         place = next((place for place, node in enumerate(free) if has_room(node, bundle)), None)
-        if place is None:
-            left.append(bundle)
-            continue
-        node = free[place]
-        free[place] = replace(node, gpus=node.gpus - bundle.gpus, cpus=node.cpus - bundle.cpus)
-    return left
+        seated.append((bundle, place))
+        if place is not None:
+            node = free[place]
+            free[place] = replace(node, gpus=node.gpus - bundle.gpus, cpus=node.cpus - bundle.cpus)
+    return seated
 
 
 def _rounded(cpus: float) -> float:

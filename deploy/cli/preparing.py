@@ -19,18 +19,31 @@ def check(
     resolve: Annotated[
         bool, typer.Option("--resolve", help="Print the run file with all that it leaves out written out, and stop.")
     ] = False,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="gpus=8x80GB,nodes=2",
+            help="Check placement and memory on hardware that is not here, and nothing else; also cpus=96 and memory=1TB, of each node.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Validate everything, show derived sizes, placement and memory; play environments twice. No run starts."""
     with reporting(debug=debug):
         from deploy import preflight
         from deploy.config import loading as configuration
+        from deploy.preflight import hardware
 
         config = configuration.load(run, overrides or [])
         if resolve:
             typer.echo(configuration.full_yaml(config), nl=False)
             return
-        report = preflight.check(config, address=address, plays=True)
+        if assume is not None:
+            if address is not None:
+                raise ConfigError("--assume and --address name two clusters; leave one out")
+            report = preflight.check_assumed(config, hardware.parse(assume))
+        else:
+            report = preflight.check(config, address=address, plays=True)
         Console().print(report.table())
 
 

@@ -16,7 +16,8 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.preflight import chat, environments, judge, machine, model, prompts, report, settings
+from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, report, settings
+from deploy.preflight.hardware import Hardware
 from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
@@ -101,6 +102,20 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     problems.raise_all()
 
 
+def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
+    """Settings, placement and memory on hardware that is not at hand, and nothing else. Raises one ConfigError with all problems."""
+    problems = Problems()
+    problems.attempt(settings.check_tensor_parallel, config)
+    objective = _check_settings(config, problems)
+    needs = objective.needs if objective else frozenset[str]()
+    found = assumed.assume(config, hardware, needs=needs, problems=problems)
+    problems.raise_all()
+    assert found is not None, "no problem, so all of it is known"
+    return Report(
+        rows=(*assumed.rows(found, config), *report.batch_rows(config), *report.mathematics_rows(config, needs))
+    )
+
+
 def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
     """What the run directory has against it, and whether the run starts a cluster of its own, on this machine."""
     # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
@@ -176,4 +191,4 @@ def _check_machine(
     return placement, problems.attempt(machine.estimate, config, needs, is_local=is_local)
 
 
-__all__ = ["Report", "check", "check_learning"]
+__all__ = ["Report", "check", "check_assumed", "check_learning"]

@@ -3,9 +3,11 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
+from learner import memory
 from learner.memory import MemoryEstimate, check_fits, of_run
 from tests.models import make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config
@@ -60,6 +62,48 @@ def test_two_ranks_hold_half_each(model_path: Path):
     assert two.weights_bytes * 2 == one.weights_bytes and two.optimizer_bytes * 2 == one.optimizer_bytes
 
 
+def test_shards_of_a_frozen_base_are_float32_and_a_single_rank_keeps_it_as_it_computes(model_path: Path):
+    one, two = (_estimate(model_path, num_ranks=size, lora={"rank": 2}) for size in (1, 2))
+    assert one.weights_bytes == 2 * one.num_parameters and two.weights_bytes == 2 * (one.num_parameters // 2 * 2)
+    assert one.loading_bytes == 4 * one.num_parameters and two.loading_bytes == 0
+
+
+def test_several_ranks_hold_root_and_two_layers_whole_and_a_small_models_gradients(model_path: Path):
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    num_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    found = _estimate(model_path, num_ranks=2)
+    num_root = found.num_parameters - 2 * num_layer
+    # bfloat16 copies, and all gradients in float32, which are reduced once a step.
+    assert found.gathered_bytes == 2 * (num_root + 2 * num_layer) + 4 * found.num_parameters
+    assert _estimate(model_path, num_ranks=2, lora={"rank": 2}).gathered_bytes == 2 * (num_root + 2 * num_layer)
+    assert _estimate(model_path).gathered_bytes == 0
+
+
+def test_of_a_large_model_one_parts_gradients_are_whole_at_a_time(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    small = _estimate(model_path, num_ranks=2)
+    monkeypatch.setattr(memory, "MAX_UNREDUCED_BYTES", 0)
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    num_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    largest = max(num_layer, small.num_parameters - 2 * num_layer)
+    large = _estimate(model_path, num_ranks=2)
+    assert small.gathered_bytes - large.gathered_bytes == 4 * small.num_parameters - 6 * largest
+
+
+def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_path: Path):
+    def masks(max_tokens: int, *, attention: str = "auto", **learner: Any) -> int:
+        config = make_config(model_path, learner={"max_tokens_per_micro_batch": 1000, **learner})
+        model = config.model.model_copy(update={"attention": attention, "dtype": "bfloat16"})
+        sampling = config.sampling.model_copy(update={"max_tokens": max_tokens})
+        return of_run(config.model_copy(update={"model": model, "sampling": sampling})).mask_bytes
+
+    # 1,000 queries x 10 keys: a byte and a bfloat16 in each of two layers, and int64 distances.
+    assert masks(10) == 10_000 * 3 * 2 + 8 * 10_000
+    assert masks(10, activation_checkpointing=True) == 10_000 * 3 + 8 * 10_000
+    # A row beyond the budget is a pass of its own: 8,192² cells, the distances of its one bucket.
+    assert masks(8192) == 8192**2 * (3 * 2 + 8)
+    assert masks(10, attention="flash_attention_2") == 0
+
+
 def test_a_save_in_the_background_copies_masters_moments_and_the_model(model_path: Path):
     found = _estimate(model_path)
     assert found.saving_bytes == (4 + 8 + 2) * found.num_parameters
@@ -97,12 +141,15 @@ def test_what_does_not_fit_is_refused_with_every_part():
         gradients_bytes=2 * gib,
         optimizer_bytes=3 * gib,
         activations_bytes=4 * gib,
-        head_bytes=5 * gib,
+        head_bytes=3 * gib,
+        mask_bytes=gib,
+        gathered_bytes=gib,
+        loading_bytes=14 * gib,
         saved_bytes=6 * gib,
         saving_bytes=6 * gib,
     )
     model = ModelConfig(path="large")
     # The copy of a checkpoint is not needed: a save without room for it writes at once.
     check_fits(estimated, free_bytes=15 * gib, model=model)
-    with pytest.raises(ConfigError, match=r"'large' needs about 15.0 GiB.*activations 9.0\), 14.0 GiB are free"):
+    with pytest.raises(ConfigError, match=r"'large' needs about 15.0 GiB.*passes 9.0\), 14.0 GiB are free"):
         check_fits(estimated, free_bytes=14 * gib, model=model)

@@ -1,0 +1,145 @@
+"""A run on hardware that is not at hand: whether placement finds room, and memory suffices on each GPU and each node.
+
+Prompts, judges and tokenizers are not looked at, and all sizes are estimates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.supervision.placement import PlacementPlan, asked_bundles, plan
+from deploy.preflight.demands import Demands, demands
+from deploy.preflight.hardware import Hardware, Seats, seat
+from deploy.preflight.machine import GIB
+from deploy.preflight.problems import Problems
+from deploy.preflight.report import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What is known of a run there."""
+
+    hardware: Hardware
+    placement: PlacementPlan
+    seats: Seats
+    demands: Demands
+
+    def on_gpus(self) -> dict[tuple[int, int], list[str]]:
+        """Names of the actors by node and GPU; GPUs without one are there, too."""
+        every = [(node, gpu) for node in range(self.hardware.num_nodes) for gpu in range(self.hardware.gpus)]
+        found: dict[tuple[int, int], list[str]] = {place: [] for place in every}
+        for name, gpus in self.seats.gpus_of.items():
+            for gpu in gpus:
+                found[self.seats.node_of[name], gpu].append(name)
+        return found
+
+    def on_node(self, node: int) -> list[str]:
+        return [name for name, place in self.seats.node_of.items() if place == node]
+
+    def gpu_bytes(self, names: Sequence[str]) -> int:
+        return sum(self.demands.of_actors[name].gpu for name in names)
+
+    def host_bytes(self, names: Sequence[str]) -> int:
+        receives = any(name == "learner-0" or name.startswith("rollout_worker") for name in names)
+        own = sum(self.demands.of_actors[name].host for name in names)
+        return own + (self.demands.published if receives else 0)
+
+
+def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], problems: Problems) -> Assumed | None:
+    """None where problems leave nothing to show."""
+    asked = asked_bundles(config, most_threads=None, needs=needs, num_workers=config.rollout.num_workers)
+    resources = hardware.resources(asked_cpus=sum(each.cpus for each in asked))
+    placement = problems.attempt(plan, config, resources, needs=needs)
+    taken = problems.attempt(demands, config, gpu_bytes=hardware.gpu_bytes, needs=needs, problems=problems)
+    if placement is None or taken is None:
+        return None
+    seats = problems.attempt(seat, placement.bundles, hardware, resources)
+    if seats is None:
+        return None
+    found = Assumed(hardware=hardware, placement=placement, seats=seats, demands=taken)
+    problems.attempt(_check_shared_gpus, found)
+    problems.attempt(_check_nodes, found)
+    return found
+
+
+def _check_shared_gpus(found: Assumed) -> None:
+    """An actor alone on its GPU has been checked. Raises ConfigError for actors that do not fit on one together."""
+    for (node, gpu), names in found.on_gpus().items():
+        if len(names) > 1 and (size := found.gpu_bytes(names)) > found.hardware.gpu_bytes:
+            told = ", ".join(f"{name} {_gib(found.gpu_bytes([name]))}" for name in names)
+            raise ConfigError(
+                f"GPU {gpu} of node {node}: {told} take {_gib(size)} of {_gib(found.hardware.gpu_bytes)} GiB; lower "
+                "rollout.gpu_memory_utilization where an engine is among them, or ask for a whole GPU for each"
+            )
+
+
+def _check_nodes(found: Assumed) -> None:
+    if (memory_bytes := found.hardware.memory_bytes) is None:
+        return
+    for node in range(found.hardware.num_nodes):
+        names = found.on_node(node)
+        if (size := found.host_bytes(names)) > memory_bytes:
+            raise ConfigError(
+                f"node {node}: its {len(names)} actors take about {_gib(size)} of {_gib(memory_bytes)} GiB of its memory, copies of "
+                "checkpoints and published weights included; set checkpoint.asynchronous=false, use more nodes with fewer actors each, "
+                "or nodes with more memory"
+            )
+
+
+def rows(found: Assumed, config: RunConfig) -> Rows:
+    hardware, taken = found.hardware, found.demands
+    yield "assumed", "hardware", _in_words(hardware)
+    yield "assumed", "not looked at", "prompts, judges, tokenizers; sizes are estimates that no GPU has confirmed"
+    for note in found.placement.notes():
+        yield "placement", "note", note
+    places = [(f"node {node}", gpu, ", ".join(names)) for (node, gpu), names in found.on_gpus().items()]
+    for (node, names), alike in groupby(places, key=lambda place: (place[0], place[2])):
+        gpus = [gpu for _, gpu, _ in alike]
+        yield "placement", f"{node}, {_numbers('GPU', gpus)}", names or "idle"
+    for node in range(hardware.num_nodes):
+        others = [name for name in found.on_node(node) if not found.seats.gpus_of[name]]
+        if others:
+            yield "placement", f"node {node}, CPUs alone", ", ".join(others)
+    rank = taken.rank
+    yield "memory", "parameters", f"{rank.num_parameters / 1e9:,.2f} billion, {config.model.dtype}"
+    yield (
+        "memory",
+        "learner rank",
+        f"{_gib(rank.needed_bytes)} GiB: weights {_gib(rank.weights_bytes)}, gradients {_gib(rank.gradients_bytes)}, optimizer "
+        f"{_gib(rank.optimizer_bytes)}, activations {_gib(rank.activations_bytes)}, logits {_gib(rank.head_bytes)}, masks "
+        f"{_gib(rank.mask_bytes)}, gathered {_gib(rank.gathered_bytes)}",
+    )
+    if (engine := taken.engine) is not None:
+        yield (
+            "memory",
+            "engine, each GPU",
+            f"{_gib(engine.taken_bytes)} GiB: weights {_gib(engine.weights_bytes)}, passes {_gib(engine.passes_bytes)}, cache for "
+            f"{engine.num_tokens:,} tokens: {engine.num_tokens // taken.max_context:,} sequences of {taken.max_context:,} at once",
+        )
+    for name, demand in taken.of_actors.items():
+        if not name.startswith(("learner", "rollout_worker", "reward_service")):
+            yield "memory", name, f"{_gib(demand.gpu or demand.host)} GiB"
+    fullest = max(found.on_gpus().values(), key=found.gpu_bytes, default=[])
+    if fullest:
+        size = _gib(found.gpu_bytes(fullest))
+        yield "memory", "fullest GPU", f"{size} of {_gib(hardware.gpu_bytes)} GiB: {', '.join(fullest)}"
+    for node in range(hardware.num_nodes):
+        limit = "" if hardware.memory_bytes is None else f" of {_gib(hardware.memory_bytes)}"
+        yield "memory", f"node {node}", f"{_gib(found.host_bytes(found.on_node(node)))}{limit} GiB"
+
+
+def _in_words(hardware: Hardware) -> str:
+    gpus = f"{hardware.gpus} GPUs of {_gib(hardware.gpu_bytes)} GiB" if hardware.gpus else "no GPU"
+    cpus = "CPUs as asked for" if hardware.cpus is None else f"{hardware.cpus} CPUs"
+    memory = "memory not judged" if hardware.memory_bytes is None else f"{_gib(hardware.memory_bytes)} GiB"
+    return f"{hardware.num_nodes} node(s), each with {gpus}, {cpus}, {memory}"
+
+
+def _numbers(name: str, numbers: Sequence[int]) -> str:
+    return f"{name} {numbers[0]}" if len(numbers) == 1 else f"{name}s {numbers[0]}-{numbers[-1]}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f}"

@@ -1,0 +1,165 @@
+"""What each actor of a run takes of a GPU and of its node's memory, by formula: of a model its config.json is read, and nothing else."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.reward_config import JudgeServerConfig
+from cluster.supervision.placement import needs_reference
+from deploy.preflight.engine_memory import EngineMemory, of_engine
+from deploy.preflight.machine import GIB
+from deploy.preflight.problems import Problems
+
+if TYPE_CHECKING:
+    from learner.memory import MemoryEstimate
+
+CONTEXT_BYTES = GIB
+"""CUDA's context and NCCL's buffers beside an actor's tensors: an allowance, not a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Of one actor, in bytes."""
+
+    gpu: int = 0
+    """On each of its GPUs."""
+    host: int = 0
+    """On its node, without the published weights, of which a node has one copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    rank: "MemoryEstimate"
+    engine: EngineMemory | None
+    """None: engines on CPUs, or one that does not fit."""
+    max_context: int
+    """Of an engine, in tokens."""
+    published: int
+    """Bytes of the weights that go to workers."""
+    of_actors: dict[str, Demand]
+    """By the name of the actor's seat."""
+
+
+def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], problems: Problems) -> Demands:
+    """`gpu_bytes` are those of one GPU. What does not fit even alone is a problem.
+
+    Raises ConfigError when a model's configuration cannot be read.
+    """
+    from learner import memory
+    from learner.model.policy import read_config
+
+    text = read_config(config.model).get_text_config()
+    max_context = config.model.max_context or text.max_position_embeddings
+    rank, engine = memory.of_run(config), None
+    if config.learner.gpus_per_rank:
+        problems.attempt(memory.check_fits, rank, free_bytes=gpu_bytes - CONTEXT_BYTES, model=config.model)
+    if config.rollout.gpus_per_worker:
+        engine = problems.attempt(_engine, config, rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context)
+    weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
+    is_merged = config.learner.lora is None or config.learner.lora.publish == "merged"
+    published = weights if is_merged else 0
+    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, published=published)
+    if needs_reference(config, needs=needs):
+        size = problems.attempt(memory.of_reference, config)
+        of_actors["reference_scorer-0"] = _on(config.reference.gpus, (size or 0) + CONTEXT_BYTES)
+    return Demands(
+        rank=rank,
+        engine=engine,
+        max_context=max_context,
+        published=published,
+        of_actors=of_actors | _judging(config, gpu_bytes, problems),
+    )
+
+
+def _on(gpus: float, size: int) -> Demand:
+    return Demand(gpu=size) if gpus else Demand(host=size)
+
+
+def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[str, Demand]:
+    """With a GPU the copy of a checkpoint lies in the host's memory; the model is in the first rank's alone."""
+    learner = config.learner
+    if not learner.gpus_per_rank:
+        return {f"learner-{index}": Demand(host=rank.total_bytes) for index in range(learner.num_ranks)}
+    copied = rank.saved_bytes if config.checkpoint.asynchronous else 0
+    return {
+        f"learner-{index}": Demand(
+            gpu=rank.needed_bytes + CONTEXT_BYTES, host=copied if index == 0 else max(copied - weights, 0)
+        )
+        for index in range(learner.num_ranks)
+    }
+
+
+def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, published: int) -> dict[str, Demand]:
+    """An engine of several processes gets published weights as one list, of which each process has a copy
+    (`actors.rollout.vllm_engine.VllmEngine.load`)."""
+    rollout, parallel = config.rollout, config.rollout.tensor_parallel_size
+    if rollout.gpus_per_worker:
+        copies = published * (1 + parallel) if parallel > 1 else 0
+        demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
+    else:
+        demand = Demand(host=weights + (rollout.kv_cache_bytes or GIB))
+    return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
+
+
+def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str, Demand]:
+    """Reward services take what the user's judges take, which nobody knows."""
+    import torch
+
+    from learner.memory import reading_bytes
+    from learner.model.sequence_classification import as_model, num_bytes
+
+    found = {f"reward_service-{index}": Demand() for index in range(config.reward.num_services)}
+    for index, (name, model) in enumerate(config.reward.models.items()):
+        weights = problems.attempt(num_bytes, model, field=f"reward.models.{name}")
+        device = torch.device("cuda" if model.gpus else "cpu")
+        tokens = model.max_tokens_per_micro_batch
+        passes = 0 if weights is None else reading_bytes(as_model(model), max_tokens=tokens, device=device)
+        found[f"reward_model-{index}"] = _on(model.gpus, (weights or 0) + passes + CONTEXT_BYTES)
+    servers = [(name, server) for name, server in config.reward.servers.items() for _ in range(server.num_servers)]
+    for index, (name, server) in enumerate(servers):
+        weights = problems.attempt(num_bytes, server, field=f"reward.servers.{name}") or 0
+        if server.gpus:
+            problems.attempt(_check_server, server, weights, gpu_bytes=gpu_bytes, field=f"reward.servers.{name}")
+            found[f"judge_server-{index}"] = Demand(gpu=int(server.gpu_memory_utilization * gpu_bytes))
+        else:
+            found[f"judge_server-{index}"] = Demand(host=weights + server.kv_cache_bytes)
+    return found
+
+
+def _engine(config: RunConfig, num_parameters: int, *, gpu_bytes: int, max_context: int) -> EngineMemory:
+    """Raises ConfigError for an engine whose cache does not hold one sequence of the whole context: vLLM does not start then."""
+    from learner.model.policy import read_config
+
+    rollout = config.rollout
+    engine = of_engine(
+        read_config(config.model).get_text_config(),
+        num_parameters=num_parameters,
+        item=2 if config.model.dtype == "bfloat16" else 4,
+        gpu_bytes=gpu_bytes,
+        utilization=rollout.gpu_memory_utilization,
+        tensor_parallel=rollout.tensor_parallel_size,
+        num_sequences=rollout.max_concurrent_sequences,
+    )
+    if engine.num_tokens < max_context:
+        raise ConfigError(
+            f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} of a GPU is {_gib(engine.taken_bytes)} GiB; weights "
+            f"{_gib(engine.weights_bytes)} and passes {_gib(engine.passes_bytes)} leave a key-value cache of {max(engine.num_tokens, 0):,} "
+            f"tokens, and a sequence may have {max_context:,}; raise it, or rollout.tensor_parallel_size with rollout.gpus_per_worker, "
+            "or lower model.max_context or rollout.max_concurrent_sequences"
+        )
+    return engine
+
+
+def _check_server(server: JudgeServerConfig, weights: int, *, gpu_bytes: int, field: str) -> None:
+    taken, on_each = int(server.gpu_memory_utilization * gpu_bytes), weights // max(1, int(server.gpus))
+    if on_each + CONTEXT_BYTES > taken:
+        raise ConfigError(
+            f"{field}.gpu_memory_utilization={server.gpu_memory_utilization:g} of a GPU is {_gib(taken)} GiB, and weights take "
+            f"{_gib(on_each)} of each; raise it, raise {field}.gpus, or take a smaller model"
+        )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f}"

@@ -1,0 +1,68 @@
+"""What a vLLM engine makes of each of its GPUs: weights, what its passes take, and the key-value cache that is left. Nothing is loaded.
+
+vLLM takes `gpu_memory_utilization` of a GPU whatever the model's size, measures at its start what weights and passes take, and gives the
+rest to the cache. Here both are estimated; no GPU has measured them yet.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_PREFILL_TOKENS = 16_384
+"""Prompt tokens of one engine step: vLLM's largest default."""
+_CONTEXT_BYTES = 2 * 1024**3
+"""CUDA's context, NCCL's buffers, CUDA graphs: an allowance, not a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes of one GPU of an engine."""
+
+    taken_bytes: int
+    weights_bytes: int
+    passes_bytes: int
+    bytes_per_token: int
+    """Of the cache: keys and values of one token."""
+
+    @property
+    def num_tokens(self) -> int:
+        """That the engine's cache holds at one time; not positive where weights and passes leave nothing."""
+        return (self.taken_bytes - self.weights_bytes - self.passes_bytes) // self.bytes_per_token
+
+
+def of_engine(
+    text: "PretrainedConfig",
+    *,
+    num_parameters: int,
+    item: int,
+    gpu_bytes: int,
+    utilization: float,
+    tensor_parallel: int,
+    num_sequences: int,
+) -> EngineMemory:
+    """`text` is the language model's configuration, `item` the bytes of a number in its compute type.
+
+    A token has a key and a value in each layer and key-value head (arXiv:2309.06180); tensor parallelism deals the heads out, and copies
+    them where there are fewer heads than GPUs. A window that slides is not counted as a saving. A pass keeps one layer's inputs and MLP,
+    and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError for heads that cannot be dealt out.
+    """
+    num_heads = text.num_attention_heads
+    if num_heads % tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel_size={tensor_parallel} does not divide the model's {num_heads} attention heads; use a number that does"
+        )
+    head = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    num_keys = max((getattr(text, "num_key_value_heads", None) or num_heads) // tensor_parallel, 1)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    layer = 4 * text.hidden_size + 3 * inner // tensor_parallel
+    logits = 3 * 4 * num_sequences * text.vocab_size
+    return EngineMemory(
+        taken_bytes=int(utilization * gpu_bytes),
+        weights_bytes=item * num_parameters // tensor_parallel,
+        passes_bytes=_PREFILL_TOKENS * item * layer + logits + _CONTEXT_BYTES,
+        bytes_per_token=2 * text.num_hidden_layers * num_keys * head * item,
+    )

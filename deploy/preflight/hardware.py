@@ -1,0 +1,95 @@
+"""Hardware that is not at hand, as `--assume gpus=8x80GB,nodes=2` names it, and which actors share which of its GPUs."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.contracts.errors import ConfigError
+from cluster.supervision.placement import Bundle, ClusterResources, Node, first_fit
+
+_UNITS = {"GB": 10**9, "TB": 10**12, "GIB": 2**30, "TIB": 2**40}
+_SIZE = r"(\d+(?:\.\d+)?)([GT]i?B)"
+_FORMS = {"gpus": rf"(\d+)x{_SIZE}", "nodes": r"(\d+)", "cpus": r"(\d+)", "memory": _SIZE}
+_WAY_OUT = "write gpus=8x80GB (of each node), nodes=2, cpus=96 (of each node), memory=1TB (of each node), with commas between them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Nodes that are all alike."""
+
+    num_nodes: int
+    gpus: int
+    """Of each node."""
+    gpu_bytes: int
+    cpus: int | None
+    """Of each node. None: enough for all that the run asks for."""
+    memory_bytes: int | None
+    """Of each node. None: it is not judged."""
+
+    def resources(self, *, asked_cpus: float) -> ClusterResources:
+        """As placement sees it, for a run that asks for so many CPUs in all."""
+        cpus = max(asked_cpus, 1.0) if self.cpus is None else float(self.cpus)
+        return ClusterResources(nodes=(Node(cpus=cpus, gpus=float(self.gpus)),) * self.num_nodes)
+
+
+def parse(texts: Sequence[str]) -> Hardware:
+    """Of one or several texts such as `gpus=8x80GB,nodes=2`. GB and TB are powers of ten, GiB and TiB of two; the sizes by which GPUs are
+    sold are a little below what they have. Raises ConfigError for anything else."""
+    found: dict[str, re.Match[str]] = {}
+    for part in ",".join(texts).split(","):
+        name, _, value = part.strip().partition("=")
+        match = re.fullmatch(_FORMS.get(name, ""), value, re.IGNORECASE)
+        if not value or match is None or name in found:
+            raise ConfigError(f"--assume {part.strip()!r}: {'it is there twice' if name in found else _WAY_OUT}")
+        found[name] = match
+    gpus, memory = found.get("gpus"), found.get("memory")
+    hardware = Hardware(
+        num_nodes=int(found["nodes"][1]) if "nodes" in found else 1,
+        gpus=int(gpus[1]) if gpus else 0,
+        gpu_bytes=_bytes(gpus[2], gpus[3]) if gpus else 0,
+        cpus=int(found["cpus"][1]) if "cpus" in found else None,
+        memory_bytes=_bytes(memory[1], memory[2]) if memory else None,
+    )
+    if hardware.num_nodes == 0 or hardware.cpus == 0:
+        raise ConfigError(f"--assume {','.join(texts)!r}: no node has a CPU; {_WAY_OUT}")
+    return hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seats:
+    """One way in which a plan's actors fit; Ray may find another."""
+
+    node_of: dict[str, int]
+    """By the bundle's name."""
+    gpus_of: dict[str, tuple[int, ...]]
+    """On that node; empty for an actor without."""
+
+
+def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResources) -> Seats:
+    """The plan's own first fit over nodes. On a node whole GPUs go to actors that ask for them; fractions fill one GPU after the other.
+
+    Raises ConfigError for fractions that add up to no more than there is, and still fit on no GPU.
+    """
+    node_of: dict[str, int] = {}
+    gpus_of: dict[str, tuple[int, ...]] = {}
+    free = [[1.0] * hardware.gpus for _ in range(hardware.num_nodes)]
+    for bundle, node in first_fit(bundles, resources, staying_first=False):
+        assert node is not None, "the plan has room for all"
+        wanted = max(1, int(bundle.gpus)) if bundle.gpus else 0
+        share = min(bundle.gpus, 1.0)
+        # Fractions are rounded: three thirds are one GPU.
+        roomy = [gpu for gpu, left in enumerate(free[node]) if round(left - share, 6) >= 0]
+        roomy.sort(key=free[node].__getitem__)
+        if len(roomy) < wanted:
+            raise ConfigError(
+                f"{bundle.name} asks for {bundle.gpus:g} GPUs, and no GPU of a node has so much left: fractions do not reach over two; "
+                "use fractions that add up to 1, or whole GPUs"
+            )
+        for gpu in roomy[:wanted]:
+            free[node][gpu] -= share
+        node_of[bundle.name], gpus_of[bundle.name] = node, tuple(sorted(roomy[:wanted]))
+    return Seats(node_of=node_of, gpus_of=gpus_of)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit.upper()])

@@ -1,0 +1,44 @@
+"""An engine's share of a GPU, worked out by hand."""
+
+import pytest
+
+from cluster.contracts.errors import ConfigError
+from deploy.preflight.engine_memory import EngineMemory, of_engine
+from tests.model_shapes import SHAPES
+
+GIB = 2**30
+
+
+def _engine(name: str, *, tensor_parallel: int = 1, num_sequences: int = 0) -> EngineMemory:
+    return of_engine(
+        SHAPES[name],
+        num_parameters=8 * 10**9,
+        item=2,
+        gpu_bytes=100 * 10**9,
+        utilization=0.9,
+        tensor_parallel=tensor_parallel,
+        num_sequences=num_sequences,
+    )
+
+
+def test_a_token_has_a_key_and_a_value_in_each_layer_and_head():
+    assert _engine("Qwen/Qwen3-8B").bytes_per_token == 2 * 36 * 8 * 128 * 2
+    assert _engine("Qwen/Qwen2.5-7B-Instruct").bytes_per_token == 2 * 28 * 4 * (3584 // 28) * 2
+
+
+def test_tensor_parallelism_deals_out_weights_and_heads_and_copies_heads_that_are_too_few():
+    four = _engine("Qwen/Qwen3-8B", tensor_parallel=4)
+    assert four.weights_bytes == 4 * 10**9 and four.bytes_per_token == 2 * 36 * 2 * 128 * 2
+    assert _engine("Qwen/Qwen3-8B", tensor_parallel=16).bytes_per_token == 2 * 36 * 1 * 128 * 2
+
+
+def test_the_cache_has_what_weights_and_passes_leave():
+    found = _engine("Qwen/Qwen3-8B", num_sequences=100)
+    passes = 16_384 * 2 * (4 * 4096 + 3 * 12_288) + 3 * 4 * 100 * 151_936 + 2 * GIB
+    assert (found.taken_bytes, found.weights_bytes, found.passes_bytes) == (90 * 10**9, 16 * 10**9, passes)
+    assert found.num_tokens == (90 * 10**9 - 16 * 10**9 - passes) // 147_456
+
+
+def test_heads_that_cannot_be_dealt_out_are_refused():
+    with pytest.raises(ConfigError, match="tensor_parallel_size=3 does not divide the model's 32 attention heads"):
+        _engine("Qwen/Qwen3-8B", tensor_parallel=3)
