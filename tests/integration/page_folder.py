@@ -6,7 +6,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +37,7 @@ REPLACED = (
     Replaced(r"\b(num_prompts[=:] *)\d+", r"\g<1>16", "evaluations of a fraction of a second"),
     Replaced(r"(--(?:to-step|learned|step|serve)[ =])\d+", rf"\g<1>{NUM_STEPS}", "short runs have no later step"),
     Replaced(r"(--steps[ =])\d+-\d+", rf"\g<1>1-{NUM_STEPS}", "the same"),
+    Replaced(r"(--port[ =])\d+", r"\g<1>0", "the port may be another program's"),
     Replaced(r"\bstep=\d+", f"step={NUM_STEPS}", "the same"),
     Replaced(r"\bstep-0\d{5}\b", f"step-{NUM_STEPS:06}", "the same"),
 )
@@ -63,6 +63,11 @@ _MADE_BY_PAGE = {
     "runs/quickstart": r"treadwheel quickstart|train deploy/runs/quickstart\.yaml(?!.*run_dir=)",
 }
 """Finished runs that a page finds if it names them, unless a block of this pattern makes them."""
+_JUDGE = """
+
+def judge(*, completion: str, columns: dict, threshold: float = 0.5) -> float:
+    return float(right(completion=completion, columns=columns) > threshold)
+"""
 _NO_INSTALLATION = {"PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1"}
 """`pip install` says whether the extra is there, and changes nothing."""
 
@@ -86,15 +91,9 @@ class Folder:
         quickstart = (ROOT / "deploy/runs/quickstart.yaml").read_text()
         self.write("my_run.yaml", quickstart.replace("runs/quickstart", "runs/mine"))
         self.write("other.yaml", quickstart.replace("runs/quickstart", "runs/other"))
-        self.write("my_rewards.py", (starter / "my_rewards.py").read_text() + "\n\njudge = right\n")
+        self.write("my_rewards.py", (starter / "my_rewards.py").read_text() + _JUDGE)
         (game,) = (block for block in blocks_of("docs/environments.md") if block.file == "my_envs.py")
         self.write("my_envs.py", game.text)
-
-    def put_runs(self, page: list[Block], finished: Path) -> None:
-        text = "\n".join(block.text for block in page if not block.not_run)
-        for name, made in _MADE_BY_PAGE.items():
-            if re.search(rf"\b{name}\b(?!-)", text) and not re.search(made, text):
-                shutil.copytree(finished, self.path / name)
 
     def write(self, name: str, text: str) -> Path:
         file = self.path / name
@@ -132,6 +131,15 @@ class Folder:
         command.parent.mkdir(parents=True)
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m {__spec__.name} "$@"\n')
         command.chmod(0o755)
+
+
+def runs_found(page: list[Block]) -> list[str]:
+    text = "\n".join(block.text for block in page if block.not_run is None)
+    return [
+        name
+        for name, made in _MADE_BY_PAGE.items()
+        if re.search(rf"(?<![\w/]){name}(?![\w.-])", text) and not re.search(made, text)
+    ]
 
 
 def replaced(text: str) -> str:

@@ -1,11 +1,12 @@
 """README and documentation, followed by a reader who types what stands there. The convention: `tests/pages.py`."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.page_folder import Folder
+from tests.integration.page_folder import Folder, runs_found
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
@@ -26,9 +27,10 @@ def finished(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks_of(page)))])
-def test_a_page_does_what_it_says(page, tmp_path, finished):
+def test_a_page_does_what_it_says(page, tmp_path, request):
     folder, blocks = Folder(tmp_path), blocks_of(page)
-    folder.put_runs(blocks, finished)
+    for name in runs_found(blocks):
+        shutil.copytree(request.getfixturevalue("finished"), tmp_path / name)
     if STARTERS in (ROOT / page).parents:
         # The page of a folder that `init` writes is read there.
         follow(folder, f"{page}: treadwheel init", f"treadwheel init begun --kind {Path(page).parent.name}")

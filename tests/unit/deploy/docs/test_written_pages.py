@@ -14,13 +14,14 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.plugins import ENVIRONMENTS, PROMPTS, REWARDS, resolve
 from cluster.contracts.settings import marks, section_in
 from deploy.cli import app
-from deploy.config.loading import validated
+from deploy.config.loading import read, validated
 from deploy.config.yaml_text import parse
 from deploy.manifests import site
 from tests.pages import PAGES, ROOT, Block, anchors, blocks, blocks_of, inline_code, links
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SMALLEST = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl"}}
+QUICKSTART = read("deploy/runs/quickstart.yaml")
 RUN = {"bash", "python"}
 READ = {"yaml", "json"}
 """Read by the tests below."""
@@ -86,7 +87,7 @@ def test_comments_above_a_fence_are_its_own():
     assert (other.before, other.not_run, other.file) == (None, None, "d.py")
 
 
-def read(arguments: list[str], *, is_whole: bool) -> None:
+def parsed(arguments: list[str], *, is_whole: bool) -> None:
     """As the command would, short of running it. Raises for a verb and an option that is not there, and in whole commands for values.
 
     A text may leave arguments out (`treadwheel replay --learned`).
@@ -113,13 +114,13 @@ def test_every_block_is_run_or_read_or_says_why_not(block: Block):
 @pytest.mark.parametrize("block", places(lambda block: block.language == "bash" and commands(block.text)))
 def test_commands_of_a_block_are_those_of_the_command_line(block: Block):
     for arguments in commands(block.text):
-        read(arguments, is_whole=True)
+        parsed(arguments, is_whole=True)
 
 
 @pytest.mark.parametrize("text", pages_of(lambda text: (code for code in inline_code(text) if commands(code))))
 def test_commands_in_a_text_are_those_of_the_command_line(text: str):
     for arguments in commands(text):
-        read(arguments, is_whole=False)
+        parsed(arguments, is_whole=False)
 
 
 @pytest.mark.parametrize("block", places(lambda block: block.language == "python"))
@@ -137,7 +138,10 @@ def test_every_block_of_json_is_json():
     "block", places(lambda block: block.language == "yaml" and block.file not in OTHER_FILES and not block.not_run)
 )
 def test_a_run_file_names_settings_and_parameters_that_are_there(block: Block):
-    config = validated(SMALLEST | parse(block.text, source=block.place), source=block.place)
+    values = SMALLEST | parse(block.text, source=block.place)
+    if not values["prompts"].keys() & {"name", "sources"}:  # parameters of the quickstart's source
+        values["prompts"] = QUICKSTART["prompts"] | values["prompts"]
+    config = validated(values, source=block.place)
     for setting, judge in config.reward.judges().items():
         if ":" not in judge.name and "function" not in judge.params:  # else it is the reader's own
             resolve(judge, home=REWARDS, field=setting)
