@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.commands import run
 from tests.integration.ray_head import RayHead, ray_head
+from tests.integration.shared import SHARED, shared_folder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -33,7 +34,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a test marked `own_process` by a pytest of its own."""
     if pyfuncitem.get_closest_marker("own_process") is None or _IS_CHILD in os.environ:
         return None
-    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env={_IS_CHILD: "1"})
+    env = {_IS_CHILD: "1"}
+    if isinstance(factory := pyfuncitem.funcargs.get("tmp_path_factory"), pytest.TempPathFactory):
+        env[SHARED] = str(shared_folder(factory))
+    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env=env)
     if ended.returncode != 0:
         pytest.fail(ended.stdout + ended.stderr, pytrace=False)
     return True

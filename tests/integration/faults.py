@@ -4,6 +4,7 @@ What is hurt was started by the test: pids come from the run's own events, and a
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -25,9 +26,10 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
 from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import CHECKPOINT_MANIFEST, RunDirectory, checkpoint_name
+from cluster.record.run_directory import CHECKPOINT_MANIFEST, SUMMARY, RunDirectory, checkpoint_name
 from deploy.reports import run_info, verify
 from tests.integration.commands import Background, treadwheel
+from tests.integration.shared import shared_folder
 from tests.integration.waiting import Watched, until
 from tests.models import make_tiny_model
 
@@ -74,15 +76,20 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
 def undisturbed_run(factory: pytest.TempPathFactory) -> tuple[Path, "Run"]:
     """(run file, a run of it that nobody hurt): one for all tests that compare with it. Its steps make four updates
     on trajectories that were chosen among more."""
-    return _undisturbed(factory.getbasetemp() / "undisturbed")
+    return _undisturbed(shared_folder(factory) / "undisturbed")
 
 
 @functools.cache
 def _undisturbed(folder: Path) -> tuple[Path, "Run"]:
-    updates = {"learner__epochs": 2, "learner__mini_batches": 2, "algorithm__proximal": "recompute"}
-    chosen = {"rollout__extra_trajectories": 2, "algorithm__selection": "max_variance"}
-    file = write_run(folder, make_tiny_model(folder / "model"), **updates, **chosen)
-    return file, Run(folder / "run").to_end(file)
+    folder.mkdir(exist_ok=True)
+    run, file = Run(folder / "run"), folder / "run.yaml"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first process makes it, the others wait for it
+        if not (folder / "run" / SUMMARY).exists():
+            updates = {"learner__epochs": 2, "learner__mini_batches": 2, "algorithm__proximal": "recompute"}
+            chosen = {"rollout__extra_trajectories": 2, "algorithm__selection": "max_variance"}
+            run.to_end(write_run(folder, make_tiny_model(folder / "model"), **updates, **chosen))
+    return file, run
 
 
 class Run:

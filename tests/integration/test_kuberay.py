@@ -19,6 +19,8 @@ from tests.integration.kuberay.operator import Pod
 from tests.integration.kuberay.ray_job import RayJob
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+NUM_NOTICES = 6
+"""Of the deaths of spot pods, which are twice as many."""
 MANIFEST = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy/kubernetes/quickstart.yaml").read_text())}
 SHORT = (
     "buffer.groups_per_step=8",
@@ -148,11 +150,11 @@ def test_a_job_that_is_stopped_saves_and_its_retry_goes_on_to_the_end(grown):
     assert grown.run.problems() == ()
 
 
-def test_twenty_deaths_of_spot_pods_cost_no_group_and_double_none(tmp_path):
+def test_deaths_of_spot_pods_cost_no_group_and_double_none(tmp_path):
     """Half of them with a notice; all of the run's workers are on spot pods."""
     run = Run(tmp_path / "run")
     chance = random.Random(6)
-    deaths = chance.sample(["notice", "no notice"] * 10, 20)
+    deaths = chance.sample(["notice", "no notice"] * NUM_NOTICES, 2 * NUM_NOTICES)
     workers = ("rollout.num_workers=2", "elastic.max_workers=2", "elastic.scale_down_full_steps=1000000")
     patience = ("supervision.max_restarts=100", "supervision.backoff_s=0.1")
     victims: list[Pod] = []
@@ -169,7 +171,7 @@ def test_twenty_deaths_of_spot_pods_cost_no_group_and_double_none(tmp_path):
             else:
                 victim.kill()
         # A worker with a notice ends without a failure.
-        until(lambda: len(run.events("worker_left")) == 10 and _serving(run, cluster), process=job)
+        until(lambda: len(run.events("worker_left")) == NUM_NOTICES and _serving(run, cluster), process=job)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=job)
         job.stop()
