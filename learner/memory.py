@@ -135,13 +135,14 @@ def of_reference(config: RunConfig) -> int:
         config.model,
         max_tokens=reference.max_tokens_per_micro_batch,
         chunk_tokens=config.learner.head_chunk_tokens,
-        device=torch.device("cuda" if reference.gpus else "cpu"),
+        on_gpu=reference.gpus > 0,
     )
 
 
-def reading_bytes(model: ModelConfig, *, max_tokens: int, device: torch.device, chunk_tokens: int = 0) -> int:
+def reading_bytes(model: ModelConfig, *, max_tokens: int, on_gpu: bool, chunk_tokens: int = 0) -> int:
     """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time."""
-    text, tokens = read_config(model).get_text_config(), tokens_per_pass(max_tokens, device=device)
+    text, device = read_config(model).get_text_config(), torch.device("cuda" if on_gpu else "cpu")
+    tokens = tokens_per_pass(max_tokens, device=device)
     head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens) if chunk_tokens else 0
     return tokens * _item(model) * _values_of_layer(text) + head
 

@@ -105,17 +105,14 @@ def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, published: int)
 
 def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str, Demand]:
     """Reward services take what the user's judges take, which nobody knows."""
-    import torch
-
     from learner.memory import reading_bytes
     from learner.model.sequence_classification import as_model, num_bytes
 
     found = {f"reward_service-{index}": Demand() for index in range(config.reward.num_services)}
     for index, (name, model) in enumerate(config.reward.models.items()):
         weights = problems.attempt(num_bytes, model, field=f"reward.models.{name}")
-        device = torch.device("cuda" if model.gpus else "cpu")
-        tokens = model.max_tokens_per_micro_batch
-        passes = 0 if weights is None else reading_bytes(as_model(model), max_tokens=tokens, device=device)
+        tokens, on_gpu = model.max_tokens_per_micro_batch, model.gpus > 0
+        passes = 0 if weights is None else reading_bytes(as_model(model), max_tokens=tokens, on_gpu=on_gpu)
         found[f"reward_model-{index}"] = _on(model.gpus, (weights or 0) + passes + CONTEXT_BYTES)
     servers = [(name, server) for name, server in config.reward.servers.items() for _ in range(server.num_servers)]
     for index, (name, server) in enumerate(servers):

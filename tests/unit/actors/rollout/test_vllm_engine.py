@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
-from actors.rollout.vllm_engine import _has_float32_head
-from cluster.contracts.config import RolloutConfig
+from actors.rollout.vllm_engine import _arguments, _has_float32_head
+from cluster.contracts.config import RolloutConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -11,3 +13,15 @@ def test_the_head_is_in_float32_on_gpus_alone_unless_the_setting_says_so(head_dt
     rollout = RolloutConfig(head_dtype=head_dtype)
     assert _has_float32_head(rollout, is_cpu=True) is on_cpu
     assert _has_float32_head(rollout, is_cpu=False) is on_gpu
+
+
+@pytest.mark.parametrize(("is_cpu", "cache_bytes"), [(True, 4096), (False, None)])
+def test_the_size_of_a_cpu_engines_cache_does_not_overrule_a_gpu_engines_share(is_cpu, cache_bytes):
+    vllm = SimpleNamespace(
+        platforms=SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: is_cpu)),
+        EngineArgs=lambda **arguments: arguments,
+        config=SimpleNamespace(WeightTransferConfig=lambda **_: None),
+    )
+    config = RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", "rollout": {"kv_cache_bytes": 4096}})
+    arguments = _arguments(vllm, config, max_context=128)
+    assert arguments["kv_cache_memory_bytes"] == cache_bytes and arguments["gpu_memory_utilization"] == 0.85
