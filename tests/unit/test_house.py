@@ -1,4 +1,4 @@
-"""The picture of the house in CONTRIBUTING.md shows the imports as they are."""
+"""The picture of the house in docs/architecture.md shows the imports as they are."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,9 @@ _ROW = re.compile(r"^   [\d ] {6}(?P<room>\w+)[./]\S* .*? {2,}(?P<below>(?:\w+, 
 
 
 def test_every_arrow_between_rooms_of_cluster_is_drawn_and_no_other():
-    picture = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     drawn = {row["room"]: set(row["below"].split(", ")) for row in _ROW.finditer(picture)}
-    assert drawn == _arrows("cluster"), "draw the arrow in CONTRIBUTING.md, or do without it"
+    assert drawn == _arrows("cluster"), "draw the arrow in docs/architecture.md, or do without it"
 
 
 def test_nodes_are_asked_for_by_actors_alone():

@@ -248,7 +248,7 @@ BROKEN = {
     "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another one"),
     "two images": (
         lambda job: container(job).update(image="other:1"),
-        "pods have the images other:1, treadwheel:0.1.0-cpu",
+        "pods have the images other:1, treadwheel:0.2.0-cpu",
     ),
     # room
     "no disk": (
