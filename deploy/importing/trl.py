@@ -226,7 +226,7 @@ def _advantage(given: Given) -> Made:
         given.refuse("multi_objective_aggregation", "is unknown; use sum_then_normalize or normalize_then_sum")
     if scale not in known:
         given.refuse("scale_rewards", f"is unknown; use one of {', '.join(known)}")
-    return {"algorithm.advantage": known.get(scale)}
+    return {"algorithm.advantage": known.get(str(scale))}
 
 
 def _updates(given: Given) -> tuple[int, int, int]:
