@@ -117,6 +117,33 @@ def import_rows(
 
 
 @app.command(rich_help_panel="Prepare")
+def import_config(
+    system: Annotated[str, typer.Argument(metavar="SYSTEM", help="trl or verl.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="YAML or JSON, or a shell script with the settings as key=value.")
+    ],
+    out: Annotated[
+        str | None, typer.Argument(metavar="[OUT.yaml]", help="A new file; without it the run file is printed.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of SYSTEM, in place of the file's."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Make a run file of another system's configuration: each setting with its origin, or all that cannot be said here."""
+    with reporting(debug=debug):
+        from deploy import importing
+
+        text = importing.run_file(system, file, settings or [])
+        if out is None:
+            typer.echo(text, nl=False)
+            return
+        importing.write(out, text)
+        typer.echo(f"{out}: next: treadwheel check {shlex.quote(out)}")
+
+
+@app.command(rich_help_panel="Prepare")
 def kubernetes(
     run: RunFile,
     overrides: Overrides = None,

@@ -1,5 +1,6 @@
 """YAML as people mean it: `3e-4` is a number, `on` and `no` are words, a key given twice is a mistake."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,11 @@ def read_yaml(path: str | Path, *, way_out: str) -> Any:
 def dumped(values: Any) -> str:
     """Text that `parse` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def flow(value: Any) -> str:
+    """One line that `parse` reads as the same value."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
+    )
+    return text.removesuffix("...\n").rstrip()

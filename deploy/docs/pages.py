@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.docs import algorithms, configuration, metrics, monitoring, terminal, variants
+from deploy.docs import algorithms, coming_from, configuration, metrics, monitoring, terminal, variants
 
 
 def pages() -> dict[str, str]:
@@ -14,6 +14,7 @@ def pages() -> dict[str, str]:
         "monitoring.md": monitoring.page(),
         "algorithms.md": algorithms.page(),
         "variants.md": variants.page(),
+        "coming_from.md": coming_from.page(),
         "terminal.md": terminal.page(),
         "terminal.svg": terminal.svg(),
     }

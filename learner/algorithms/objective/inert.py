@@ -61,7 +61,7 @@ def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
             if (
                 updates_per_step == 1
                 and _starts_at_the_policy(variant, parts.config)
-                and _waits_for_ratios(variant, name)
+                and waits_for_ratios(variant.plugin, name)
             ):
                 raise ConfigError(
                     f"{shown} can never act: a step of one update trains the policy that it compares with; "
@@ -117,11 +117,12 @@ def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
     return "proximal_logprobs_BT" in variant.asks and variant.field == "policy_loss" and config.proximal == "recompute"
 
 
-def _waits_for_ratios(variant: Variant, name: str) -> bool:
-    """It changes no gradient before policy, or values, have moved. A bound of None says that there is none, and is no such parameter."""
-    value = variant.plugin.params[name]
+def waits_for_ratios(plugin: Plugin, name: str) -> bool:
+    """Whether this parameter of a loss changes no gradient before policy, or values, have moved. A bound of None says that there is
+    none, and is no such parameter."""
+    value = plugin.params[name]
     if name not in _RATIO_BOUNDS or value is None:
-        return f"{variant.plugin.name}.{name}" in _ACTING_AWAY_FROM_ONE
+        return f"{plugin.name}.{name}" in _ACTING_AWAY_FROM_ONE
     if name == "epsilon_min":
         return value <= 1
     return value >= (1 if name in ("epsilon_max", "dual_clip", "delta") else 0)  # else it leaves out ρ = 1 itself

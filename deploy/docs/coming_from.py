@@ -1,0 +1,43 @@
+"""docs/coming_from.md: settings of other systems and what they are here, from the tables that the importers are."""
+
+from deploy.docs import cell, filled, rows
+from deploy.importing import PEERS
+from deploy.importing.table import Peer, Row
+
+
+def page() -> str:
+    """The whole of docs/coming_from.md."""
+    tables = {system: _tables(peer) for system, peer in PEERS.items()}
+    versions = {f"{system}_version": peer.version for system, peer in PEERS.items()}
+    return filled("coming_from", **tables, **versions)
+
+
+def _tables(peer: Peer) -> str:
+    made = [row for row in peer.rows if row.ours]
+    checked = [row for row in peer.rows if not row.ours]
+    return "\n\n".join(
+        [
+            _table(("here", f"of {peer.title}, with its default", "note"), [_made(row, peer) for row in made]),
+            "Refused at another value:",
+            _table((peer.title, "what to do"), [(_settings(row, peer), cell(row.note)) for row in checked]),
+            "Dropped:",
+            _table((peer.title, "because"), [(_names(names), cell(why)) for why, names in peer.dropped.items()]),
+        ]
+    )
+
+
+def _made(row: Row, peer: Peer) -> tuple[str, ...]:
+    return _names(row.ours), _settings(row, peer), cell(row.note)
+
+
+def _settings(row: Row, peer: Peer) -> str:
+    shown = {name: peer.defaults[name] for name in row.of.split()}
+    return cell(", ".join(f"`{name}`" + (f" = {value}" if value is not None else "") for name, value in shown.items()))
+
+
+def _names(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split())
+
+
+def _table(head: tuple[str, ...], body: list[tuple[str, ...]]) -> str:
+    return rows([head, tuple("---" for _ in head), *body])

@@ -1,0 +1,578 @@
+"""TRL's GRPO: GRPOConfig, and the script and model arguments of `trl grpo`."""
+
+import math
+from typing import Any
+
+from deploy.importing.table import Given, Made, Peer, Row, only, same
+
+_DEFAULTS: dict[str, Any] = {
+    "model_name_or_path": None,
+    "model_revision": "main",
+    "trust_remote_code": False,
+    "model_init_kwargs": None,
+    "dtype": "float32",
+    "bf16": None,
+    "fp16": False,
+    "vllm_max_model_length": None,
+    "use_peft": False,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target_modules": None,
+    "lora_target_parameters": None,
+    "lora_modules_to_save": None,
+    "use_rslora": False,
+    "use_dora": False,
+    "load_in_8bit": False,
+    "load_in_4bit": False,
+    "dataset_name": None,
+    "dataset_config": None,
+    "dataset_train_split": "train",
+    "dataset_streaming": False,
+    "streaming": False,
+    "datasets": None,
+    "shuffle_dataset": True,
+    "chat_template_kwargs": None,
+    "reward_funcs": None,
+    "reward_weights": None,
+    "reward_model_name_or_path": None,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "scale_rewards": "group",
+    "num_processes": None,
+    "num_prompts": None,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "generation_batch_size": None,
+    "steps_per_generation": None,
+    "num_generations": 8,
+    "num_iterations": 1,
+    "max_steps": -1,
+    "num_train_epochs": 3.0,
+    "max_completion_length": 512,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+    "generation_kwargs": None,
+    "vllm_structured_outputs_regex": None,
+    "max_tool_calling_iterations": None,
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "beta": 0.0,
+    "use_bias_correction_kl": True,
+    "sync_ref_model": False,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "mask_truncated_completions": False,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "use_vllm": False,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
+    "vllm_importance_sampling_clip_min": None,
+    "vllm_importance_sampling_cap": None,
+    "router_aux_loss_coef": None,
+    "label_smoothing_factor": 0.0,
+    "neftune_noise_alpha": None,
+    "learning_rate": 1e-6,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "optim": "adamw_torch_fused",
+    "optim_args": None,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": None,
+    "warmup_steps": 0,
+    "gradient_checkpointing": True,
+    "seed": 42,
+    "data_seed": None,
+    "output_dir": None,
+}
+
+_DROPPED = {
+    "resources are planned here, by `learner`, `rollout` and `elastic`": (
+        "accelerator_config accelerate_config parallelism_config fsdp* deepspeed ddp_* use_cpu local_rank "
+        "ds3_gather_for_generation vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_* "
+        "vllm_group_port vllm_gpu_memory_utilization vllm_tensor_parallel_size use_transformers_* "
+        "transformers_continuous_batching_config cache_implementation use_cache"
+    ),
+    "kernels and memory: the same numbers up to rounding": (
+        "attn_implementation tf32 torch_compile* use_liger_kernel liger_kernel_config pad_to_multiple_of "
+        "gradient_checkpointing_kwargs torch_empty_cache_steps cast_lm_head_to_fp32 dataloader_* "
+        "average_tokens_across_devices auto_find_batch_size full_determinism bnb_4bit_* "
+        "use_bnb_nested_quant use_bnb_* disable_dropout"
+    ),
+    "logging: everything is recorded, and goes to `metrics.sinks`": (
+        "log* report_to run_name project trackio_* num_completions_to_print disable_tqdm debug "
+        "include_num_input_tokens_seen skip_memory_metrics include_for_metrics"
+    ),
+    "evaluation is named anew, in `evaluation`": (
+        "eval_* per_device_eval_batch_size prediction_loss_only num_generations_eval dataset_test_split test_split_size "
+        "do_eval do_predict batch_eval_metrics bf16_full_eval fp16_full_eval load_best_model_at_end "
+        "metric_for_best_model greater_is_better"
+    ),
+    "checkpoints are named anew, in `checkpoint`": (
+        "save_* enable_jit_checkpoint push_to_hub* hub_* resume_from_checkpoint ignore_data_skip "
+        "restore_callback_states_from_checkpoint"
+    ),
+    "without effect on GRPO, or on text alone": (
+        "remove_unused_columns label_names train_sampling_strategy length_column_name do_train "
+        "optim_target_modules lora_task_type ignore_bias_buffers"
+    ),
+    "a part of what another setting switches on": (
+        "ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min entropy_coef_max entropy_coef_delta "
+        "entropy_target vespo_*"
+    ),
+}
+
+
+def _model(given: Given) -> Made:
+    path, revision = given["model_name_or_path"], given["model_revision"]
+    if path is None:
+        given.refuse("model_name_or_path", "names no model; name it: --set model_name_or_path=ORG/MODEL")
+    return {"model.path": path} | ({} if revision == "main" else {"model.revision": revision})
+
+
+def _dtype(given: Given) -> Made:
+    if given["fp16"]:
+        given.refuse("fp16", "is no type to compute in here; use bf16: true")
+    if given["dtype"] not in ("float32", "auto", None):
+        given.note(f"dtype={given['dtype']}: TRL trains weights of this type. Here master weights are float32.")
+    return {"model.dtype": "float32" if given["bf16"] is False else "bfloat16"}
+
+
+def _lora(given: Given) -> Made:
+    if not given["use_peft"]:
+        return {}
+    lora = {"rank": given["lora_r"], "alpha": given["lora_alpha"], "dropout": given["lora_dropout"]}
+    modules = given["lora_target_modules"]
+    if modules is None:
+        given.refuse(
+            "lora_target_modules", "leaves PEFT's choice, which depends on the model; write it, such as all-linear"
+        )
+    return {"learner.lora": lora | {"target_modules": modules}}
+
+
+def _prompts(given: Given) -> Made:
+    path = given["dataset_name"]
+    if path is None:
+        given.refuse("dataset_name", "names no data; name it: --set dataset_name=ORG/DATA")
+    given.note("A data set of the hub needs the commit too: prompts.revision.")
+    config = given["dataset_config"]
+    prompts = {"name": "dataset", "path": path, "split": given["dataset_train_split"]}
+    return {"prompts": prompts | ({} if config is None else {"config": config})}
+
+
+def _judge(given: Given, name: str) -> dict[str, Any]:
+    """`my_rewards.kind` is the function `kind` of the module `my_rewards`; a name without a dot is one of TRL's own."""
+    module, _, function = name.rpartition(".")
+    if name == "get_soft_overlong_punishment":
+        given.refuse(
+            "reward_funcs",
+            "holds a shaping here; leave it out, and write algorithm.reward_shaping: "
+            "[{name: overlong_penalty, max_length: 1280, cache: 256}]",
+        )
+    if not module:
+        given.note(
+            f"The reward {name} is TRL's own: install trl where judges run, or take a judge of `treadwheel list rewards`."
+        )
+        return {"name": "trl", "function": f"trl.rewards:{function}", "conversational": True}
+    given.note("A reward function gets texts; where it expects messages, give its judge conversational: true.")
+    return {"name": "trl", "function": f"{module}:{function}"}
+
+
+def _reward(given: Given) -> Made:
+    names, weights = given["reward_funcs"], given["reward_weights"]
+    names = [names] if isinstance(names, str) else names
+    if not names:
+        given.refuse("reward_funcs", "names no reward; name yours: --set reward_funcs=[my_rewards.my_function]")
+        return {}
+    weights = [1.0] * len(names) if weights is None else weights
+    if len(weights) != len(names):
+        given.refuse("reward_weights", f"are not as many as reward_funcs, {len(names)}; give one for each")
+        return {}
+    if len(names) == 1 and weights[0] == 1:
+        return {"reward.judge": _judge(given, names[0])}
+    parts = {
+        name.rpartition(".")[2]: {"judge": _judge(given, name), "weight": weight}
+        for name, weight in zip(names, weights, strict=True)
+    }
+    if len(parts) < len(names):
+        given.refuse("reward_funcs", "has two functions of one name, which are one part here; rename one")
+    return {"reward.parts": parts}
+
+
+def _advantage(given: Given) -> Made:
+    scale, way = given["scale_rewards"], given["multi_objective_aggregation"]
+    switches: dict[Any, str] = {True: "group", False: "none", "True": "group", "False": "none"}
+    scale = switches.get(scale, scale)
+    if way == "normalize_then_sum":
+        return {"algorithm.advantage": {"name": "gdpo", "epsilon": 1e-4}}
+    known: dict[str, Any] = {
+        "group": {"name": "grpo", "epsilon": 1e-4},
+        "batch": {"name": "group_mean_batch_std", "epsilon": 1e-4},
+        "none": {"name": "mean_centered"},
+    }
+    if way != "sum_then_normalize":
+        given.refuse("multi_objective_aggregation", "is unknown; use sum_then_normalize or normalize_then_sum")
+    if scale not in known:
+        given.refuse("scale_rewards", f"is unknown; use one of {', '.join(known)}")
+    return {"algorithm.advantage": known.get(str(scale))}
+
+
+def _updates(given: Given) -> tuple[int, int, int]:
+    """Completions that are sampled at once, optimizer updates that an epoch over them makes, and epochs."""
+    processes = given["num_processes"]
+    if processes is None:
+        given.refuse("num_processes", "is not in TRL's file, and decides the batch; say it: --set num_processes=8")
+        processes = 1
+    per_device, accumulation = given.numbers("per_device_train_batch_size", "gradient_accumulation_steps")
+    size, steps = given["generation_batch_size"], given["steps_per_generation"]
+    if size is not None and steps is not None:
+        given.refuse("steps_per_generation", "and generation_batch_size say the same; TRL takes one of them")
+    if size is not None:
+        steps = size / (per_device * processes)
+    steps = accumulation if steps is None else steps
+    if steps % accumulation:
+        given.refuse(
+            "gradient_accumulation_steps",
+            f"does not divide the {steps:g} steps of a generation, so that an update spans two of them; use a divisor",
+        )
+    return int(per_device * processes * steps), max(int(steps // accumulation), 1), given["num_iterations"]
+
+
+def _batch(given: Given) -> Made:
+    completions, mini_batches, epochs = _updates(given)
+    size = given["num_generations"]
+    if completions % size:
+        given.refuse("num_generations", f"does not divide the {completions} completions of a generation, as TRL asks")
+    made: Made = {"buffer.groups_per_step": completions // size, "buffer.trajectories_per_group": size}
+    made |= {"learner.epochs": epochs, "learner.mini_batches": mini_batches}
+    return made | ({"learner.split_by": "trajectories"} if mini_batches > 1 else {})
+
+
+def _steps(given: Given) -> int:
+    completions, mini_batches, iterations = _updates(given)
+    updates, prompts = given["max_steps"], given["num_prompts"]
+    if updates > 0:
+        return max(updates // (mini_batches * iterations), 1)
+    if prompts is None:
+        given.refuse(
+            "max_steps",
+            "leaves the length to the data; say how many rows it has: --set num_prompts=7473, or set max_steps",
+        )
+        return 1
+    return max(int(given["num_train_epochs"] * (prompts * given["num_generations"] // completions)), 1)
+
+
+def _num_steps(given: Given) -> Made:
+    return {"num_steps": _steps(given)}
+
+
+def _loss(given: Given) -> Made:
+    kind, level = given["loss_type"], given["importance_sampling_level"]
+    low, high = given["epsilon"], given["epsilon_high"]
+    high = low if high is None else high
+    bounds = {"epsilon_low": low, "epsilon_high": high}
+    if given["delta"] is not None:
+        bounds["delta"] = given["delta"]
+    if kind == "vespo":
+        given.refuse("loss_type", "weighs by what TRL's importance sampling left; write policy_loss: vespo by hand")
+    elif kind not in _AGGREGATIONS:
+        given.refuse("loss_type", f"is unknown; use one of {', '.join(_AGGREGATIONS)}")
+    if level not in ("token", "sequence") or (level == "sequence" and kind in ("cispo", "sapo")):
+        given.refuse("importance_sampling_level", f"is not there for loss_type={kind}; use token")
+    if kind == "cispo":
+        return {"algorithm.policy_loss": {"name": "cispo", "epsilon_max": high}}
+    if kind == "sapo":
+        taus = {"tau_positive": given["sapo_temperature_pos"], "tau_negative": given["sapo_temperature_neg"]}
+        return {"algorithm.policy_loss": {"name": "sapo", **taus}}
+    return {"algorithm.policy_loss": {"name": "gspo" if level == "sequence" else "ppo_clip", **bounds}}
+
+
+_AGGREGATIONS = {
+    "grpo": "sequence_mean",
+    "sapo": "sequence_mean",
+    "dr_grpo": "sequence_sum_over_length",
+    "luspo": "sequence_sum_mean",
+    "dapo": "token_mean",
+    "cispo": "token_mean",
+    "bnpo": "token_mean",
+    "vespo": "token_mean",
+}
+
+
+def _aggregation(given: Given) -> Made:
+    kind = given["loss_type"]
+    if kind == "bnpo":
+        given.refuse("loss_type", "divides by the tokens of a micro-batch of one device; use dapo, which counts all")
+    _, mini_batches, _ = _updates(given)
+    if mini_batches > 1 and _AGGREGATIONS.get(kind) == "token_mean":
+        given.note(
+            "With several updates a generation TRL divides each by the mean number of tokens of an update, here by its own number."
+        )
+    return {"algorithm.aggregation": _AGGREGATIONS.get(kind)}
+
+
+def _kl(given: Given) -> Made:
+    beta, is_corrected = given["beta"], given["use_bias_correction_kl"]
+    if not beta:
+        return {}
+    if is_corrected and given["importance_sampling_level"] == "sequence":
+        given.refuse(
+            "use_bias_correction_kl",
+            "with importance_sampling_level=sequence weighs the KL by the sequence; set it to false",
+        )
+    if is_corrected:
+        given.note("TRL's corrected KL weighs by π/π_old, here by π/μ: the same where engine and learner agree.")
+    return {"algorithm.kl": {"loss": {"coefficient": beta, "estimator": "unbiased" if is_corrected else "k3"}}}
+
+
+def _entropy(given: Given) -> Made:
+    coefficient, kind = given["entropy_coef"], given["loss_type"]
+    if not coefficient:
+        return {}
+    if _AGGREGATIONS.get(kind) != "token_mean":
+        given.refuse(
+            "entropy_coef",
+            f"is of a mean over tokens, and here of the aggregation, which loss_type={kind} makes another; use dapo",
+        )
+    if given["top_entropy_quantile"] < 1:
+        given.refuse(
+            "entropy_coef", "with top_entropy_quantile acts on some tokens there, on all here; set one of them"
+        )
+    return {"algorithm.entropy_coefficient": coefficient}
+
+
+def _filters(given: Given) -> Made:
+    masks, share, kind = given["mask_truncated_completions"], given["top_entropy_quantile"], given["loss_type"]
+    if masks and _AGGREGATIONS.get(kind) != "token_mean":
+        given.refuse(
+            "mask_truncated_completions",
+            f"leaves truncated completions in the denominator of loss_type={kind}, and a filter here takes them out; use dapo",
+        )
+    if share <= 0:
+        given.refuse("top_entropy_quantile", "keeps one token in TRL and none here; use a share above 0")
+    filters: list[Any] = ["overlong_mask"] if masks else []
+    filters += [{"name": "high_entropy_tokens", "share": share}] if share < 1 else []
+    return {"algorithm.filters": filters} if filters else {}
+
+
+def _corrections(given: Given) -> Made:
+    """And π_old, which is the learner's own in TRL."""
+    corrections: list[dict[str, Any]] = []
+    if given["use_vllm"] and given["vllm_importance_sampling_correction"]:
+        level, _, kind = given["vllm_importance_sampling_mode"].partition("_")
+        low, high = given["vllm_importance_sampling_clip_min"], given["vllm_importance_sampling_clip_max"]
+        high = given["vllm_importance_sampling_cap"] or high
+        if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
+            given.refuse("vllm_importance_sampling_mode", "is unknown; use token_truncate or another of TRL's four")
+        if high is None:
+            given.refuse("vllm_importance_sampling_clip_max", "bounds nothing; a correction here has an upper bound")
+        names = ("tis", "floor", "cap") if kind == "truncate" else ("icepop", "low", "high")
+        corrections.append({"name": names[0], "level": level, names[1]: low or 0.0, names[2]: high})
+    elif not given["use_vllm"]:
+        given.note(
+            "TRL samples with the model that learns. Here an engine samples: where it rounds otherwise (mismatch/*), add "
+            "algorithm.corrections: [tis]."
+        )
+    if given["off_policy_mask_threshold"] is not None:
+        corrections.append({"name": "opsm", "delta": given["off_policy_mask_threshold"]})
+    made: Made = {"algorithm.proximal": "recompute"}
+    return made | ({"algorithm.corrections": corrections} if corrections else {})
+
+
+def _sampling(given: Given) -> Made:
+    top_p, top_k, min_p = given["top_p"], given["top_k"], given["min_p"]
+    if top_p < 1 or top_k > 0 or min_p:
+        given.note(
+            "top_p, top_k, min_p: TRL's learner leaves them out of its log-probs. Here learner and engine have the same."
+        )
+    made: Made = {"sampling.max_tokens": given["max_completion_length"], "sampling.temperature": given["temperature"]}
+    made |= {"sampling.top_p": top_p, "sampling.top_k": max(top_k, 0)}
+    return made | ({"sampling.min_p": min_p} if min_p else {})
+
+
+def _schedule(given: Given) -> Made:
+    kind, warmup = given["lr_scheduler_type"], given["warmup_steps"]
+    known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+    if kind not in known:
+        given.refuse("lr_scheduler_type", f"is not there; use one of {', '.join(known)}")
+    _, mini_batches, iterations = _updates(given)
+    share = {} if known.get(kind) == "constant" else {"optimizer.min_learning_rate_share": 0.0}
+    made: Made = {"optimizer.schedule": known.get(kind)} | share
+    if kind == "constant" or not warmup:
+        return made
+    steps = warmup * _steps(given) if warmup < 1 else warmup / (mini_batches * iterations)
+    return made | {"optimizer.warmup_steps": math.ceil(steps)}
+
+
+def _optimizer(given: Given) -> Made:
+    norm = given["max_grad_norm"]
+    return {
+        "optimizer.learning_rate": given["learning_rate"],
+        "optimizer.betas": [given["adam_beta1"], given["adam_beta2"]],
+        "optimizer.epsilon": given["adam_epsilon"],
+        "optimizer.weight_decay": given["weight_decay"],
+        "optimizer.max_grad_norm": norm or None,
+    }
+
+
+_BATCH = (
+    "num_processes per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation "
+    "num_iterations"
+)
+_LENGTH = f"{_BATCH} num_generations max_steps num_train_epochs num_prompts"
+
+TRL = Peer(
+    title="TRL",
+    version="1.16.0",
+    defaults=_DEFAULTS,
+    dropped=_DROPPED,
+    rows=(
+        same("output_dir", "run_dir"),
+        same("seed", "seed", "The same number draws other samples."),
+        Row(
+            of=_LENGTH,
+            ours="num_steps",
+            make=_num_steps,
+            note="A step of TRL's is an optimizer update, a step here all updates on one generation. `num_prompts`, the rows of the "
+            "data, is asked for where `max_steps` is not set.",
+        ),
+        Row(of="model_name_or_path model_revision", ours="model.path model.revision", make=_model),
+        same("trust_remote_code", "model.trust_remote_code"),
+        Row(
+            of="bf16 fp16 dtype",
+            ours="model.dtype",
+            make=_dtype,
+            note="The type of computing. Master weights are float32.",
+        ),
+        same("vllm_max_model_length", "model.max_context"),
+        Row(
+            of="dataset_name dataset_config dataset_train_split",
+            ours="prompts",
+            make=_prompts,
+            note="The source `dataset`, which reads a column `messages` or `prompt`, and asks for a commit of the hub.",
+        ),
+        Row(
+            of="max_completion_length temperature top_p top_k min_p",
+            ours="sampling.max_tokens sampling.temperature sampling.top_p sampling.top_k sampling.min_p",
+            make=_sampling,
+            note="TRL's learner divides by the temperature and leaves the other three out; here it has them all.",
+        ),
+        same("repetition_penalty", "sampling.repetition_penalty", "*Biased*, in both systems."),
+        same("vllm_structured_outputs_regex", "sampling.regex"),
+        Row(
+            of="reward_funcs reward_weights",
+            ours="reward.judge reward.parts",
+            make=_reward,
+            note="The judge `trl` calls the function unchanged.",
+        ),
+        Row(
+            of=f"{_BATCH} num_generations",
+            ours="buffer.groups_per_step buffer.trajectories_per_group learner.epochs learner.mini_batches learner.split_by",
+            make=_batch,
+            note="Groups are per_device_train_batch_size · num_processes · steps_per_generation / num_generations; mini-batches are "
+            "steps_per_generation / gradient_accumulation_steps. `num_processes` is of accelerate, and is asked for. TRL deals "
+            "completions to mini-batches once a generation, here anew in every epoch.",
+        ),
+        Row(
+            of="scale_rewards multi_objective_aggregation",
+            ours="algorithm.advantage",
+            make=_advantage,
+            note="ε is 1e-4 in TRL. A group of equal rewards has exactly no advantage here.",
+        ),
+        Row(
+            of="loss_type importance_sampling_level epsilon epsilon_high delta sapo_temperature_pos sapo_temperature_neg",
+            ours="algorithm.policy_loss",
+            make=_loss,
+            note="The level `sequence` is `gspo`. CISPO's `epsilon_high` is the bound itself, not 1 + it.",
+        ),
+        Row(
+            of=f"loss_type {_BATCH}",
+            ours="algorithm.aggregation",
+            make=_aggregation,
+            note="`grpo` and `sapo`: `sequence_mean`; `dapo` and `cispo`: `token_mean`; `dr_grpo`: `sequence_sum_over_length`; "
+            "`luspo`: `sequence_sum_mean`. `bnpo` and `vespo` are refused.",
+        ),
+        Row(
+            of="beta use_bias_correction_kl importance_sampling_level",
+            ours="algorithm.kl",
+            make=_kl,
+            note="`kl.loss`, with estimator `unbiased` (weighed by π/π_old in TRL, by π/μ here), or `k3` without the bias correction.",
+        ),
+        Row(
+            of="entropy_coef loss_type top_entropy_quantile",
+            ours="algorithm.entropy_coefficient",
+            make=_entropy,
+            note="With `token_mean` alone, where both are a mean over tokens.",
+        ),
+        Row(
+            of="mask_truncated_completions top_entropy_quantile loss_type",
+            ours="algorithm.filters",
+            make=_filters,
+            note="`overlong_mask`, with `token_mean` alone; `high_entropy_tokens`, whose quantile is of the step here and of a "
+            "micro-batch there.",
+        ),
+        Row(
+            of="use_vllm vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+            "vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold",
+            ours="algorithm.proximal algorithm.corrections",
+            make=_corrections,
+            note="`truncate` is `tis`, `mask` is `icepop`, `off_policy_mask_threshold` is `opsm`. TRL's π_old is the learner's own: "
+            "`proximal: recompute`.",
+        ),
+        Row(
+            of="learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm",
+            ours="optimizer.learning_rate optimizer.betas optimizer.epsilon optimizer.weight_decay optimizer.max_grad_norm",
+            make=_optimizer,
+        ),
+        Row(
+            of=f"lr_scheduler_type warmup_steps {_LENGTH}",
+            ours="optimizer.schedule optimizer.min_learning_rate_share optimizer.warmup_steps",
+            make=_schedule,
+            note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0 and its decay ends one update "
+            "later; here the first step has 1/warmup_steps of the rate.",
+        ),
+        Row(
+            of="use_peft lora_r lora_alpha lora_dropout lora_target_modules",
+            ours="learner.lora",
+            make=_lora,
+        ),
+        same("gradient_checkpointing", "learner.activation_checkpointing"),
+        only(
+            "write it into the model's folder, or leave it out",
+            {"model_init_kwargs": (None, {}), "chat_template_kwargs": (None, {})},
+        ),
+        only("use the sampling settings themselves", {"generation_kwargs": (None, {})}),
+        only(
+            "use one data set, or prompts.sources",
+            {"dataset_streaming": False, "streaming": False, "datasets": (None, [])},
+        ),
+        only("prompts come in an order of the seed", {"shuffle_dataset": True, "data_seed": None}),
+        only("name the model in reward.models, for a judge reward_model", {"reward_model_name_or_path": None}),
+        only("an agent is an environment (docs/environments.md)", {"max_tool_calling_iterations": None}),
+        only("the reference stays as it is; leave it out", {"sync_ref_model": False}),
+        only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
+        only(
+            "the loss has no such term; leave it out",
+            {"router_aux_loss_coef": (None, 0), "label_smoothing_factor": 0, "neftune_noise_alpha": None},
+        ),
+        only("the optimizer is AdamW", {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")}),
+        only("decay goes to 0; leave it out", {"lr_scheduler_kwargs": (None, {})}),
+        only(
+            "adapters are plain LoRA, on weights that are not quantized",
+            {"use_rslora": False, "use_dora": False, "load_in_8bit": False, "load_in_4bit": False},
+        ),
+        only("name modules in lora_target_modules", {"lora_target_parameters": None, "lora_modules_to_save": None}),
+    ),
+)

@@ -1,0 +1,703 @@
+"""verl's PPO trainer: the keys of its hydra configuration."""
+
+import math
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from deploy.importing.table import Given, Made, Peer, Row, only, same
+
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_CORRECTION, _BUFFER = "algorithm.rollout_correction", "reward.reward_kwargs.overlong_buffer_cfg"
+_CLAMP = 20.0
+"""verl's clamp on log-ratios, of losses, corrections and k3."""
+
+_DEFAULTS: dict[str, Any] = {
+    f"{_MODEL}.path": None,
+    f"{_MODEL}.trust_remote_code": False,
+    f"{_MODEL}.custom_chat_template": None,
+    f"{_MODEL}.lora_rank": 0,
+    f"{_MODEL}.lora_alpha": 16,
+    f"{_MODEL}.target_modules": "all-linear",
+    f"{_MODEL}.exclude_modules": None,
+    f"{_MODEL}.lora_adapter_path": None,
+    f"{_MODEL}.override_config": {},
+    f"{_MODEL}.enable_gradient_checkpointing": True,
+    f"{_ACTOR}.fsdp_config.dtype": "bfloat16",
+    "data.train_files": None,
+    "data.val_files": None,
+    "data.prompt_key": "prompt",
+    "data.train_batch_size": 1024,
+    "data.gen_batch_size": None,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.filter_overlong_prompts": False,
+    "data.truncation": "error",
+    "data.train_max_samples": -1,
+    "data.val_max_samples": -1,
+    "data.shuffle": True,
+    "data.seed": None,
+    "data.apply_chat_template_kwargs": {},
+    "data.custom_cls.path": None,
+    "num_prompts": None,
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": None,
+    "trainer.critic_warmup": 0,
+    "trainer.test_freq": -1,
+    "trainer.experiment_name": "gsm8k",
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.v1.sampler.custom_sampler.path": None,
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.temperature": 1.0,
+    f"{_ROLLOUT}.top_p": 1,
+    f"{_ROLLOUT}.top_k": -1,
+    f"{_ROLLOUT}.do_sample": True,
+    f"{_ROLLOUT}.ignore_eos": False,
+    f"{_ROLLOUT}.max_model_len": None,
+    f"{_ROLLOUT}.over_sample_rate": 0,
+    f"{_ROLLOUT}.multi_turn.enable": False,
+    f"{_ROLLOUT}.agent.default_agent_loop": "single_turn_agent",
+    f"{_ROLLOUT}.quantization": None,
+    f"{_ROLLOUT}.val_kwargs.temperature": 0,
+    f"{_ROLLOUT}.val_kwargs.n": 1,
+    f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.ppo_epochs": 1,
+    f"{_ACTOR}.shuffle": False,
+    f"{_ACTOR}.clip_ratio": 0.2,
+    f"{_ACTOR}.clip_ratio_low": 0.2,
+    f"{_ACTOR}.clip_ratio_high": 0.2,
+    f"{_ACTOR}.clip_ratio_c": 3.0,
+    f"{_ACTOR}.tau_pos": 1.0,
+    f"{_ACTOR}.tau_neg": 1.05,
+    f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{_ACTOR}.policy_loss.dro_beta": None,
+    f"{_ACTOR}.loss_agg_mode": "token-mean",
+    f"{_ACTOR}.loss_scale_factor": None,
+    f"{_ACTOR}.entropy_coeff": 0,
+    f"{_ACTOR}.use_kl_loss": False,
+    f"{_ACTOR}.kl_loss_coef": 0.001,
+    f"{_ACTOR}.kl_loss_type": "low_var_kl",
+    f"{_ACTOR}.grad_clip": 1.0,
+    f"{_ACTOR}.optim.optimizer": "AdamW",
+    f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
+    f"{_ACTOR}.optim.override_optimizer_config": None,
+    f"{_ACTOR}.optim.lr": 1e-6,
+    f"{_ACTOR}.optim.betas": [0.9, 0.999],
+    f"{_ACTOR}.optim.weight_decay": 0.01,
+    f"{_ACTOR}.optim.lr_scheduler_type": "constant",
+    f"{_ACTOR}.optim.min_lr_ratio": 0.0,
+    f"{_ACTOR}.optim.num_cycles": 0.5,
+    f"{_ACTOR}.optim.lr_warmup_steps": -1,
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+    f"{_ACTOR}.optim.warmup_style": None,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.filter_groups.enable": False,
+    "algorithm.filter_groups.metric": "reward",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.use_pf_ppo": False,
+    f"{_CORRECTION}.bypass_mode": False,
+    f"{_CORRECTION}.loss_type": "ppo_clip",
+    f"{_CORRECTION}.rollout_is": None,
+    f"{_CORRECTION}.rollout_is_threshold": 2.0,
+    f"{_CORRECTION}.rollout_is_batch_normalize": False,
+    f"{_CORRECTION}.rollout_rs": None,
+    "critic.enable": None,
+    "critic.model.path": None,
+    "critic.model.lora_rank": 0,
+    "critic.optim.lr": 1e-5,
+    "critic.cliprange_value": 0.5,
+    "critic.ppo_epochs": None,
+    "critic.ppo_mini_batch_size": None,
+    "critic.loss_agg_mode": None,
+    "critic.grad_clip": 1.0,
+    "critic.optim.weight_decay": 0.01,
+    "critic.optim.betas": [0.9, 0.999],
+    "critic.optim.lr_scheduler_type": "constant",
+    "critic.optim.lr_warmup_steps": -1,
+    "critic.optim.lr_warmup_steps_ratio": 0.0,
+    "reward.custom_reward_function.path": None,
+    "reward.custom_reward_function.name": "compute_score",
+    "custom_reward_function.path": None,
+    "custom_reward_function.name": None,
+    "reward.reward_manager.name": "naive",
+    "reward_model.reward_manager": None,
+    "reward.reward_model.enable": False,
+    "reward_model.enable": None,
+    "reward.sandbox_fusion.url": None,
+    "sandbox_fusion.url": None,
+    f"{_BUFFER}.enable": False,
+    f"{_BUFFER}.len": None,
+    f"{_BUFFER}.penalty_factor": 1.0,
+    "reward.reward_kwargs.max_resp_len": None,
+    "distillation.enabled": False,
+}
+
+_DROPPED = {
+    "resources and engines are planned here, by `learner`, `rollout` and `elastic`": (
+        "*.fsdp_config.* critic.fsdp.* *.megatron.* *.strategy *micro_batch_size* *max_token_len* *use_dynamic_bsz "
+        "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.ray_wait* trainer.use_v1 "
+        "ray_kwargs.* transfer_queue.* *.ulysses_sequence_parallel_size *nccl_timeout *hybrid_engine "
+        f"{_ROLLOUT}.nnodes {_ROLLOUT}.n_gpus_per_node {_ROLLOUT}.name {_ROLLOUT}.mode {_ROLLOUT}.*_parallel_size "
+        f"{_ROLLOUT}.gpu_memory_utilization {_ROLLOUT}.free_cache_engine {_ROLLOUT}.max_num_* {_ROLLOUT}.engine_kwargs.* "
+        f"{_ROLLOUT}.enable_* {_ROLLOUT}.load_format {_ROLLOUT}.layered_summon {_ROLLOUT}.multi_stage_wake_up "
+        f"{_ROLLOUT}.scheduling_policy {_ROLLOUT}.checkpoint_engine.* {_ROLLOUT}.disaggregation.* {_ROLLOUT}.agent.*"
+    ),
+    "kernels and memory: the same numbers up to rounding": (
+        "*use_torch_compile *use_remove_padding *use_fused_kernels *fused_kernel_options.* *use_liger *entropy_from_logits_* "
+        "*entropy_checkpointing *pad_to_length* *use_prefix_grouper *use_shm *enable_activation_offload *tiled_mlp.* *qat.* "
+        f"critic.model.enable_gradient_checkpointing {_ROLLOUT}.dtype {_ROLLOUT}.enforce_eager {_ROLLOUT}.cudagraph_* "
+        f"{_ROLLOUT}.full_determinism {_ROLLOUT}.seed"
+    ),
+    "logging, profiling and checkpoints are named anew, in `metrics` and `checkpoint`": (
+        "*profiler* trainer.logger trainer.project_name trainer.log_val_generations trainer.*_data_dir trainer.save_freq "
+        "trainer.resume_* trainer.default_* trainer.max_*_ckpt_to_keep trainer.del_local_* trainer.esi_* trainer.val_* "
+        "trainer.checkpoint_callback_class *.checkpoint.* *calculate_entropy *calculate_sum_pi_squared skip.* "
+        f"{_ROLLOUT}.disable_log_stats {_ROLLOUT}.trace.* {_ROLLOUT}.prometheus.* {_ROLLOUT}.moe_load_balance_*"
+    ),
+    "without effect on a single turn of text, or set by verl itself": (
+        "*_target_ *.rollout_n *.data_loader_seed *.optim.total_training_steps *.zero_indexed_step *.optim.clip_grad "
+        "data.image_* data.video_key data.audio_key data.reward_fn_key data.return_* data.dataloader_num_workers "
+        "data.val_batch_size data.tokenizer data.filter_overlong_prompts_workers data.validation_shuffle "
+        "data.mm_processor_kwargs* data.trust_remote_code data.*_path data.custom_cls.name *freeze_vision_tower "
+        "*.external_lib *.hf_config_path *.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
+        f"*reward_manager.module.* *.lora.* {_BUFFER}.log {_ROLLOUT}.prompt_length {_ROLLOUT}.response_length "
+        f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
+        f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
+        "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
+        "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle"
+    ),
+    "a part of what another setting switches on": (
+        "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
+        f"{_CORRECTION}.rollout_rs_threshold *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
+        "reward.reward_model.* reward_model.* "
+        "critic.loss_scale_factor critic.optim.min_lr_ratio critic.optim.num_cycles critic.optim.warmup_style "
+        "critic.optim.optimizer* critic.optim.override_optimizer_config *router_replay.* *sandbox_fusion.*"
+    ),
+}
+
+
+def _model(given: Given) -> Made:
+    path = given[f"{_MODEL}.path"]
+    if path is None:
+        given.refuse(f"{_MODEL}.path", "names no model; name it")
+    if given[f"{_ACTOR}.fsdp_config.dtype"] not in ("bfloat16", "bf16", "float32", "fp32"):
+        given.refuse(f"{_ACTOR}.fsdp_config.dtype", "is no type to compute in here; use bfloat16 or float32")
+    is_whole = given[f"{_ACTOR}.fsdp_config.dtype"] in ("float32", "fp32")
+    return {"model.path": path, "model.dtype": "float32" if is_whole else "bfloat16"}
+
+
+def _lora(given: Given) -> Made:
+    rank = given[f"{_MODEL}.lora_rank"]
+    if not rank:
+        return {}
+    return {
+        "learner.lora": {
+            "rank": rank,
+            "alpha": given[f"{_MODEL}.lora_alpha"],
+            "target_modules": given[f"{_MODEL}.target_modules"],
+        }
+    }
+
+
+def _source(files: Any, column: str) -> dict[str, Any]:
+    """Several files are sources, each by its folder and name."""
+    paths = [files] if isinstance(files, str) else [*files]
+    if len(paths) == 1:
+        return {"name": "file", "path": paths[0], "column": column}
+    return {"sources": {_name(each): {"name": "file", "path": each, "column": column} for each in paths}}
+
+
+def _name(path: str) -> str:
+    return re.sub(r"\W+", "_", str(PurePosixPath(path).with_suffix(""))).strip("_")
+
+
+def _prompts(given: Given) -> Made:
+    files = given["data.train_files"]
+    if not files:
+        given.refuse("data.train_files", "names no data; name a Parquet file")
+        return {}
+    prompts = _source(files, given["data.prompt_key"])
+    if "sources" in prompts:
+        given.note(
+            "verl draws rows of all files alike. Here each source has a weight: give prompts.sources weights by their rows."
+        )
+    prompts["max_prompt_tokens"] = given["data.max_prompt_length"]
+    cuts = {"error": "error", "left": "truncate_start", "right": "truncate_end"}
+    if given["data.filter_overlong_prompts"]:
+        return {"prompts": prompts | {"on_long_prompt": "drop"}}
+    if given["data.truncation"] not in cuts:
+        given.refuse(
+            "data.truncation", f"is not there; use one of {', '.join(cuts)}, or data.filter_overlong_prompts=True"
+        )
+    return {"prompts": prompts | {"on_long_prompt": cuts.get(given["data.truncation"], "error")}}
+
+
+def _evaluation(given: Given) -> Made:
+    files, every, n = given["data.val_files"], given["trainer.test_freq"], given[f"{_ROLLOUT}.val_kwargs.n"]
+    if not files:
+        return {}
+    made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]), "evaluation.num_samples": n}
+    made |= {"evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
+    return made | ({"evaluation.every_steps": every} if every > 0 else {})
+
+
+def _batch(given: Given) -> Made:
+    groups, part = given.numbers("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size")
+    if groups % part:
+        given.refuse(f"{_ACTOR}.ppo_mini_batch_size", f"does not divide data.train_batch_size={groups}; use a divisor")
+    if given["data.gen_batch_size"] not in (None, groups) and not given["algorithm.filter_groups.enable"]:
+        given.refuse("data.gen_batch_size", "samples more than trains; leave it out")
+    return {
+        "buffer.groups_per_step": groups,
+        "buffer.trajectories_per_group": given[f"{_ROLLOUT}.n"],
+        "learner.mini_batches": max(groups // part, 1),
+        "learner.epochs": given[f"{_ACTOR}.ppo_epochs"],
+    }
+
+
+def _steps(given: Given) -> int:
+    steps, prompts = given["trainer.total_training_steps"], given["num_prompts"]
+    if steps is None and prompts is None:
+        given.refuse(
+            "trainer.total_training_steps",
+            "leaves the length to the data; set it, or say how many rows it has: --set num_prompts=7473",
+        )
+    return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // given["data.train_batch_size"]), 1)
+
+
+def _num_steps(given: Given) -> Made:
+    return {"num_steps": _steps(given)}
+
+
+def _run_dir(given: Given) -> Made:
+    return {"run_dir": f"runs/{given['trainer.experiment_name']}"}
+
+
+def _sampling(given: Given) -> Made:
+    top_p, top_k = given[f"{_ROLLOUT}.top_p"], given[f"{_ROLLOUT}.top_k"]
+    if top_p < 1 or top_k > 0:
+        given.note(
+            "top_p, top_k: verl's learner leaves them out of its log-probs. Here learner and engine have the same."
+        )
+    return {
+        "sampling.max_tokens": given["data.max_response_length"],
+        "sampling.temperature": given[f"{_ROLLOUT}.temperature"],
+        "sampling.top_p": top_p,
+        "sampling.top_k": max(top_k, 0),
+        "sampling.ignore_eos": given[f"{_ROLLOUT}.ignore_eos"],
+    }
+
+
+def _reward(given: Given) -> Made:
+    path = given["reward.custom_reward_function.path"] or given["custom_reward_function.path"]
+    name = given["custom_reward_function.name"] or given["reward.custom_reward_function.name"]
+    if path is None:
+        given.note(
+            "The reward is verl's default_compute_score: install verl where judges run, or take a judge of `treadwheel list rewards`."
+        )
+        return {"reward.judge": {"name": "verl", "function": "verl.utils.reward_score:default_compute_score"}}
+    given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
+    return {"reward.judge": {"name": "verl", "function": f"{PurePosixPath(path).stem}:{name}"}}
+
+
+def _shaping(given: Given) -> Made:
+    manager = given["reward_model.reward_manager"] or given["reward.reward_manager.name"]
+    if manager not in ("naive", "dapo"):
+        given.refuse("reward.reward_manager.name", "is not there; use naive or dapo, and write the rest as a judge")
+    if not given[f"{_BUFFER}.enable"]:
+        return {}
+    if manager != "dapo" or not given[f"{_BUFFER}.len"]:
+        given.refuse(f"{_BUFFER}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
+    penalty = {"cache": given[f"{_BUFFER}.len"], "penalty": given[f"{_BUFFER}.penalty_factor"]}
+    longest = given["reward.reward_kwargs.max_resp_len"] or given["data.max_response_length"]
+    return {"algorithm.reward_shaping": [{"name": "overlong_penalty", "max_length": longest, **penalty}]}
+
+
+def _advantage(given: Given) -> Made:
+    kind = given["algorithm.adv_estimator"]
+    grpo: dict[str, Any] = {"name": "grpo", "epsilon": 1e-6, "singleton": "raw"}
+    if not given["algorithm.norm_adv_by_std_in_grpo"]:
+        grpo = {"name": "mean_centered", "singleton": "raw"}
+    known: dict[str, dict[str, Any]] = {
+        "grpo": grpo,
+        "grpo_vectorized": grpo,
+        "grpo_passk": {"name": "pass_at_k", "normalise": bool(given["algorithm.norm_adv_by_std_in_grpo"])},
+        "rloo": {"name": "rloo", "singleton": "raw"},
+        "rloo_vectorized": {"name": "rloo", "singleton": "zero"},
+        "opo": {"name": "opo"},
+        "gpg": {"name": "gpg"},
+        "gae": {"name": "gae", "gamma": given["algorithm.gamma"], "lambda_": given["algorithm.lam"]},
+        "reinforce_plus_plus": {"name": "cumulative_returns", "gamma": given["algorithm.gamma"]},
+        "reinforce_plus_plus_baseline": {"name": "mean_centered", "singleton": "raw"},
+    }
+    if kind not in known:
+        given.refuse("algorithm.adv_estimator", f"is not there; use one of {', '.join(known)}")
+        return {}
+    made: Made = {"algorithm.advantage": known[kind]}
+    return made | ({"algorithm.advantage_shaping": ["whiten"]} if kind in _WHITENED else {})
+
+
+_WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+def _loss(given: Given) -> Made:
+    mode, both = given[f"{_ACTOR}.policy_loss.loss_mode"], given[f"{_ACTOR}.clip_ratio"]
+    low, high = given[f"{_ACTOR}.clip_ratio_low"], given[f"{_ACTOR}.clip_ratio_high"]
+    if both != 0.2 and low is not None and high is not None:
+        given.note(
+            f"clip_ratio={both} has no effect in verl: clip_ratio_low={low} and clip_ratio_high={high} count, unless they are null."
+        )
+    low, high = both if low is None else low, both if high is None else high
+    cap, clip = given[f"{_ACTOR}.clip_ratio_c"], {"epsilon_low": low, "epsilon_high": high}
+    clamp = {"log_ratio_clamp": _CLAMP}
+    taus = {"tau_positive": given[f"{_ACTOR}.tau_pos"], "tau_negative": given[f"{_ACTOR}.tau_neg"]}
+    known: dict[str, dict[str, Any]] = {
+        "vanilla": {"name": "ppo_clip", **clip, "dual_clip": cap, **clamp},
+        "gspo": {"name": "gspo_token", **clip, "log_ratio_max": 10.0},
+        "sapo": {"name": "sapo", **taus, **clamp},
+        "gpg": {"name": "reinforce"},
+        "cispo": {"name": "cispo", "epsilon_min": 1 - low, "epsilon_max": 1 + high, **clamp},
+        "dro": {"name": "dro", "beta": given[f"{_ACTOR}.policy_loss.dro_beta"]},
+    }
+    if mode not in known:
+        given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not there as verl has it; use one of {', '.join(known)}")
+        return {}
+    if mode == "dro" and known["dro"]["beta"] is None:
+        given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it")
+    if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
+        given.refuse(
+            f"{_ACTOR}.loss_agg_mode", "is not what verl takes for SAPO's policy loss; use seq-mean-token-mean"
+        )
+    return {"algorithm.policy_loss": known[mode]}
+
+
+def _aggregation_of(given: Given) -> Any:
+    mode, scale = given[f"{_ACTOR}.loss_agg_mode"], given[f"{_ACTOR}.loss_scale_factor"]
+    if mode == "seq-mean-token-sum-norm":
+        if scale is None:
+            given.refuse(
+                f"{_ACTOR}.loss_scale_factor",
+                "divides by the padded width of a batch; set it, for example to data.max_response_length",
+            )
+        return {"name": "sequence_sum_over_length", "max_length": scale}
+    known = {
+        "token-mean": "token_mean",
+        "token-sum": "sum",
+        "seq-mean-token-sum": "sequence_sum_mean",
+        "seq-mean-token-mean": "sequence_mean",
+    }
+    if mode not in known:
+        given.refuse(f"{_ACTOR}.loss_agg_mode", f"is not there; use one of {', '.join(known)}")
+    return known.get(mode)
+
+
+def _aggregation(given: Given) -> Made:
+    return {"algorithm.aggregation": _aggregation_of(given)}
+
+
+_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def _kl(given: Given) -> Made:
+    terms: dict[str, Any] = {}
+    if given[f"{_ACTOR}.use_kl_loss"] and given[f"{_ACTOR}.kl_loss_coef"]:
+        kind = given[f"{_ACTOR}.kl_loss_type"]
+        # `k3+` has the value of k3 and the gradient of k2, and a loss teaches by its gradient.
+        estimator = "k2" if kind.endswith("+") else _ESTIMATORS.get(kind)
+        if estimator not in ("k2", "k3"):
+            given.refuse(
+                f"{_ACTOR}.kl_loss_type",
+                "does not pull to the reference in a loss, or is not there; use low_var_kl or mse",
+            )
+        terms["loss"] = {"coefficient": given[f"{_ACTOR}.kl_loss_coef"], "estimator": estimator}
+    if given["algorithm.use_kl_in_reward"]:
+        estimator = _ESTIMATORS.get(given["algorithm.kl_penalty"])
+        if estimator is None:
+            given.refuse("algorithm.kl_penalty", f"is not there; use one of {', '.join(_ESTIMATORS)}")
+        if given["algorithm.kl_ctrl.type"] != "fixed":
+            given.refuse(
+                "algorithm.kl_ctrl.type",
+                "steers to a KL per token, and algorithm.kl.reward.adaptive to one per trajectory; use fixed, and write that by hand",
+            )
+        terms["reward"] = {"coefficient": given["algorithm.kl_ctrl.kl_coef"], "estimator": estimator}
+    for term in terms.values():
+        if term["estimator"] == "k3":
+            term["log_ratio_clamp"] = _CLAMP
+    return {"algorithm.kl": terms} if terms else {}
+
+
+def _filters(given: Given) -> Made:
+    if not given["algorithm.filter_groups.enable"]:
+        return {}
+    if given["algorithm.filter_groups.metric"] not in ("reward", "seq_reward", "seq_final_reward", "score"):
+        given.refuse(
+            "algorithm.filter_groups.metric", "looks at another number than the reward that trains; use reward"
+        )
+    return {"algorithm.filters": ["zero_variance"]}
+
+
+def _corrections(given: Given) -> Made:
+    """And π_old: recomputed by the learner, or the rollout's own in bypass mode."""
+    level, threshold = given[f"{_CORRECTION}.rollout_is"], given[f"{_CORRECTION}.rollout_is_threshold"]
+    is_normalised = given[f"{_CORRECTION}.rollout_is_batch_normalize"]
+    if given[f"{_CORRECTION}.rollout_rs"] is not None:
+        given.refuse(
+            f"{_CORRECTION}.rollout_rs",
+            "takes tokens out of the denominators too; leave it out, and write a correction `rejection`",
+        )
+    if given[f"{_CORRECTION}.bypass_mode"]:
+        if given[f"{_CORRECTION}.loss_type"] != "ppo_clip":
+            given.refuse(
+                f"{_CORRECTION}.loss_type",
+                "weighs by the present policy's ratio; use policy_loss: importance_sampling by hand",
+            )
+        return {"algorithm.proximal": "rollout"}
+    asks_for_ratios = given[f"{_ACTOR}.policy_loss.loss_mode"] != "gpg" or level or given["algorithm.use_kl_in_reward"]
+    made: Made = {"algorithm.proximal": "recompute"} if asks_for_ratios else {}
+    if level is None:
+        return made
+    if level not in ("token", "sequence"):
+        given.refuse(f"{_CORRECTION}.rollout_is", "is unknown; use token or sequence")
+    low, _, high = str(threshold).rpartition("_")
+    if low and is_normalised:
+        given.refuse(f"{_CORRECTION}.rollout_is_batch_normalize", "is not there with two bounds; use one threshold")
+    name = "icepop" if low else "self_normalised_tis" if is_normalised else "tis"
+    bounds = {"low": float(low), "high": float(high)} if low else {"cap": float(high)}
+    return made | {"algorithm.corrections": [{"name": name, "level": level, **bounds, "log_ratio_clamp": _CLAMP}]}
+
+
+def _critic(given: Given) -> Made:
+    if given["algorithm.adv_estimator"] != "gae":
+        if given["critic.enable"]:
+            given.refuse("critic.enable", "trains values that no advantage reads; leave it out")
+        return {}
+    for name in ("ppo_epochs", "ppo_mini_batch_size", "loss_agg_mode", "grad_clip"):
+        if given[f"critic.{name}"] not in (None, given[f"{_ACTOR}.{name}"]):
+            given.refuse(
+                f"critic.{name}", f"is not the actor's, {given[f'{_ACTOR}.{name}']!r}, and both are one setting here"
+            )
+    for name in ("weight_decay", "betas", "lr_scheduler_type", "lr_warmup_steps", "lr_warmup_steps_ratio"):
+        if given[f"critic.optim.{name}"] not in (None, given[f"{_ACTOR}.optim.{name}"]):
+            given.refuse(
+                f"critic.optim.{name}",
+                f"is not the actor's, {given[f'{_ACTOR}.optim.{name}']!r}, and both are one setting here",
+            )
+    value: dict[str, Any] = {
+        "loss": {"name": "value_clip", "clip_range": given["critic.cliprange_value"]},
+        "coefficient": 1.0,
+        "aggregation": _aggregation_of(given),
+        "learning_rate": given["critic.optim.lr"],
+        "warmup_steps": given["trainer.critic_warmup"],
+    }
+    path = given["critic.model.path"]
+    if path is None:
+        given.refuse("critic.model.path", f"is a DeepSeek model in verl; name it, such as {given[f'{_MODEL}.path']}")
+    return {"algorithm.value": value | ({} if path == given[f"{_MODEL}.path"] else {"path": path})}
+
+
+def _optimizer(given: Given) -> Made:
+    optim = f"{_ACTOR}.optim"
+    kind, warmup = given[f"{optim}.lr_scheduler_type"], given[f"{optim}.lr_warmup_steps"]
+    kind = given[f"{optim}.warmup_style"] or kind
+    if kind not in ("constant", "cosine"):
+        given.refuse(f"{optim}.lr_scheduler_type", "is not there; use constant or cosine")
+    if warmup is None or warmup <= 0:
+        share = given[f"{optim}.lr_warmup_steps_ratio"]
+        warmup = math.floor(share * _steps(given)) if share else 0
+    made: Made = {
+        "optimizer.learning_rate": given[f"{optim}.lr"],
+        "optimizer.betas": given[f"{optim}.betas"],
+        "optimizer.weight_decay": given[f"{optim}.weight_decay"],
+        "optimizer.max_grad_norm": given[f"{_ACTOR}.grad_clip"],
+        "optimizer.schedule": kind,
+        "optimizer.warmup_steps": warmup,
+    }
+    return made | ({} if kind == "constant" else {"optimizer.min_learning_rate_share": given[f"{optim}.min_lr_ratio"]})
+
+
+def _below(section: str, names: str) -> str:
+    return " ".join(f"{section}.{name}" for name in names.split())
+
+
+_LENGTH = "trainer.total_training_steps trainer.total_epochs num_prompts data.train_batch_size"
+
+VERL = Peer(
+    title="verl",
+    version="0.9.1",
+    defaults=_DEFAULTS,
+    dropped=_DROPPED,
+    rows=(
+        Row(of="trainer.experiment_name", ours="run_dir", make=_run_dir),
+        same("data.seed", "seed", "The same number draws other samples."),
+        Row(
+            of=_LENGTH,
+            ours="num_steps",
+            make=_num_steps,
+            note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
+            "`total_training_steps` is not set.",
+        ),
+        Row(
+            of=f"{_MODEL}.path {_ACTOR}.fsdp_config.dtype",
+            ours="model.path model.dtype",
+            make=_model,
+            note="Master weights are float32 in both.",
+        ),
+        same(f"{_MODEL}.trust_remote_code", "model.trust_remote_code"),
+        same(f"{_MODEL}.custom_chat_template", "model.chat_template"),
+        same(f"{_ROLLOUT}.max_model_len", "model.max_context"),
+        Row(
+            of="data.train_files data.prompt_key data.max_prompt_length data.filter_overlong_prompts data.truncation",
+            ours="prompts",
+            make=_prompts,
+            note="The source `file` reads verl's Parquet files. A truncation cuts the user's first message here, and the "
+            "templated prompt there.",
+        ),
+        Row(
+            of=f"data.val_files data.prompt_key trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n')}",
+            ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
+            make=_evaluation,
+        ),
+        Row(
+            of=f"data.max_response_length {_below(_ROLLOUT, 'temperature top_p top_k ignore_eos')}",
+            ours=_below("sampling", "max_tokens temperature top_p top_k ignore_eos"),
+            make=_sampling,
+        ),
+        Row(
+            of=f"{_below('reward.custom_reward_function', 'path name')} {_below('custom_reward_function', 'path name')}",
+            ours="reward.judge",
+            make=_reward,
+            note="The judge `verl` calls the function unchanged.",
+        ),
+        Row(
+            of=f"reward.reward_manager.name reward_model.reward_manager {_below(_BUFFER, 'enable len penalty_factor')} "
+            "reward.reward_kwargs.max_resp_len data.max_response_length",
+            ours="algorithm.reward_shaping",
+            make=_shaping,
+            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none.",
+        ),
+        Row(
+            of=f"data.train_batch_size data.gen_batch_size algorithm.filter_groups.enable {_ROLLOUT}.n "
+            f"{_below(_ACTOR, 'ppo_mini_batch_size ppo_epochs')}",
+            ours=f"{_below('buffer', 'groups_per_step trajectories_per_group')} {_below('learner', 'mini_batches epochs')}",
+            make=_batch,
+            note="`ppo_mini_batch_size` counts prompts. `balance_batch` mixes groups across mini-batches there; here they stay whole.",
+        ),
+        Row(
+            of=f"algorithm.adv_estimator {_below('algorithm', 'norm_adv_by_std_in_grpo gamma lam')}",
+            ours="algorithm.advantage algorithm.advantage_shaping",
+            make=_advantage,
+            note="A group of equal rewards has exactly no advantage here, and verl's rounding there.",
+        ),
+        Row(
+            of=f"{_below(f'{_ACTOR}.policy_loss', 'loss_mode dro_beta')} "
+            f"{_below(_ACTOR, 'clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode')}",
+            ours="algorithm.policy_loss",
+            make=_loss,
+            note="`vanilla` is `ppo_clip` with `dual_clip`. `clip_ratio` alone changes nothing in verl: the two-sided settings count "
+            "unless they are null.",
+        ),
+        Row(
+            of=_below(_ACTOR, "loss_agg_mode loss_scale_factor"),
+            ours="algorithm.aggregation",
+            make=_aggregation,
+            note="`token-mean`: `token_mean`; `token-sum`: `sum`; `seq-mean-token-sum`: `sequence_sum_mean`; `seq-mean-token-mean`: "
+            "`sequence_mean`; `seq-mean-token-sum-norm`: `sequence_sum_over_length`.",
+        ),
+        Row(
+            of=f"{_below(_ACTOR, 'use_kl_loss kl_loss_coef kl_loss_type')} "
+            f"{_below('algorithm', 'use_kl_in_reward kl_penalty kl_ctrl.type kl_ctrl.kl_coef')}",
+            ours="algorithm.kl",
+            make=_kl,
+            note="`kl.loss` and `kl.reward`. `low_var_kl` is k3, whose value verl holds within ±10 besides; `k1` in a loss pulls "
+            "nowhere, and is refused.",
+        ),
+        same(
+            f"{_ACTOR}.entropy_coeff",
+            "algorithm.entropy_coefficient",
+            "Both aggregate entropies as they do the policy loss.",
+        ),
+        Row(
+            of=_below("algorithm.filter_groups", "enable metric"),
+            ours="algorithm.filters",
+            make=_filters,
+            note="`zero_variance`: other groups are sampled until the step is full.",
+        ),
+        Row(
+            of=_below(
+                _CORRECTION,
+                "bypass_mode loss_type rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs",
+            )
+            + f" {_ACTOR}.policy_loss.loss_mode algorithm.use_kl_in_reward",
+            ours="algorithm.proximal algorithm.corrections",
+            make=_corrections,
+            note="verl computes π_old anew, `proximal: recompute`, unless in bypass mode; here the default is the rollout's.",
+        ),
+        Row(
+            of=f"algorithm.adv_estimator trainer.critic_warmup {_MODEL}.path "
+            f"{_below('critic', 'enable model.path cliprange_value ppo_epochs ppo_mini_batch_size loss_agg_mode grad_clip')} "
+            f"{_below('critic.optim', 'lr weight_decay betas lr_scheduler_type lr_warmup_steps lr_warmup_steps_ratio')} "
+            f"{_below(_ACTOR, 'ppo_epochs ppo_mini_batch_size loss_agg_mode loss_scale_factor grad_clip')} "
+            f"{_below(f'{_ACTOR}.optim', 'weight_decay betas lr_scheduler_type lr_warmup_steps lr_warmup_steps_ratio')}",
+            ours="algorithm.value",
+            make=_critic,
+            note="A backbone of its own. What is not said of the critic is the actor's here, and must be equal where it is said.",
+        ),
+        Row(
+            of=f"{_below(f'{_ACTOR}.optim', 'lr betas weight_decay lr_scheduler_type warmup_style min_lr_ratio')} {_ACTOR}.grad_clip "
+            f"{_below(f'{_ACTOR}.optim', 'lr_warmup_steps lr_warmup_steps_ratio')} {_LENGTH}",
+            ours=_below(
+                "optimizer",
+                "learning_rate betas weight_decay max_grad_norm schedule warmup_steps min_learning_rate_share",
+            ),
+            make=_optimizer,
+            note="verl's warm-up begins at 0; here the first step has 1/warmup_steps of the rate.",
+        ),
+        Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
+        same(f"{_MODEL}.enable_gradient_checkpointing", "learner.activation_checkpointing"),
+        only(
+            "write it into the model's folder, or leave it out",
+            {f"{_MODEL}.override_config": ({}, None), "data.apply_chat_template_kwargs": ({}, None)},
+        ),
+        only(
+            "an adapter begins anew, on the modules that target_modules names",
+            {f"{_MODEL}.exclude_modules": None, f"{_MODEL}.lora_adapter_path": None, "critic.model.lora_rank": 0},
+        ),
+        only("cut the file itself", {"data.train_max_samples": (-1, None), "data.val_max_samples": (-1, None)}),
+        only(
+            "prompts come in an order of the seed, each once an epoch",
+            {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
+        ),
+        only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
+        only(
+            "leave it out",
+            {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0, f"{_ROLLOUT}.quantization": None},
+        ),
+        only(
+            "turns and tools are an environment (docs/environments.md)",
+            {f"{_ROLLOUT}.multi_turn.enable": False, f"{_ROLLOUT}.agent.default_agent_loop": "single_turn_agent"},
+        ),
+        only("trajectories are dealt anew in every epoch; leave it out", {f"{_ACTOR}.shuffle": False}),
+        only(
+            "the optimizer is AdamW",
+            {
+                f"{_ACTOR}.optim.optimizer": "AdamW",
+                f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
+                f"{_ACTOR}.optim.override_optimizer_config": None,
+                f"{_ACTOR}.optim.num_cycles": 0.5,
+            },
+        ),
+        only("rows are not weighed by their reward; leave it out", {"algorithm.use_pf_ppo": False}),
+        only(
+            "name the model in reward.models, for a judge reward_model",
+            {"reward.reward_model.enable": False, "reward_model.enable": (None, False)},
+        ),
+        only("use the judge code_sandbox_fusion", {"reward.sandbox_fusion.url": None, "sandbox_fusion.url": None}),
+        only("use preset on_policy_distillation", {"distillation.enabled": False}),
+    ),
+)

@@ -1,0 +1,254 @@
+"""Configurations of other systems as run files: numbers worked out by hand, and no setting lost on the way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from deploy.cli import app
+from deploy.config.loading import validated
+from deploy.config.yaml_text import parse
+from deploy.importing import PEERS, run_file
+from deploy.importing.reading import read
+from deploy.importing.table import Given
+
+CONFIGS = Path(__file__).with_name("configs")
+MORE = {"verl_gsm8k.sh": ["num_prompts=7473"]}
+ALL = sorted(file.name for file in CONFIGS.iterdir())
+
+
+def text_of(name: str, *more: str) -> str:
+    return run_file(name.partition("_")[0], str(CONFIGS / name), [*MORE.get(name, []), *more])
+
+
+def run_of(name: str, *more: str) -> RunConfig:
+    return validated(parse(text_of(name, *more), source=name))
+
+
+def algorithm_of(name: str, *more: str) -> dict[str, Any]:
+    return parse(text_of(name, *more), source=name)["algorithm"]
+
+
+def refused(name: str, *more: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        text_of(name, *more)
+    return str(caught.value)
+
+
+def test_grpo_of_trl():
+    run = run_of("trl_gsm8k.yaml")
+    # 8 completions on each of 4 processes, 4 times accumulated: 128, which are 16 groups of 8, in one update.
+    assert (run.buffer.groups_per_step, run.buffer.trajectories_per_group, run.learner.updates_per_step) == (16, 8, 1)
+    assert (run.num_steps, run.optimizer.warmup_steps, run.optimizer.schedule) == (500, 50, "cosine")
+    assert run.optimizer.min_learning_rate_share == 0
+    assert {name: part.weight for name, part in run.reward.parts.items()} == {"is_right": 1.0, "is_tidy": 0.2}
+    assert algorithm_of("trl_gsm8k.yaml") == {
+        "advantage": {"name": "grpo", "epsilon": 1e-4},
+        "policy_loss": {"name": "ppo_clip"},  # one update: no bound can act
+        "aggregation": "sequence_mean",
+        "kl": {"loss": {"coefficient": 0.04, "estimator": "k3"}},
+        "proximal": "recompute",
+        "corrections": [{"name": "icepop", "level": "sequence", "low": 0.0, "high": 3.0}],
+    }
+
+
+def test_dapo_of_trl_with_several_updates_a_generation():
+    run = run_of("trl_dapo.json")
+    # 4 x 8 x 16 = 512 completions, 32 groups of 16; 16 steps of a generation, 4 to an update.
+    assert (run.buffer.groups_per_step, run.learner.mini_batches, run.learner.epochs) == (32, 4, 2)
+    # Twice 17,000 prompts, 32 a step: 2 x 531.25, whole.
+    assert run.num_steps == 1062
+    assert algorithm_of("trl_dapo.json") == {
+        "advantage": {"name": "grpo", "epsilon": 1e-4},
+        "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28},
+        "aggregation": "token_mean",
+        "filters": ["overlong_mask"],
+        "proximal": "recompute",
+        "corrections": [{"name": "tis", "level": "token", "floor": 0.0, "cap": 2.0}],
+    }
+
+
+def test_steps_of_trl_are_updates_and_ours_are_generations():
+    # 531 generations of 8 updates, and 24 updates of warm-up.
+    run = run_of("trl_dapo.json", "max_steps=4248", "warmup_steps=24", "lr_scheduler_type=linear")
+    assert (run.num_steps, run.optimizer.warmup_steps) == (531, 3)
+
+
+def test_dr_grpo_of_trl_with_an_adapter():
+    run, algorithm = run_of("trl_dr_grpo.yaml"), algorithm_of("trl_dr_grpo.yaml")
+    assert algorithm["advantage"] == {"name": "mean_centered"}
+    assert algorithm["aggregation"] == "sequence_sum_over_length" and run.sampling.max_tokens == 512
+    assert run.learner.lora and (run.learner.lora.rank, run.learner.lora.dropout) == (16, 0.05)
+    assert run.reward.judge.params["function"] == "trl.rewards:accuracy_reward"
+
+
+def test_grpo_of_verl_from_a_script():
+    run = run_of("verl_gsm8k.sh")
+    assert (run.buffer.groups_per_step, run.buffer.trajectories_per_group, run.learner.mini_batches) == (1024, 5, 4)
+    # 15 epochs of 7 whole batches.
+    assert (run.num_steps, run.evaluation.every_steps, run.run_dir) == (105, 5, "runs/gsm8k_grpo")
+    assert run.prompts.params == {"path": "data/gsm8k/train.parquet", "column": "prompt"}
+    assert (run.prompts.max_prompt_tokens, run.prompts.on_long_prompt) == (512, "drop")
+    assert algorithm_of("verl_gsm8k.sh") == {
+        "advantage": {"name": "grpo", "epsilon": 1e-6, "singleton": "raw"},
+        "policy_loss": {
+            "name": "ppo_clip",
+            "epsilon_low": 0.2,
+            "epsilon_high": 0.2,
+            "dual_clip": 3.0,
+            "log_ratio_clamp": 20.0,
+        },
+        "aggregation": "token_mean",
+        "kl": {"loss": {"coefficient": 0.001, "estimator": "k3", "log_ratio_clamp": 20.0}},
+        "entropy_coefficient": 0,
+        "proximal": "recompute",
+    }
+
+
+def test_ppo_of_verl_with_a_critic():
+    run, algorithm = run_of("verl_ppo.yaml"), algorithm_of("verl_ppo.yaml")
+    assert algorithm["advantage"] == {"name": "gae", "gamma": 1.0, "lambda_": 0.95}
+    assert algorithm["advantage_shaping"] == ["whiten"]
+    # Its two-sided settings are null, so that `clip_ratio` counts.
+    assert algorithm["policy_loss"]["epsilon_low"] == algorithm["policy_loss"]["epsilon_high"] == 0.1
+    assert algorithm["kl"] == {"reward": {"coefficient": 0.001, "estimator": "k1"}}
+    value = run.algorithm.value
+    assert value and (value.learning_rate, value.warmup_steps, value.path) == (1e-5, 10, "Qwen/Qwen2.5-0.5B")
+    assert value.loss.params == {"clip_range": 0.2}
+    # A tenth of 290 steps.
+    assert run.optimizer.warmup_steps == 29 and run.learner.mini_batches == 4
+    assert run.reward.judge.params == {"function": "rewards:my_score"}
+    assert set(run.prompts.sources) == {"data_gsm8k_train", "data_math_train"}
+
+
+def test_dapo_of_verl():
+    algorithm = algorithm_of("verl_dapo.yaml")
+    penalty = {"name": "overlong_penalty", "max_length": 20480, "cache": 4096, "penalty": 1.0}
+    assert algorithm["reward_shaping"] == [penalty] and algorithm["filters"] == ["zero_variance"]
+    assert (algorithm["policy_loss"]["epsilon_high"], algorithm["policy_loss"]["dual_clip"]) == (0.28, 10.0)
+    assert algorithm["corrections"] == [{"name": "tis", "level": "token", "cap": 2.0, "log_ratio_clamp": 20.0}]
+    assert run_of("verl_dapo.yaml").learner.mini_batches == 16
+
+
+def test_dr_grpo_of_verl():
+    algorithm = algorithm_of("verl_dr_grpo.yaml")
+    assert algorithm["advantage"] == {"name": "mean_centered", "singleton": "raw"}
+    assert algorithm["aggregation"] == {"name": "sequence_sum_over_length", "max_length": 3000}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_setting_of_a_file_is_named_in_the_run_file(name):
+    text = text_of(name)
+    assert [each for each in read(str(CONFIGS / name), []) if each not in text] == []
+
+
+def test_bounds_that_cannot_act_in_one_update_are_left_out_and_named():
+    # One update a step: 128 of 128 prompts.
+    text = text_of("verl_dr_grpo.yaml")
+    assert "policy_loss: {name: ppo_clip}\n" in text
+    assert (
+        "give ppo_clip back: epsilon_low: 0.2, epsilon_high: 0.2, dual_clip: 3.0, log_ratio_clamp: 20.0."
+        in " ".join(text.replace("#", "").split())
+    )
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "gspo", "sapo", "gpg", "cispo", "dro"])
+@pytest.mark.parametrize("part", [128, 64])
+def test_every_loss_of_verl_makes_an_objective(mode, part):
+    actor = "actor_rollout_ref.actor"
+    more = [
+        f"{actor}.policy_loss.loss_mode={mode}",
+        f"{actor}.ppo_mini_batch_size={part}",
+        f"{actor}.policy_loss.dro_beta=1.0",
+    ]
+    run = run_of("verl_dr_grpo.yaml", *more, f"{actor}.loss_agg_mode=seq-mean-token-mean")
+    assert run.learner.mini_batches == 128 // part
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "luspo"])
+@pytest.mark.parametrize("accumulation", [4, 2])
+def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
+    more = [
+        f"loss_type={kind}",
+        f"gradient_accumulation_steps={accumulation}",
+        "steps_per_generation=4",
+        "epsilon_high=0.3",
+    ]
+    assert run_of("trl_gsm8k.yaml", *more).learner.mini_batches == 4 // accumulation
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_row_reads_and_makes_what_it_says(name):
+    peer = PEERS[name.partition("_")[0]]
+    given = Given(values=read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults)
+    for row in peer.rows:
+        made = row.make(given)
+        assert set(given.read) <= set(row.of.split()), row.ours
+        assert set(made) <= set(row.ours.split()), row.ours
+        given.drain_read()
+
+
+@pytest.mark.parametrize("system", PEERS)
+def test_a_table_has_a_row_for_each_of_its_settings(system):
+    peer = PEERS[system]
+    assert {name for row in peer.rows for name in row.of.split()} == set(peer.defaults)
+
+
+def test_all_that_cannot_be_said_is_refused_at_once():
+    message = refused("trl_gsm8k.yaml", "loss_type=bnpo", "sync_ref_model=true", "optim=sgd", "temprature=0.7")
+    for said in (
+        "loss_type='bnpo' divides by the tokens of a micro-batch",
+        "sync_ref_model=True is not here: the reference stays",
+        "optim='sgd' is not here: the optimizer is AdamW",
+        "temprature=0.7 is no setting of TRL 1.16.0",
+    ):
+        assert said in message
+    assert message.startswith(f"{CONFIGS / 'trl_gsm8k.yaml'}: 4 to settle")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        ("trl_gsm8k.yaml", "num_generations=7", "does not divide the 128 completions"),
+        ("trl_gsm8k.yaml", "steps_per_generation=6", "does not divide the 6 steps of a generation"),
+        ("trl_gsm8k.yaml", "max_steps=-1", "--set num_prompts=7473"),
+        ("trl_gsm8k.yaml", "entropy_coef=0.01", "use dapo"),
+        ("trl_gsm8k.yaml", "mask_truncated_completions=true", "use dapo"),
+        ("trl_gsm8k.yaml", "reward_weights=[1]", "are not as many as reward_funcs, 2"),
+        ("trl_gsm8k.yaml", "beta=high", "'high'"),
+        ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
+        ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_type=kl", "use low_var_kl or mse"),
+        ("verl_gsm8k.sh", "algorithm.adv_estimator=remax", "is not there; use one of grpo"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.ppo_mini_batch_size=300", "does not divide"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.temprature=0.7", "is no setting of verl 0.9.1"),
+        ("verl_gsm8k.sh", "data.train_files=${data}/train.parquet", "is not resolved"),
+        ("verl_dapo.yaml", "algorithm.filter_groups.metric=acc", "use reward"),
+        ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
+        ("verl_ppo.yaml", "critic.optim.weight_decay=0.1", "is not the actor's, 0.01"),
+        ("verl_ppo.yaml", "algorithm.kl_ctrl.type=adaptive", "use fixed"),
+    ],
+)
+def test_what_is_refused_has_a_way_out(name, setting, said):
+    assert said in refused(name, *setting.split())
+
+
+def test_a_clip_ratio_that_verl_ignores_is_said():
+    text = text_of("verl_gsm8k.sh", "actor_rollout_ref.actor.clip_ratio=0.1")
+    assert "clip_ratio=0.1 has no effect in verl" in text
+
+
+def test_the_command_prints_or_writes_a_run_file_and_never_over_another(tmp_path):
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["import-config", *words])
+
+    file, out = str(CONFIGS / "trl_gsm8k.yaml"), tmp_path / "run.yaml"
+    printed = call("trl", file, "--set", "seed=3")
+    assert printed.exit_code == 0 and "\nseed: 3\n" in printed.stdout
+    assert call("trl", file, str(out)).exit_code == 0 and "\nseed: 7\n" in out.read_text()
+    again = call("trl", file, str(out))
+    assert again.exit_code != 0 and "is there already" in again.output
+    assert "choose trl or verl" in call("skyrl", file).output
