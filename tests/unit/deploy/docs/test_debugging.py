@@ -35,7 +35,7 @@ def test_the_settings_on_the_page_are_those_of_the_run(name):
     assert shown_run == load(QUICKSTART, (*COMMON, *RUNS[name].settings))
 
 
-@pytest.mark.parametrize("page", ["debugging", "asynchronous", "passport"])
+@pytest.mark.parametrize("page", ["debugging", "asynchronous", "passport", "ppo", "lora"])
 def test_every_metric_that_a_page_names_is_explained(page):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     named = {
