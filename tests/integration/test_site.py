@@ -48,7 +48,7 @@ def test_no_page_is_wider_than_the_window_or_says_an_error(browser, url, width):
     with looking(browser, f"{url}/index.html", width=width) as page:
         for name in PAGES:
             page.goto(f"{url}/{name}.html")
-            page.wait_for_load_state("networkidle")
+            page.wait_for_load_state("load")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
             assert page.evaluate("[...document.images].filter((each) => !each.naturalWidth).length") == 0, name
             screenshot(page, f"site-{name}-{width}")
