@@ -84,7 +84,7 @@ def test_the_colours_are_the_systems(browser, url):
 def _search(page: Page, word: str, *, width: int) -> None:
     if width == NARROW:
         page.locator("label[for=__search].md-header__button").click()
-    page.get_by_role("textbox", name="Search").fill(word)
+    page.get_by_role("textbox", name="Search").press_sequentially(word)  # it listens to keys
     page.locator(".md-search-result__link", has_text=word.capitalize()).first.click()
 
 
