@@ -48,7 +48,7 @@ def test_no_page_is_wider_than_the_window_or_says_an_error(browser, url, width):
     with looking(browser, f"{url}/index.html", width=width) as page:
         for name in PAGES:
             page.goto(f"{url}/{name}.html")
-            page.wait_for_load_state("networkidle")
+            page.wait_for_load_state("load")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
             assert page.evaluate("[...document.images].filter((each) => !each.naturalWidth).length") == 0, name
             screenshot(page, f"site-{name}-{width}")
@@ -84,7 +84,7 @@ def test_the_colours_are_the_systems(browser, url):
 def _search(page: Page, word: str, *, width: int) -> None:
     if width == NARROW:
         page.locator("label[for=__search].md-header__button").click()
-    page.get_by_role("textbox", name="Search").fill(word)
+    page.get_by_role("textbox", name="Search").press_sequentially(word)  # it listens to keys
     page.locator(".md-search-result__link", has_text=word.capitalize()).first.click()
 
 
