@@ -1,6 +1,6 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed. `make help` lists the targets.
-# Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file. The long
-# proofs run one after the other: some of them need both cores.
+# Tests run on two processes: unit tests with a thread each; integration tests and long proofs, which wait for much that starts, file by
+# file. Those marked `alone`, which promise seconds, run one after the other.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -10,6 +10,7 @@ FLAVOUR := $(if $(GPU),gpu,$(or $(shell cat .venv/.flavour 2>/dev/null),cpu))
 STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.sh deploy/constraints-cpu.txt | sha256sum | cut -c1-12)
 
 PYTEST := $(BIN)/python -m pytest -q
+INTEGRATION := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
 .PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs site help
@@ -32,10 +33,11 @@ train: $(STAMP) ## the quickstart; RUN=guess trains deploy/runs/guess.yaml, ARGS
 
 test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: real clusters, two at a time
 	@$(FAST) tests/golden
-	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration -m "not acceptance"
+	@$(INTEGRATION) -m "not acceptance"
 
 acceptance: $(STAMP) ## the long proofs
-	@$(PYTEST) tests/integration -m acceptance
+	@$(INTEGRATION) -m "acceptance and not alone"
+	@$(PYTEST) tests/integration -m alone
 
 test-all: test acceptance ## test and acceptance; .ci/run is check and this
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
-_LONGEST = ("interrupt", "faults", "ray_cluster", "reward_parts", "judge_server", "async", "groups", "distillation")
-"""They come first, so that the two processes of `make test`, which take a file each, end at nearly the same time."""
+_LONGEST = (
+    *("pages", "kuberay", "shows", "object_store", "quickstart", "spot"),
+    *("interrupt", "faults", "ray_cluster", "reward_parts", "judge_server", "async", "groups", "distillation"),
+)
+"""Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
