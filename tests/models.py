@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -27,7 +29,7 @@ def make_tiny_model(
     tied: bool = True,
     dtype: Literal["float32", "bfloat16"] = "float32",
     vocab_size: int = 128,
-    architecture: Literal["qwen3", "llama", "gemma3"] = "qwen3",
+    architecture: Literal["qwen3", "llama", "gemma3", "qwen3_moe"] = "qwen3",
     adds_bos: bool = False,
     pad_is_eos: bool = False,
     chat_template: str | None = None,
@@ -110,4 +112,7 @@ def _build(architecture: str, shared: dict[str, object]) -> PreTrainedModel:
         # As the real one: a layer with a short window beneath one that sees everything.
         layers = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
         return Gemma3ForCausalLM(Gemma3TextConfig(**shared, **layers, query_pre_attn_scalar=32))
-    raise ValueError(f"architecture={architecture!r} is none of qwen3, llama, gemma3")
+    if architecture == "qwen3_moe":
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts))
+    raise ValueError(f"architecture={architecture!r} is none of qwen3, llama, gemma3, qwen3_moe")

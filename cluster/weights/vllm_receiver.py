@@ -46,6 +46,8 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
+        if current_platform.is_cpu():
+            self._forget_kernels_of_experts()
 
     # The inherited method synchronizes an accelerator, which a CPU engine has not.
     def update_weights(self, update_info: dict[str, object]) -> None:
@@ -65,6 +67,13 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
     def shutdown(self) -> None:
         pass
+
+    def _forget_kernels_of_experts(self) -> None:
+        # vLLM packs experts for CPUs where it makes their kernel, once: later weights would be read as packed, and are not.
+        for layer in self.model.modules():
+            method: Any = getattr(layer, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None
 
     def _pack_tied_heads(self) -> None:
         # A tied head shares the embedding's storage, so the reload finds no weights of its own for it and keeps the old packed copy.

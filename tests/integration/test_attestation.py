@@ -36,6 +36,8 @@ CASES = {
     "llama-bfloat16": {"architecture": "llama", "dtype": "bfloat16"},
     "qwen3-float32": {"architecture": "qwen3"},
     "qwen3-bfloat16-untied": {"architecture": "qwen3", "dtype": "bfloat16", "tied": False},
+    "qwen3_moe-float32": {"architecture": "qwen3_moe"},
+    "qwen3_moe-bfloat16-untied": {"architecture": "qwen3_moe", "dtype": "bfloat16", "tied": False},
     # A sliding window shorter than the probe, and the vocabulary of the real one.
     "gemma3-float32": {"architecture": "gemma3", "adds_bos": True},
     "gemma3-bfloat16-with-bos-262k": {

@@ -46,7 +46,7 @@ async def collect(batches: AsyncIterator[Any]) -> list[Any]:
     return [batch async for batch in batches]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architecture, tied):
     path = make_tiny_model(tmp_path, tied=tied, architecture=architecture)
