@@ -408,12 +408,14 @@ def _schedule(given: Given) -> Made:
     if kind not in known:
         given.refuse("lr_scheduler_type", f"is not there; use one of {', '.join(known)}")
     _, mini_batches, iterations = _updates(given)
-    share = {} if known.get(kind) == "constant" else {"optimizer.min_learning_rate_share": 0.0}
-    made: Made = {"optimizer.schedule": known.get(kind)} | share
-    if kind == "constant" or not warmup:
-        return made
-    steps = warmup * _steps(given) if warmup < 1 else warmup / (mini_batches * iterations)
-    return made | {"optimizer.warmup_steps": math.ceil(steps)}
+    made: Made = {"optimizer.schedule": known.get(kind)}
+    length, steps = _steps(given), 0
+    if kind != "constant" and warmup:
+        steps = math.ceil(warmup * length if warmup < 1 else warmup / (mini_batches * iterations))
+        made["optimizer.warmup_steps"] = steps
+    # TRL's line reaches 0 one step after the last, ours ends at the last.
+    last = {"linear": 1 / max(length - steps, 1), "cosine": 0.0}
+    return made | ({"optimizer.min_learning_rate_share": last[kind]} if kind in last else {})
 
 
 def _optimizer(given: Given) -> Made:
@@ -540,8 +542,8 @@ TRL = Peer(
             of=f"lr_scheduler_type warmup_steps {_LENGTH}",
             ours="optimizer.schedule optimizer.min_learning_rate_share optimizer.warmup_steps",
             make=_schedule,
-            note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0 and its decay ends one update "
-            "later; here the first step has 1/warmup_steps of the rate.",
+            note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0; here the first step has "
+            "1/warmup_steps of the rate. A cosine ends one step earlier here.",
         ),
         Row(
             of="use_peft lora_r lora_alpha lora_dropout lora_target_modules",

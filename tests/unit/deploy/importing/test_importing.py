@@ -75,6 +75,8 @@ def test_steps_of_trl_are_updates_and_ours_are_generations():
     # 531 generations of 8 updates, and 24 updates of warm-up.
     run = run_of("trl_dapo.json", "max_steps=4248", "warmup_steps=24", "lr_scheduler_type=linear")
     assert (run.num_steps, run.optimizer.warmup_steps) == (531, 3)
+    # The last of 528 steps down to 0, which the next would have.
+    assert run.optimizer.min_learning_rate_share == 1 / 528
 
 
 def test_dr_grpo_of_trl_with_an_adapter():
