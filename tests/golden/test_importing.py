@@ -104,7 +104,7 @@ def of_verl(name: str, config: dict[str, Any]) -> dict[str, Any]:
 LOSSES_OF_TRL, LOSSES_OF_VERL = configs("trl/loss__full_mild"), configs("verl/policy_loss__ragged_mild")
 
 
-@pytest.mark.parametrize("variant", LOSSES_OF_TRL.keys() - REFUSED_OF_TRL)
+@pytest.mark.parametrize("variant", sorted(LOSSES_OF_TRL.keys() - REFUSED_OF_TRL))
 def test_a_loss_of_trl_is_the_same(variant):
     config = LOSSES_OF_TRL[variant]
     given, want = recorded("trl/loss__full_mild", variant)
@@ -127,7 +127,7 @@ def test_a_loss_of_trl_is_the_same(variant):
     assert_the_same(loss, policy_BT, want)
 
 
-@pytest.mark.parametrize("variant", LOSSES_OF_VERL.keys() - REFUSED_OF_VERL)
+@pytest.mark.parametrize("variant", sorted(LOSSES_OF_VERL.keys() - REFUSED_OF_VERL))
 def test_a_loss_of_verl_is_the_same(variant):
     given, want = recorded("verl/policy_loss__ragged_mild", variant)
     policy_BT = given["log_probs"].requires_grad_()
@@ -146,13 +146,13 @@ def assert_the_same(loss: Tensor, policy_BT: Tensor, want: dict[str, Any]) -> No
     torch.testing.assert_close(torch.autograd.grad(loss, policy_BT)[0], want["grad.log_probs"], **CLOSE)
 
 
-@pytest.mark.parametrize("variant", REFUSED_OF_TRL)
+@pytest.mark.parametrize("variant", sorted(REFUSED_OF_TRL))
 def test_a_loss_of_trl_that_is_not_the_same_is_refused(variant):
     with pytest.raises(ConfigError):
         algorithm_of("trl", of_trl(LOSSES_OF_TRL[variant]), TRL)
 
 
-@pytest.mark.parametrize("variant", REFUSED_OF_VERL)
+@pytest.mark.parametrize("variant", sorted(REFUSED_OF_VERL))
 def test_a_loss_of_verl_that_is_not_the_same_is_refused(variant):
     with pytest.raises(ConfigError):
         algorithm_of("verl", of_verl(variant, LOSSES_OF_VERL[variant]), VERL)

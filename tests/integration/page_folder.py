@@ -91,6 +91,7 @@ class Folder:
         quickstart = (ROOT / "deploy/runs/quickstart.yaml").read_text()
         self.write("my_run.yaml", quickstart.replace("runs/quickstart", "runs/mine"))
         self.write("other.yaml", quickstart.replace("runs/quickstart", "runs/other"))
+        self.write("grpo.yaml", (ROOT / "tests/unit/deploy/importing/configs/trl_gsm8k.yaml").read_text())
         self.write("my_rewards.py", (starter / "my_rewards.py").read_text() + _JUDGE)
         (game,) = (block for block in blocks_of("docs/environments.md") if block.file == "my_envs.py")
         self.write("my_envs.py", game.text)

@@ -23,6 +23,14 @@ class Run:
     """Runs whose lines are drawn thin behind its own."""
 
 
+_STALE = (
+    "num_steps=20",
+    "reward.judge={name: tests.pictures.judges:slow, seconds: 20}",
+    "reward.max_concurrency=8192",
+    "buffer.max_off_policy_steps=8",
+    "algorithm.proximal=recompute",
+)
+_AGE = ("eval/accuracy", "staleness/mean", "learner/kl_rollout_k3_mean")
 RUNS: Mapping[str, Run] = {
     "healthy": Run(
         shown=(
@@ -62,14 +70,8 @@ RUNS: Mapping[str, Run] = {
         ),
         shown=("reward/long", "reward/right", "tokens/completion_mean"),
     ),
-    "stale": Run(
-        settings=(
-            "num_steps=20",
-            "reward.judge={name: tests.pictures.judges:slow, seconds: 20}",
-            "reward.max_concurrency=8192",
-            "buffer.max_off_policy_steps=8",
-            "algorithm.proximal=recompute",
-        ),
-        shown=("eval/accuracy", "staleness/mean", "learner/kl_rollout_k3_mean"),
+    "stale": Run(settings=_STALE, shown=_AGE),
+    "corrected": Run(
+        settings=(*_STALE, "algorithm.corrections=[decoupled]"), shown=_AGE, compared=("healthy", "stale")
     ),
 }

@@ -99,6 +99,12 @@ def test_old_samples_without_a_correction_teach_nothing():
     assert kept("healthy")["eval/accuracy"][20] > 0.94
 
 
+def test_a_correction_makes_old_samples_teach():
+    corrected = kept("corrected")
+    assert [corrected["staleness/mean"][step] for step in range(9, 21)] == [8] * 12
+    assert corrected["eval/accuracy"][20] > 0.81
+
+
 def end(name: str, metric: str) -> float:
     """Mean of the last five steps: one step has too few prompts to say much."""
     return statistics.fmean(list(kept(name)[metric].values())[-5:])
