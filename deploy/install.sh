@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv for this checkout: `deploy/install.sh cpu` or `deploy/install.sh gpu`. `make` calls it; it may be run again at any time.
-# For CPUs it installs the versions that were tested together; NEWEST=1 takes the newest that the project allows.
+# For CPUs it installs the versions that were tested together; NEWEST=1 takes the newest that the project allows. COMPILE=compile compiles
+# all modules beforehand, for images with a read-only file system.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,7 +31,8 @@ make_venv() {
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment; install its venv module (package python3-venv)"
 }
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
+# Python compiles a module when it is first imported. To compile all 34,000 beforehand takes half of an installation.
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" "--${COMPILE:-no-compile}"; }
 
 has() { "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1') != '$2')" 2>/dev/null; }
 
@@ -50,7 +52,8 @@ install_cpu() {
         # A wheel at hand first (pip's find-links); else PyTorch's own CPU index, which uv knows by name.
         if ! pip install "torch==$torch+cpu" 2>/dev/null; then
             pip install uv || die "cannot install uv; is the package index reachable?"
-            "$venv/bin/python" -m uv pip install --quiet --python "$venv/bin/python" --torch-backend cpu "torch==$torch" ||
+            "$venv/bin/python" -m uv pip install --quiet --python "$venv/bin/python" --torch-backend cpu \
+                ${COMPILE:+--compile-bytecode} "torch==$torch" ||
                 die "cannot install the CPU build of torch $torch; is PyTorch's package index reachable?"
         fi
     fi

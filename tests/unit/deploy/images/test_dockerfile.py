@@ -63,7 +63,7 @@ def test_no_secret_is_an_argument_or_a_variable():
 
 def test_both_flavours_come_from_the_installer():
     assert of("ARG") == ["FLAVOUR=cpu"]
-    assert any('deploy/install.sh "$FLAVOUR"' in rest for rest in of("RUN"))
+    assert any('COMPILE=compile deploy/install.sh "$FLAVOUR"' in rest for rest in of("RUN"))
     installer = (ROOT / "deploy/install.sh").read_text(encoding="utf-8")
     assert "    cpu) install_cpu ;;\n    gpu) install_gpu ;;" in installer
 
