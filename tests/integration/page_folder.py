@@ -124,8 +124,8 @@ class Folder:
         for place in (ROOT / "deploy").iterdir():
             if place.is_dir() and place.name != "runs":
                 (self.path / "deploy" / place.name).symlink_to(place)
-        for file in (ROOT / "deploy/runs").iterdir():
-            self.write(f"deploy/runs/{file.name}", file.read_text())
+        for file in (ROOT / "deploy/runs").rglob("*.yaml"):
+            self.write(str(file.relative_to(ROOT)), file.read_text())
 
     def _put_commands(self) -> None:
         command = self._commands / "treadwheel"

@@ -24,6 +24,9 @@ INSTALLED_FIRST = {"torch", "treadwheel"}
 DEVELOPMENT = {"grafana_foundation_sdk": "deploy.monitoring"}
 """Of the extra `dev`: all that imports it, directly or not, lies in this package, which a developer runs by `python -m`."""
 
+LOADED_BY_IT = {"mkdocs": "deploy.docs.site_hooks"}
+"""Of the extra `dev`, with mkdocs-material: it loads the module by its path, and nothing of ours imports that."""
+
 
 def imported() -> dict[str, set[str]]:
     """Top-level module -> our modules that import it."""
@@ -43,7 +46,7 @@ def imported() -> dict[str, set[str]]:
 
 def test_every_import_of_the_packages_is_declared():
     declared, distributions = _declared("dependencies"), packages_distributions()
-    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS, *OPTIONAL, *DEVELOPMENT}
+    known = {*sys.stdlib_module_names, *PACKAGES, *EXTRAS, *OPTIONAL, *DEVELOPMENT, *LOADED_BY_IT}
     undeclared = {
         module: importers
         for module, importers in imported().items()
@@ -68,6 +71,9 @@ def test_what_only_a_developer_has_nothing_that_runs_imports():
         reached = importers.union(*(graph.find_downstream_modules(each) for each in importers))
         assert {each for each in reached if not each.startswith(f"{package}.")} == set()
         assert f"{package}.__main__" in reached
+    for module, ours in LOADED_BY_IT.items():
+        assert imported()[module] == {ours}
+        assert not graph.find_downstream_modules(ours)
 
 
 def test_every_dependency_has_a_version_that_was_tested_and_is_allowed():

@@ -61,7 +61,9 @@ def test_an_issue_form_asks_under_labels_and_requires_something(file):
 
 
 def test_make_help_names_every_target_and_contributing_says_the_same():
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert {line.split()[1] for line in said.splitlines()} == set(_targets())
     assert said in (ROOT / "CONTRIBUTING.md").read_text(), "put the words of `make help` into CONTRIBUTING.md"
 
