@@ -128,7 +128,7 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     learning_rate: PositiveFloat = 1e-5
     """Of an own backbone, or of a shared backbone's head."""
     warmup_steps: NonNegativeInt = 0
-    """Steps at the start of the run in which the critic alone trains (verl's `critic_warmup`): its own backbone, or the head alone on a
+    """Steps at the start of the run in which the critic alone trains (verl `critic_warmup` − 1): its own backbone, or the head alone on a
     shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
     normalise_returns: bool = False
     """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is

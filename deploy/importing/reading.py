@@ -25,8 +25,13 @@ def read(path: str, more: Sequence[str]) -> dict[str, Any]:
         found = _WORD.fullmatch(word)
         if found is None:
             raise ConfigError(f"--set {word!r} is not of the form setting=value")
-        values[found["name"]] = parse(found["text"], source=f"--set {word!r}")
+        values[_named(found)] = parse(found["text"], source=f"--set {word!r}")
     return values
+
+
+def _named(word: re.Match[str]) -> str:
+    """Without hydra's +; a setting that hydra takes away keeps its ~, and is refused as unknown."""
+    return word["name"] if word["mark"] != "~" else f"~{word['name']}"
 
 
 def _mapping(path: str) -> Mapping[str, Any]:
@@ -49,7 +54,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _of_a_script(path: str) -> dict[str, Any]:
     """Words `a.b=value` are settings. Words `name=value` are variables of the shell, which stand for `$name` and `${name}` in what
-    follows; nothing else of a shell is understood, and what stays a `$` is refused where it is read."""
+    follows; nothing else of a shell is understood, and what stays a `$` is refused where it is read. So is a variable that gets a second
+    value, as which of the two a shell takes may depend on an `if`."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         words = shlex.split(text, comments=True)
@@ -63,8 +69,10 @@ def _of_a_script(path: str) -> dict[str, Any]:
             continue
         written = Template(found["text"]).safe_substitute(variables)
         if "." not in found["name"] and not found["mark"] and not found["name"].startswith("-"):
-            variables[found["name"]] = written
+            is_clear = variables.get(found["name"], written) == written
+            variables[found["name"]] = written if is_clear else f"${found['name']}"
         else:
-            name = found["name"] if found["mark"] != "~" else f"~{found['name']}"
-            values[name] = parse(written, source=f"{path}, {found['name']}") if "$" not in written else written
+            values[_named(found)] = parse(written, source=f"{path}, {found['name']}") if "$" not in written else written
+    if not values:
+        raise ConfigError(f"{path} holds no settings as key=value; {_WAY_OUT}")
     return values

@@ -1,6 +1,7 @@
 """The table of a peer: each row says which of its settings make which of ours. What no row makes is refused or dropped by name."""
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,19 @@ from learner.algorithms.objective.inert import waits_for_ratios
 Made = dict[str, Any]
 """Our settings by their full names."""
 
+NUMBER, NO_NUMBER = (int, float), (int, float, type(None))
+"""Types of a setting that must be a number, and of one that may be null too."""
+
+_SAID = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "null",
+}
+
 
 @dataclass(kw_only=True)
 class Given:
@@ -20,7 +34,9 @@ class Given:
     values: Mapping[str, Any]
     """By full name, as the file has them."""
     defaults: Mapping[str, Any]
-    """Of all settings that a row may read."""
+    """Of all settings that a row may read. A value must be of its default's type; a default of None takes any."""
+    types: Mapping[str, tuple[type, ...]] = field(default_factory=dict[str, tuple[type, ...]])
+    """Of settings whose default does not say it."""
     problems: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     """What the run file says of the import as a whole."""
@@ -35,16 +51,20 @@ class Given:
         if isinstance(value, str) and "$" in value:
             self.refuse(name, "is not resolved; write the value itself")
             return default
+        allowed = self.types.get(name) or _types_like(default)
+        if allowed and type(value) not in allowed:
+            self.refuse(name, f"must be {' or '.join(dict.fromkeys(_SAID[each] for each in allowed))}")
+            return default
         return value
 
-    def numbers(self, *names: str) -> list[Any]:
-        """Settings that must be numbers; one that is not is refused, and counts as the peer's default."""
-        found: list[Any] = []
+    def counts(self, *names: str) -> list[int]:
+        """Settings that must be whole numbers above 0; one that is not is refused, and counts as 1."""
+        found: list[int] = []
         for name in names:
             value = self[name]
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                self.refuse(name, "must be a number")
-                value = self.defaults[name]
+            if type(value) is not int or value < 1:
+                self.refuse(name, "must be a whole number above 0")
+                value = 1
             found.append(value)
         return found
 
@@ -62,6 +82,12 @@ class Given:
         left = [f"{name}={self.defaults[name]} (default)" for name in self.read if self.defaults[name] is not None]
         self.read.clear()
         return ", ".join(said or left)
+
+
+def _types_like(default: Any) -> tuple[type, ...]:
+    if default is None:
+        return ()
+    return NUMBER if type(default) in NUMBER else (type(default),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +110,8 @@ class Peer:
     version: str
     """The release whose settings the table has."""
     defaults: Mapping[str, Any]
+    types: Mapping[str, tuple[type, ...]]
+    """See `Given`."""
     rows: tuple[Row, ...]
     dropped: Mapping[str, str]
     """Reason to settings that change no mathematics here, with spaces between them; `*` stands for any characters."""
@@ -107,14 +135,17 @@ class Imported:
 
 def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
     """Our settings for a peer's. Raises one ConfigError for all that cannot be said here: setting, value, way out."""
-    given = Given(values=values, defaults=peer.defaults)
+    given = Given(values=values, defaults=peer.defaults, types=peer.types)
     dropped: dict[str, tuple[str, ...]] = {}
     for name in values:
         reason = None if name in peer.defaults else peer.reason_to_drop(name)
         if reason is not None:
             dropped[reason] = (*dropped.get(reason, ()), name)
         elif name not in peer.defaults:
-            given.refuse(name, f"is no setting of {peer.title} {peer.version} that is known here; leave it out")
+            given.refuse(
+                name,
+                f"is no setting of {peer.title} {peer.version} that is known here; write that release's, or leave it out",
+            )
     settings: Made = {}
     comments: dict[str, str] = {}
     origins: set[str] = set()
@@ -154,6 +185,16 @@ def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:
             given.note(
                 f"A step makes one update, at whose ratio of 1 no bound acts. With several updates, give {plugin.name} back: {shown}."
             )
+
+
+def last_share(kind: str, length: int, *, lowest: float = 0.0) -> float:
+    """Share of the peak rate at the last of `length` steps of a peer's decay, which reaches `lowest` one step later.
+
+    Our decay ends at the last step: with `lowest` there, a run of two steps would learn in one.
+    """
+    if kind == "linear":
+        return 1 / length
+    return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * (length - 1) / length))
 
 
 def same(name: str, ours: str, note: str = "") -> Row:

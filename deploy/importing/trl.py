@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from deploy.importing.table import Given, Made, Peer, Row, only, same
+from deploy.importing.table import NO_NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _DEFAULTS: dict[str, Any] = {
     "model_name_or_path": None,
@@ -98,6 +98,23 @@ _DEFAULTS: dict[str, Any] = {
     "output_dir": None,
 }
 
+_TYPES = dict.fromkeys(
+    [
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_prompts",
+        "max_grad_norm",
+        "epsilon_high",
+        "delta",
+        "min_p",
+        "vllm_importance_sampling_clip_max",
+        "vllm_importance_sampling_clip_min",
+        "vllm_importance_sampling_cap",
+        "off_policy_mask_threshold",
+    ],
+    NO_NUMBER,
+) | {"scale_rewards": (str, bool), "reward_weights": (list, type(None)), "dtype": (str, type(None))}
+
 _DROPPED = {
     "resources are planned here, by `learner`, `rollout` and `elastic`": (
         "accelerator_config accelerate_config parallelism_config fsdp* deepspeed ddp_* use_cpu local_rank "
@@ -159,7 +176,8 @@ def _lora(given: Given) -> Made:
         given.refuse(
             "lora_target_modules", "leaves PEFT's choice, which depends on the model; write it, such as all-linear"
         )
-    return {"learner.lora": lora | {"target_modules": modules}}
+    # A list of one, as TRL's command line makes it, is its entry there.
+    return {"learner.lora": lora | {"target_modules": "all-linear" if modules == ["all-linear"] else modules}}
 
 
 def _prompts(given: Given) -> Made:
@@ -193,14 +211,15 @@ def _judge(given: Given, name: str) -> dict[str, Any]:
 def _reward(given: Given) -> Made:
     names, weights = given["reward_funcs"], given["reward_weights"]
     names = [names] if isinstance(names, str) else names
-    if not names:
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         given.refuse("reward_funcs", "names no reward; name yours: --set reward_funcs=[my_rewards.my_function]")
         return {}
     weights = [1.0] * len(names) if weights is None else weights
     if len(weights) != len(names):
         given.refuse("reward_weights", f"are not as many as reward_funcs, {len(names)}; give one for each")
         return {}
-    if len(names) == 1 and weights[0] == 1:
+    needs_parts = given["multi_objective_aggregation"] == "normalize_then_sum"
+    if len(names) == 1 and weights[0] == 1 and not needs_parts:
         return {"reward.judge": _judge(given, names[0])}
     parts = {
         name.rpartition(".")[2]: {"judge": _judge(given, name), "weight": weight}
@@ -235,7 +254,11 @@ def _updates(given: Given) -> tuple[int, int, int]:
     if processes is None:
         given.refuse("num_processes", "is not in TRL's file, and decides the batch; say it: --set num_processes=8")
         processes = 1
-    per_device, accumulation = given.numbers("per_device_train_batch_size", "gradient_accumulation_steps")
+    else:
+        (processes,) = given.counts("num_processes")
+    per_device, accumulation, epochs = given.counts(
+        "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"
+    )
     size, steps = given["generation_batch_size"], given["steps_per_generation"]
     if size is not None and steps is not None:
         given.refuse("steps_per_generation", "and generation_batch_size say the same; TRL takes one of them")
@@ -247,12 +270,12 @@ def _updates(given: Given) -> tuple[int, int, int]:
             "gradient_accumulation_steps",
             f"does not divide the {steps:g} steps of a generation, so that an update spans two of them; use a divisor",
         )
-    return int(per_device * processes * steps), max(int(steps // accumulation), 1), given["num_iterations"]
+    return int(per_device * processes * steps), max(int(steps // accumulation), 1), epochs
 
 
 def _batch(given: Given) -> Made:
     completions, mini_batches, epochs = _updates(given)
-    size = given["num_generations"]
+    (size,) = given.counts("num_generations")
     if completions % size:
         given.refuse("num_generations", f"does not divide the {completions} completions of a generation, as TRL asks")
     made: Made = {"buffer.groups_per_step": completions // size, "buffer.trajectories_per_group": size}
@@ -262,16 +285,17 @@ def _batch(given: Given) -> Made:
 
 def _steps(given: Given) -> int:
     completions, mini_batches, iterations = _updates(given)
-    updates, prompts = given["max_steps"], given["num_prompts"]
-    if updates > 0:
-        return max(updates // (mini_batches * iterations), 1)
-    if prompts is None:
+    updates, prompts, a_generation = given["max_steps"], given["num_prompts"], mini_batches * iterations
+    if updates <= 0 and prompts is None:
         given.refuse(
             "max_steps",
             "leaves the length to the data; say how many rows it has: --set num_prompts=7473, or set max_steps",
         )
-        return 1
-    return max(int(given["num_train_epochs"] * (prompts * given["num_generations"] // completions)), 1)
+    elif updates <= 0:
+        (size,) = given.counts("num_generations")
+        generations = prompts * size // max(completions, 1)
+        updates = math.ceil(given["num_train_epochs"] * generations * a_generation)
+    return max(int(updates) // a_generation, 1)
 
 
 def _num_steps(given: Given) -> Made:
@@ -350,6 +374,9 @@ def _entropy(given: Given) -> Made:
         given.refuse(
             "entropy_coef", "with top_entropy_quantile acts on some tokens there, on all here; set one of them"
         )
+    given.note(
+        "TRL's entropy bonus is a mean over the tokens of each micro-batch, here over those of an update: the same for equal lengths."
+    )
     return {"algorithm.entropy_coefficient": coefficient}
 
 
@@ -413,9 +440,9 @@ def _schedule(given: Given) -> Made:
     if kind != "constant" and warmup:
         steps = math.ceil(warmup * length if warmup < 1 else warmup / (mini_batches * iterations))
         made["optimizer.warmup_steps"] = steps
-    # TRL's line reaches 0 one step after the last, ours ends at the last.
-    last = {"linear": 1 / max(length - steps, 1), "cosine": 0.0}
-    return made | ({"optimizer.min_learning_rate_share": last[kind]} if kind in last else {})
+    if kind in ("linear", "cosine"):
+        made["optimizer.min_learning_rate_share"] = last_share(kind, max(length - steps, 1))
+    return made
 
 
 def _optimizer(given: Given) -> Made:
@@ -439,6 +466,7 @@ TRL = Peer(
     title="TRL",
     version="1.16.0",
     defaults=_DEFAULTS,
+    types=_TYPES,
     dropped=_DROPPED,
     rows=(
         same("output_dir", "run_dir"),
@@ -474,7 +502,7 @@ TRL = Peer(
         same("repetition_penalty", "sampling.repetition_penalty", "*Biased*, in both systems."),
         same("vllm_structured_outputs_regex", "sampling.regex"),
         Row(
-            of="reward_funcs reward_weights",
+            of="reward_funcs reward_weights multi_objective_aggregation",
             ours="reward.judge reward.parts",
             make=_reward,
             note="The judge `trl` calls the function unchanged.",
@@ -516,7 +544,7 @@ TRL = Peer(
             of="entropy_coef loss_type top_entropy_quantile",
             ours="algorithm.entropy_coefficient",
             make=_entropy,
-            note="With `token_mean` alone, where both are a mean over tokens.",
+            note="With `token_mean` alone, where both are a mean over tokens: of a micro-batch there, of an update here.",
         ),
         Row(
             of="mask_truncated_completions top_entropy_quantile loss_type",
@@ -543,7 +571,7 @@ TRL = Peer(
             ours="optimizer.schedule optimizer.min_learning_rate_share optimizer.warmup_steps",
             make=_schedule,
             note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0; here the first step has "
-            "1/warmup_steps of the rate. A cosine ends one step earlier here.",
+            "1/warmup_steps of the rate. Both end at the rate of TRL's last step; between, a cosine differs by a step at most.",
         ),
         Row(
             of="use_peft lora_r lora_alpha lora_dropout lora_target_modules",
@@ -566,7 +594,7 @@ TRL = Peer(
         only("the reference stays as it is; leave it out", {"sync_ref_model": False}),
         only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
         only(
-            "the loss has no such term; leave it out",
+            "the loss has no such term, nor the router's that TRL adds to a mixture of experts whose model names one; leave it out",
             {"router_aux_loss_coef": (None, 0), "label_smoothing_factor": 0, "neftune_noise_alpha": None},
         ),
         only("the optimizer is AdamW", {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")}),

@@ -5,7 +5,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from deploy.importing.table import Given, Made, Peer, Row, only, same
+from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _CORRECTION, _BUFFER = "algorithm.rollout_correction", "reward.reward_kwargs.overlong_buffer_cfg"
@@ -23,10 +23,18 @@ _DEFAULTS: dict[str, Any] = {
     f"{_MODEL}.lora_adapter_path": None,
     f"{_MODEL}.override_config": {},
     f"{_MODEL}.enable_gradient_checkpointing": True,
+    f"{_MODEL}.hf_config_path": None,
+    f"{_MODEL}.tokenizer_path": None,
+    f"{_MODEL}.mtp.enable_train": False,
+    f"{_MODEL}.lora.rank": 0,
     f"{_ACTOR}.fsdp_config.dtype": "bfloat16",
+    f"{_ACTOR}.fsdp_config.model_dtype": "fp32",
+    f"{_ACTOR}.fsdp_config.qat.enable": False,
+    f"{_ACTOR}.qat.enable": False,
     "data.train_files": None,
     "data.val_files": None,
     "data.prompt_key": "prompt",
+    "data.tokenizer": None,
     "data.train_batch_size": 1024,
     "data.gen_batch_size": None,
     "data.max_prompt_length": 512,
@@ -60,6 +68,9 @@ _DEFAULTS: dict[str, Any] = {
     f"{_ROLLOUT}.quantization": None,
     f"{_ROLLOUT}.val_kwargs.temperature": 0,
     f"{_ROLLOUT}.val_kwargs.n": 1,
+    f"{_ROLLOUT}.val_kwargs.top_p": 1.0,
+    f"{_ROLLOUT}.val_kwargs.top_k": -1,
+    f"{_ROLLOUT}.enable_rollout_routing_replay": False,
     f"{_ACTOR}.ppo_mini_batch_size": 256,
     f"{_ACTOR}.ppo_epochs": 1,
     f"{_ACTOR}.shuffle": False,
@@ -78,6 +89,7 @@ _DEFAULTS: dict[str, Any] = {
     f"{_ACTOR}.kl_loss_coef": 0.001,
     f"{_ACTOR}.kl_loss_type": "low_var_kl",
     f"{_ACTOR}.grad_clip": 1.0,
+    f"{_ACTOR}.optim.clip_grad": 1.0,
     f"{_ACTOR}.optim.optimizer": "AdamW",
     f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
     f"{_ACTOR}.optim.override_optimizer_config": None,
@@ -115,10 +127,16 @@ _DEFAULTS: dict[str, Any] = {
     "critic.ppo_epochs": None,
     "critic.ppo_mini_batch_size": None,
     "critic.loss_agg_mode": None,
-    "critic.grad_clip": 1.0,
+    "critic.loss_scale_factor": None,
+    "critic.optim.clip_grad": 1.0,
+    "critic.optim.optimizer": "AdamW",
+    "critic.optim.optimizer_impl": "torch.optim",
+    "critic.optim.override_optimizer_config": None,
     "critic.optim.weight_decay": 0.01,
     "critic.optim.betas": [0.9, 0.999],
     "critic.optim.lr_scheduler_type": "constant",
+    "critic.optim.warmup_style": None,
+    "critic.optim.min_lr_ratio": 0.0,
     "critic.optim.lr_warmup_steps": -1,
     "critic.optim.lr_warmup_steps_ratio": 0.0,
     "reward.custom_reward_function.path": None,
@@ -136,6 +154,28 @@ _DEFAULTS: dict[str, Any] = {
     f"{_BUFFER}.penalty_factor": 1.0,
     "reward.reward_kwargs.max_resp_len": None,
     "distillation.enabled": False,
+}
+
+_TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
+    (
+        *("trainer.total_training_steps", "num_prompts", "data.gen_batch_size", f"{_BUFFER}.len"),
+        *("reward.reward_kwargs.max_resp_len", "data.train_max_samples", "data.val_max_samples"),
+        *(
+            f"{_ACTOR}.{name}"
+            for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")
+        ),
+        *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio")),
+    ),
+    NO_NUMBER,
+) | {
+    f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str),
+    f"{_MODEL}.target_modules": (str, list),
+    f"{_MODEL}.override_config": (dict, type(None)),
+    "data.apply_chat_template_kwargs": (dict, type(None)),
+    "data.train_files": (str, list, type(None)),
+    "data.val_files": (str, list, type(None)),
+    "reward.custom_reward_function.path": (str, type(None)),
+    "custom_reward_function.path": (str, type(None)),
 }
 
 _DROPPED = {
@@ -161,11 +201,11 @@ _DROPPED = {
         f"{_ROLLOUT}.disable_log_stats {_ROLLOUT}.trace.* {_ROLLOUT}.prometheus.* {_ROLLOUT}.moe_load_balance_*"
     ),
     "without effect on a single turn of text, or set by verl itself": (
-        "*_target_ *.rollout_n *.data_loader_seed *.optim.total_training_steps *.zero_indexed_step *.optim.clip_grad "
+        "*_target_ *.rollout_n *.data_loader_seed *.optim.total_training_steps *.zero_indexed_step "
         "data.image_* data.video_key data.audio_key data.reward_fn_key data.return_* data.dataloader_num_workers "
-        "data.val_batch_size data.tokenizer data.filter_overlong_prompts_workers data.validation_shuffle "
-        "data.mm_processor_kwargs* data.trust_remote_code data.*_path data.custom_cls.name *freeze_vision_tower "
-        "*.external_lib *.hf_config_path *.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
+        "data.val_batch_size data.filter_overlong_prompts_workers data.validation_shuffle data.tool_config_path "
+        "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
+        "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
         f"*reward_manager.module.* *.lora.* {_BUFFER}.log {_ROLLOUT}.prompt_length {_ROLLOUT}.response_length "
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
@@ -176,8 +216,7 @@ _DROPPED = {
         "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
         f"{_CORRECTION}.rollout_rs_threshold *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
         "reward.reward_model.* reward_model.* "
-        "critic.loss_scale_factor critic.optim.min_lr_ratio critic.optim.num_cycles critic.optim.warmup_style "
-        "critic.optim.optimizer* critic.optim.override_optimizer_config *router_replay.* *sandbox_fusion.*"
+        "critic.optim.num_cycles critic.grad_clip *sandbox_fusion.*"
     ),
 }
 
@@ -188,6 +227,8 @@ def _model(given: Given) -> Made:
         given.refuse(f"{_MODEL}.path", "names no model; name it")
     if given[f"{_ACTOR}.fsdp_config.dtype"] not in ("bfloat16", "bf16", "float32", "fp32"):
         given.refuse(f"{_ACTOR}.fsdp_config.dtype", "is no type to compute in here; use bfloat16 or float32")
+    if given[f"{_ACTOR}.fsdp_config.model_dtype"] not in ("float32", "fp32"):
+        given.note("fsdp_config.model_dtype: verl trains weights of this type. Here master weights are float32.")
     is_whole = given[f"{_ACTOR}.fsdp_config.dtype"] in ("float32", "fp32")
     return {"model.path": path, "model.dtype": "float32" if is_whole else "bfloat16"}
 
@@ -207,7 +248,7 @@ def _lora(given: Given) -> Made:
 
 def _source(files: Any, column: str) -> dict[str, Any]:
     """Several files are sources, each by its folder and name."""
-    paths = [files] if isinstance(files, str) else [*files]
+    paths = [files] if isinstance(files, str) else [str(each) for each in files]
     if len(paths) == 1:
         return {"name": "file", "path": paths[0], "column": column}
     return {"sources": {_name(each): {"name": "file", "path": each, "column": column} for each in paths}}
@@ -242,13 +283,15 @@ def _evaluation(given: Given) -> Made:
     files, every, n = given["data.val_files"], given["trainer.test_freq"], given[f"{_ROLLOUT}.val_kwargs.n"]
     if not files:
         return {}
+    if given[f"{_ROLLOUT}.val_kwargs.top_p"] < 1 or given[f"{_ROLLOUT}.val_kwargs.top_k"] > 0:
+        given.note("val_kwargs.top_p, val_kwargs.top_k: an evaluation here has its own temperature alone.")
     made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]), "evaluation.num_samples": n}
     made |= {"evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
 
 
 def _batch(given: Given) -> Made:
-    groups, part = given.numbers("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size")
+    groups, part = given.counts("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size")
     if groups % part:
         given.refuse(f"{_ACTOR}.ppo_mini_batch_size", f"does not divide data.train_batch_size={groups}; use a divisor")
     if given["data.gen_batch_size"] not in (None, groups) and not given["algorithm.filter_groups.enable"]:
@@ -268,7 +311,8 @@ def _steps(given: Given) -> int:
             "trainer.total_training_steps",
             "leaves the length to the data; set it, or say how many rows it has: --set num_prompts=7473",
         )
-    return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // given["data.train_batch_size"]), 1)
+    (groups,) = given.counts("data.train_batch_size")
+    return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // groups), 1)
 
 
 def _num_steps(given: Given) -> Made:
@@ -368,8 +412,8 @@ def _loss(given: Given) -> Made:
     if mode not in known:
         given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not there as verl has it; use one of {', '.join(known)}")
         return {}
-    if mode == "dro" and known["dro"]["beta"] is None:
-        given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it")
+    if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
+        given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it above 0")
     if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
         given.refuse(
             f"{_ACTOR}.loss_agg_mode", "is not what verl takes for SAPO's policy loss; use seq-mean-token-mean"
@@ -416,7 +460,7 @@ def _kl(given: Given) -> Made:
                 "does not pull to the reference in a loss, or is not there; use low_var_kl or mse",
             )
         terms["loss"] = {"coefficient": given[f"{_ACTOR}.kl_loss_coef"], "estimator": estimator}
-    if given["algorithm.use_kl_in_reward"]:
+    if given["algorithm.use_kl_in_reward"] and given["algorithm.kl_ctrl.kl_coef"]:
         estimator = _ESTIMATORS.get(given["algorithm.kl_penalty"])
         if estimator is None:
             given.refuse("algorithm.kl_penalty", f"is not there; use one of {', '.join(_ESTIMATORS)}")
@@ -435,10 +479,14 @@ def _kl(given: Given) -> Made:
 def _filters(given: Given) -> Made:
     if not given["algorithm.filter_groups.enable"]:
         return {}
-    if given["algorithm.filter_groups.metric"] not in ("reward", "seq_reward", "seq_final_reward", "score"):
+    if given["algorithm.filter_groups.metric"] != "reward":
         given.refuse(
             "algorithm.filter_groups.metric", "looks at another number than the reward that trains; use reward"
         )
+    given.note(
+        "filter_groups: verl ends after total_epochs passes over the prompts, dropped ones counted, however many steps that were. "
+        "Here num_steps is the length."
+    )
     return {"algorithm.filters": ["zero_variance"]}
 
 
@@ -465,35 +513,51 @@ def _corrections(given: Given) -> Made:
     if level not in ("token", "sequence"):
         given.refuse(f"{_CORRECTION}.rollout_is", "is unknown; use token or sequence")
     low, _, high = str(threshold).rpartition("_")
+    try:
+        bounds = {"low": float(low), "high": float(high)} if low else {"cap": float(high)}
+    except ValueError:
+        given.refuse(f"{_CORRECTION}.rollout_is_threshold", "is no bound; write a number, or two as 0.5_5.0")
+        return {}
     if low and is_normalised:
         given.refuse(f"{_CORRECTION}.rollout_is_batch_normalize", "is not there with two bounds; use one threshold")
     name = "icepop" if low else "self_normalised_tis" if is_normalised else "tis"
-    bounds = {"low": float(low), "high": float(high)} if low else {"cap": float(high)}
     return made | {"algorithm.corrections": [{"name": name, "level": level, **bounds, "log_ratio_clamp": _CLAMP}]}
 
 
+_AS_THE_ACTOR = (
+    *("ppo_epochs", "ppo_mini_batch_size", "loss_agg_mode", "loss_scale_factor"),
+    *(
+        "optim.clip_grad",
+        "optim.weight_decay",
+        "optim.betas",
+        "optim.lr_scheduler_type",
+        "optim.warmup_style",
+        "optim.min_lr_ratio",
+    ),
+    *("optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio"),
+    *("optim.optimizer", "optim.optimizer_impl", "optim.override_optimizer_config"),
+)
+"""Settings of verl's critic that are the actor's here."""
+
+
 def _critic(given: Given) -> Made:
+    warmup = given["trainer.critic_warmup"]
     if given["algorithm.adv_estimator"] != "gae":
         if given["critic.enable"]:
             given.refuse("critic.enable", "trains values that no advantage reads; leave it out")
+        if warmup > 1:
+            given.refuse("trainer.critic_warmup", "lets steps pass without learning, as no critic learns; leave it out")
         return {}
-    for name in ("ppo_epochs", "ppo_mini_batch_size", "loss_agg_mode", "grad_clip"):
-        if given[f"critic.{name}"] not in (None, given[f"{_ACTOR}.{name}"]):
-            given.refuse(
-                f"critic.{name}", f"is not the actor's, {given[f'{_ACTOR}.{name}']!r}, and both are one setting here"
-            )
-    for name in ("weight_decay", "betas", "lr_scheduler_type", "lr_warmup_steps", "lr_warmup_steps_ratio"):
-        if given[f"critic.optim.{name}"] not in (None, given[f"{_ACTOR}.optim.{name}"]):
-            given.refuse(
-                f"critic.optim.{name}",
-                f"is not the actor's, {given[f'{_ACTOR}.optim.{name}']!r}, and both are one setting here",
-            )
+    for name in _AS_THE_ACTOR:
+        actors = given[f"{_ACTOR}.{name}"]
+        if given[f"critic.{name}"] not in (None, actors):
+            given.refuse(f"critic.{name}", f"is not the actor's, {actors!r}, and both are one setting here")
     value: dict[str, Any] = {
         "loss": {"name": "value_clip", "clip_range": given["critic.cliprange_value"]},
         "coefficient": 1.0,
         "aggregation": _aggregation_of(given),
         "learning_rate": given["critic.optim.lr"],
-        "warmup_steps": given["trainer.critic_warmup"],
+        "warmup_steps": max(warmup - 1, 0),  # verl's first step is 1, and the actor learns from step `critic_warmup` on
     }
     path = given["critic.model.path"]
     if path is None:
@@ -510,15 +574,21 @@ def _optimizer(given: Given) -> Made:
     if warmup is None or warmup <= 0:
         share = given[f"{optim}.lr_warmup_steps_ratio"]
         warmup = math.floor(share * _steps(given)) if share else 0
+    norm, ignored = given[f"{optim}.clip_grad"], given[f"{_ACTOR}.grad_clip"]
+    if ignored != norm:
+        given.note(f"actor.grad_clip={ignored} has no effect in verl: actor.optim.clip_grad={norm} counts.")
     made: Made = {
         "optimizer.learning_rate": given[f"{optim}.lr"],
         "optimizer.betas": given[f"{optim}.betas"],
         "optimizer.weight_decay": given[f"{optim}.weight_decay"],
-        "optimizer.max_grad_norm": given[f"{_ACTOR}.grad_clip"],
+        "optimizer.max_grad_norm": norm,
         "optimizer.schedule": kind,
         "optimizer.warmup_steps": warmup,
     }
-    return made | ({} if kind == "constant" else {"optimizer.min_learning_rate_share": given[f"{optim}.min_lr_ratio"]})
+    if kind == "cosine":
+        share = last_share(kind, max(_steps(given) - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0)
+        made["optimizer.min_learning_rate_share"] = share
+    return made
 
 
 def _below(section: str, names: str) -> str:
@@ -531,6 +601,7 @@ VERL = Peer(
     title="verl",
     version="0.9.1",
     defaults=_DEFAULTS,
+    types=_TYPES,
     dropped=_DROPPED,
     rows=(
         Row(of="trainer.experiment_name", ours="run_dir", make=_run_dir),
@@ -543,7 +614,7 @@ VERL = Peer(
             "`total_training_steps` is not set.",
         ),
         Row(
-            of=f"{_MODEL}.path {_ACTOR}.fsdp_config.dtype",
+            of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')}",
             ours="model.path model.dtype",
             make=_model,
             note="Master weights are float32 in both.",
@@ -559,9 +630,10 @@ VERL = Peer(
             "templated prompt there.",
         ),
         Row(
-            of=f"data.val_files data.prompt_key trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n')}",
+            of=f"data.val_files data.prompt_key trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
             ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
             make=_evaluation,
+            note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
         ),
         Row(
             of=f"data.max_response_length {_below(_ROLLOUT, 'temperature top_p top_k ignore_eos')}",
@@ -640,29 +712,46 @@ VERL = Peer(
         ),
         Row(
             of=f"algorithm.adv_estimator trainer.critic_warmup {_MODEL}.path "
-            f"{_below('critic', 'enable model.path cliprange_value ppo_epochs ppo_mini_batch_size loss_agg_mode grad_clip')} "
-            f"{_below('critic.optim', 'lr weight_decay betas lr_scheduler_type lr_warmup_steps lr_warmup_steps_ratio')} "
-            f"{_below(_ACTOR, 'ppo_epochs ppo_mini_batch_size loss_agg_mode loss_scale_factor grad_clip')} "
-            f"{_below(f'{_ACTOR}.optim', 'weight_decay betas lr_scheduler_type lr_warmup_steps lr_warmup_steps_ratio')}",
+            f"{_below('critic', 'enable model.path cliprange_value optim.lr')} "
+            f"{_below('critic', ' '.join(_AS_THE_ACTOR))} {_below(_ACTOR, ' '.join(_AS_THE_ACTOR))}",
             ours="algorithm.value",
             make=_critic,
-            note="A backbone of its own. What is not said of the critic is the actor's here, and must be equal where it is said.",
+            note="A backbone of its own. What is not said of the critic is the actor's here, and must be equal where it is said. The actor "
+            "learns from step `critic_warmup` on, counted from 1: after `critic_warmup` − 1 steps. Its rate has decayed with the run "
+            "here, and so many steps short of that in verl.",
         ),
         Row(
             of=f"{_below(f'{_ACTOR}.optim', 'lr betas weight_decay lr_scheduler_type warmup_style min_lr_ratio')} {_ACTOR}.grad_clip "
-            f"{_below(f'{_ACTOR}.optim', 'lr_warmup_steps lr_warmup_steps_ratio')} {_LENGTH}",
+            f"{_below(f'{_ACTOR}.optim', 'clip_grad lr_warmup_steps lr_warmup_steps_ratio')} {_LENGTH}",
             ours=_below(
                 "optimizer",
                 "learning_rate betas weight_decay max_grad_norm schedule warmup_steps min_learning_rate_share",
             ),
             make=_optimizer,
-            note="verl's warm-up begins at 0; here the first step has 1/warmup_steps of the rate.",
+            note="verl clips by `optim.clip_grad`; `actor.grad_clip` changes nothing there. Its weight decay is on norms and biases too, "
+            "which are spared here. Its warm-up begins at 0; here the first step has 1/warmup_steps of the rate. Both cosines end at the "
+            "rate of verl's last step; between, they differ by a step at most.",
         ),
         Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
         same(f"{_MODEL}.enable_gradient_checkpointing", "learner.activation_checkpointing"),
         only(
             "write it into the model's folder, or leave it out",
-            {f"{_MODEL}.override_config": ({}, None), "data.apply_chat_template_kwargs": ({}, None)},
+            {
+                f"{_MODEL}.override_config": ({}, None),
+                "data.apply_chat_template_kwargs": ({}, None),
+                f"{_MODEL}.hf_config_path": None,
+                f"{_MODEL}.tokenizer_path": None,
+                "data.tokenizer": None,
+            },
+        ),
+        only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
+        only(
+            "weights are not quantized; leave it out",
+            {f"{_ACTOR}.qat.enable": False, f"{_ACTOR}.fsdp_config.qat.enable": False},
+        ),
+        only(
+            "experts and predicted tokens are the engine's own matter; leave it out",
+            {f"{_ROLLOUT}.enable_rollout_routing_replay": False, f"{_MODEL}.mtp.enable_train": False},
         ),
         only(
             "an adapter begins anew, on the modules that target_modules names",

@@ -1,5 +1,6 @@
 """Configurations of other systems as run files: numbers worked out by hand, and no setting lost on the way."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def test_grpo_of_trl():
     # 8 completions on each of 4 processes, 4 times accumulated: 128, which are 16 groups of 8, in one update.
     assert (run.buffer.groups_per_step, run.buffer.trajectories_per_group, run.learner.updates_per_step) == (16, 8, 1)
     assert (run.num_steps, run.optimizer.warmup_steps, run.optimizer.schedule) == (500, 50, "cosine")
-    assert run.optimizer.min_learning_rate_share == 0
+    # The last of 450 steps down to 0, which the next would have: sin²(π / 900).
+    assert run.optimizer.min_learning_rate_share == pytest.approx(math.sin(math.pi / 900) ** 2)
     assert {name: part.weight for name, part in run.reward.parts.items()} == {"is_right": 1.0, "is_tidy": 0.2}
     assert algorithm_of("trl_gsm8k.yaml") == {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
@@ -117,8 +119,9 @@ def test_ppo_of_verl_with_a_critic():
     # Its two-sided settings are null, so that `clip_ratio` counts.
     assert algorithm["policy_loss"]["epsilon_low"] == algorithm["policy_loss"]["epsilon_high"] == 0.1
     assert algorithm["kl"] == {"reward": {"coefficient": 0.001, "estimator": "k1"}}
+    # verl counts steps from 1, and its actor learns from step 10 on.
     value = run.algorithm.value
-    assert value and (value.learning_rate, value.warmup_steps, value.path) == (1e-5, 10, "Qwen/Qwen2.5-0.5B")
+    assert value and (value.learning_rate, value.warmup_steps, value.path) == (1e-5, 9, "Qwen/Qwen2.5-0.5B")
     assert value.loss.params == {"clip_range": 0.2}
     # A tenth of 290 steps.
     assert run.optimizer.warmup_steps == 29 and run.learner.mini_batches == 4
@@ -185,7 +188,7 @@ def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
 @pytest.mark.parametrize("name", ALL)
 def test_a_row_reads_and_makes_what_it_says(name):
     peer = PEERS[name.partition("_")[0]]
-    given = Given(values=read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults)
+    given = Given(values=read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults, types=peer.types)
     for row in peer.rows:
         made = row.make(given)
         assert set(given.read) <= set(row.of.split()), row.ours
@@ -220,7 +223,14 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "entropy_coef=0.01", "use dapo"),
         ("trl_gsm8k.yaml", "mask_truncated_completions=true", "use dapo"),
         ("trl_gsm8k.yaml", "reward_weights=[1]", "are not as many as reward_funcs, 2"),
-        ("trl_gsm8k.yaml", "beta=high", "'high'"),
+        ("trl_gsm8k.yaml", "beta=high", "beta='high' must be a number"),
+        ("trl_gsm8k.yaml", "learning_rate=null", "learning_rate=None must be a number"),
+        ("trl_gsm8k.yaml", "use_vllm=1", "use_vllm=1 must be true or false"),
+        ("trl_gsm8k.yaml", "delta=[4]", "delta=[4] must be a number or null"),
+        ("trl_gsm8k.yaml", "gradient_accumulation_steps=0", "must be a whole number above 0"),
+        ("trl_gsm8k.yaml", "num_processes=1.5", "must be a whole number above 0"),
+        ("trl_gsm8k.yaml", "reward_funcs=[3]", "names no reward"),
+        ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_type=kl", "use low_var_kl or mse"),
@@ -229,6 +239,16 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.temprature=0.7", "is no setting of verl 0.9.1"),
         ("verl_gsm8k.sh", "data.train_files=${data}/train.parquet", "is not resolved"),
         ("verl_dapo.yaml", "algorithm.filter_groups.metric=acc", "use reward"),
+        ("verl_dapo.yaml", "algorithm.filter_groups.metric=score", "use reward"),
+        ("verl_dapo.yaml", "algorithm.rollout_correction.rollout_is_threshold=a_b", "is no bound"),
+        ("verl_gsm8k.sh", "data.train_batch_size=0", "must be a whole number above 0"),
+        ("verl_gsm8k.sh", "trainer.critic_warmup=10", "no critic learns"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.model.lora.rank=32", "write the adapter as model.lora_rank"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
+        ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is no setting of verl"),
+        ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
+        ("verl_ppo.yaml", "critic.optim.optimizer=AdamW8bit", "is not the actor's, 'AdamW'"),
         ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
         ("verl_ppo.yaml", "critic.optim.weight_decay=0.1", "is not the actor's, 0.01"),
         ("verl_ppo.yaml", "algorithm.kl_ctrl.type=adaptive", "use fixed"),
@@ -236,6 +256,89 @@ def test_all_that_cannot_be_said_is_refused_at_once():
 )
 def test_what_is_refused_has_a_way_out(name, setting, said):
     assert said in refused(name, *setting.split())
+
+
+def test_a_share_of_epochs_ends_where_trl_ends():
+    # A quarter of 531 generations of 8 updates: 1,062 updates, of which the last generation has 6, and is left out.
+    assert run_of("trl_dapo.json", "num_train_epochs=0.25").num_steps == 132
+    # 3 generations of one update an epoch: half of them are 1.5 updates, rounded up.
+    assert run_of("trl_gsm8k.yaml", "max_steps=-1", "num_prompts=48", "num_train_epochs=0.5").num_steps == 2
+
+
+def test_a_decay_of_two_steps_learns_in_both():
+    # cos² of an eighth of a turn.
+    assert run_of("trl_gsm8k.yaml", "max_steps=2", "warmup_steps=0").optimizer.min_learning_rate_share == pytest.approx(
+        0.5
+    )
+    optim = "actor_rollout_ref.actor.optim"
+    more = [f"{optim}.lr_scheduler_type=cosine", f"{optim}.min_lr_ratio=0.1", "trainer.total_training_steps=2"]
+    assert run_of("verl_gsm8k.sh", *more).optimizer.min_learning_rate_share == pytest.approx(0.1 + 0.9 / 2)
+
+
+def test_rewards_that_are_normalised_apart_are_parts():
+    run = run_of("trl_dr_grpo.yaml", "multi_objective_aggregation=normalize_then_sum")
+    assert run.algorithm.advantage.name == "gdpo" and set(run.reward.parts) == {"accuracy_reward"}
+
+
+def test_a_pull_of_no_strength_is_none():
+    assert "kl" not in algorithm_of("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_coef=0")
+    assert "kl" not in algorithm_of("verl_ppo.yaml", "algorithm.kl_ctrl.kl_coef=0.0")
+
+
+def test_all_linear_may_be_a_list_of_one():
+    lora = run_of("trl_dr_grpo.yaml", "lora_target_modules=[all-linear]").learner.lora
+    assert lora and lora.target_modules == "all-linear"
+
+
+def test_verl_clips_by_the_optimizers_setting():
+    actor = "actor_rollout_ref.actor"
+    text = text_of("verl_gsm8k.sh", f"{actor}.grad_clip=0.5")
+    assert "max_grad_norm: 1.0\n" in text and "actor.grad_clip=0.5 has no effect in verl" in text
+    assert run_of("verl_gsm8k.sh", f"{actor}.optim.clip_grad=0.5").optimizer.max_grad_norm == 0.5
+
+
+def test_a_script_is_read_for_words_with_continuations_comments_and_quotes(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        """set -x
+# data.train_files=not_this.parquet
+LR=2e-6
+python3 -m verl.trainer.main_ppo \\
+    data.train_files="['a b.parquet']" `# a comment` \\
+    +actor_rollout_ref.actor.optim.lr=$LR \\
+    ~trainer.logger=console $@
+"""
+    )
+    assert read(str(script), []) == {
+        "data.train_files": ["a b.parquet"],
+        "actor_rollout_ref.actor.optim.lr": 2e-6,
+        "~trainer.logger": "console",
+    }
+
+
+def test_a_variable_with_two_values_is_not_resolved(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("if true; then\nLR=1e-6\nelse\nLR=2e-6\nfi\npython x actor_rollout_ref.actor.optim.lr=$LR\n")
+    assert read(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.yaml", None, "cannot be read: No such file"),
+        ("list.yaml", "- a\n", "holds no settings by name"),
+        ("empty.yaml", "", "holds no settings by name"),
+        ("broken.json", '{"a": [1, ', "cannot be read as YAML"),
+        ("README", "Nothing here.\n", "holds no settings as key=value"),
+        ("open.sh", "a='b\n", "No closing quotation"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, name, text, said):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        run_file("verl", str(path))
 
 
 def test_a_clip_ratio_that_verl_ignores_is_said():
