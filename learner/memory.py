@@ -1,7 +1,7 @@
 """How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
 
 An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations and what several
-ranks gather by formula.
+ranks gather by formula. Not counted are the copies of a shared prompt's keys and values that attention makes for each completion.
 """
 
 import os
