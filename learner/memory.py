@@ -1,7 +1,7 @@
 """How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
 
 An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations and what several
-ranks gather by formula.
+ranks gather by formula. Not counted are the copies of a shared prompt's keys and values that attention makes for each completion.
 """
 
 import os
@@ -51,9 +51,13 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> int:
-        """While a step is computed. A save that finds no room for its copy makes none, and training waits for it."""
-        state = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-        return max(state + self.passing_bytes, self.loading_bytes)
+        """At the peak of loading and steps. A save that finds no room for its copy makes none, and training waits for it."""
+        return max(self.step_bytes, self.loading_bytes)
+
+    @property
+    def step_bytes(self) -> int:
+        """While a step is computed."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.passing_bytes
 
     @property
     def passing_bytes(self) -> int:
@@ -152,6 +156,11 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
     if estimated.needed_bytes <= free_bytes:
         return
     need, free = _gib(estimated.needed_bytes), _gib(free_bytes)
+    if estimated.step_bytes < estimated.loading_bytes:
+        raise ConfigError(
+            f"model.path={model.path!r} needs about {need} GiB on the only learner rank while it loads, in float32, {free} GiB are free; "
+            "raise learner.num_ranks, each of which loads its share, or take a smaller model"
+        )
     raise ConfigError(
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
         f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, passes "

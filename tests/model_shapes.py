@@ -20,7 +20,15 @@ def _llama(hidden_size: int, *, inner: int, layers: int, heads: int, **more: int
 
 
 def _qwen2(
-    hidden_size: int, *, inner: int, layers: int, heads: int, keys: int, vocabulary: int, tied: bool
+    hidden_size: int,
+    *,
+    inner: int,
+    layers: int,
+    heads: int,
+    keys: int,
+    vocabulary: int,
+    tied: bool,
+    longest: int = 32_768,
 ) -> Qwen2Config:
     return Qwen2Config(
         vocab_size=vocabulary,
@@ -29,7 +37,7 @@ def _qwen2(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=keys,
-        max_position_embeddings=32_768,
+        max_position_embeddings=longest,
         tie_word_embeddings=tied,
     )
 
@@ -37,9 +45,11 @@ def _qwen2(
 SHAPES: dict[str, PretrainedConfig] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2(896, inner=4864, layers=24, heads=14, keys=2, vocabulary=151_936, tied=True),
     "Qwen/Qwen2.5-7B-Instruct": _qwen2(3584, inner=18_944, layers=28, heads=28, keys=4, vocabulary=152_064, tied=False),
-    "Qwen/Qwen2.5-32B": _qwen2(5120, inner=27_648, layers=64, heads=40, keys=8, vocabulary=152_064, tied=False),
+    "Qwen/Qwen2.5-32B": _qwen2(
+        5120, inner=27_648, layers=64, heads=40, keys=8, vocabulary=152_064, tied=False, longest=131_072
+    ),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _qwen2(
-        1536, inner=8960, layers=28, heads=12, keys=2, vocabulary=151_936, tied=False
+        1536, inner=8960, layers=28, heads=12, keys=2, vocabulary=151_936, tied=False, longest=131_072
     ),
     "Qwen/Qwen3-8B": Qwen3Config(
         vocab_size=151_936,

@@ -6,6 +6,7 @@ Prompts, judges and tokenizers are not looked at, and all sizes are estimates.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -15,6 +16,9 @@ from deploy.preflight.hardware import Hardware, Seats, seat
 from deploy.preflight.machine import GIB
 from deploy.preflight.problems import Problems
 from deploy.preflight.report import Rows
+
+if TYPE_CHECKING:
+    from learner.memory import MemoryEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,11 @@ class Assumed:
         return sum(self.demands.of_actors[name].gpu for name in names)
 
     def host_bytes(self, names: Sequence[str]) -> int:
-        receives = any(name == "learner-0" or name.startswith("rollout_worker") for name in names)
+        """The object store keeps a version until the next one is whole, so that the first rank's node holds two."""
+        receives = any(name.startswith("rollout_worker") for name in names)
+        num_copies = 2 if "learner-0" in names else int(receives)
         own = sum(self.demands.of_actors[name].host for name in names)
-        return own + (self.demands.published if receives else 0)
+        return own + num_copies * self.demands.published
 
 
 def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], problems: Problems) -> Assumed | None:
@@ -55,7 +61,8 @@ def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], prob
     taken = problems.attempt(demands, config, gpu_bytes=hardware.gpu_bytes, needs=needs, problems=problems)
     if placement is None or taken is None:
         return None
-    seats = problems.attempt(seat, placement.bundles, hardware, resources)
+    staying_first = config.elastic.spot is not None
+    seats = problems.attempt(seat, placement.bundles, hardware, resources, staying_first=staying_first)
     if seats is None:
         return None
     found = Assumed(hardware=hardware, placement=placement, seats=seats, demands=taken)
@@ -82,9 +89,8 @@ def _check_nodes(found: Assumed) -> None:
         names = found.on_node(node)
         if (size := found.host_bytes(names)) > memory_bytes:
             raise ConfigError(
-                f"node {node}: its {len(names)} actors take about {_gib(size)} of {_gib(memory_bytes)} GiB of its memory, copies of "
-                "checkpoints and published weights included; set checkpoint.asynchronous=false, use more nodes with fewer actors each, "
-                "or nodes with more memory"
+                f"node {node}: its {len(names)} actors take about {_gib(size)} of {_gib(memory_bytes)} GiB of its memory, copies for "
+                "checkpoints and published weights included; use more nodes with fewer actors each, or nodes with more memory"
             )
 
 
@@ -94,20 +100,27 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
     yield "assumed", "not looked at", "prompts, judges, tokenizers; sizes are estimates that no GPU has confirmed"
     for note in found.placement.notes():
         yield "placement", "note", note
-    places = [(f"node {node}", gpu, ", ".join(names)) for (node, gpu), names in found.on_gpus().items()]
+    if found.placement.strategy == "SPREAD":
+        yield "placement", "one way to fit", "Ray spreads all actors over the nodes, learner ranks too"
+    # All nodes are alike, and the first with room is taken: those behind have no actor.
+    num_used = 1 + max(found.seats.node_of.values())
+    on_gpus = {place: names for place, names in found.on_gpus().items() if place[0] < num_used}
+    places = [(f"node {node}", gpu, ", ".join(names)) for (node, gpu), names in on_gpus.items()]
     for (node, names), alike in groupby(places, key=lambda place: (place[0], place[2])):
         gpus = [gpu for _, gpu, _ in alike]
         yield "placement", f"{node}, {_numbers('GPU', gpus)}", names or "idle"
-    for node in range(hardware.num_nodes):
+    for node in range(num_used):
         others = [name for name in found.on_node(node) if not found.seats.gpus_of[name]]
         if others:
             yield "placement", f"node {node}, CPUs alone", ", ".join(others)
+    if idle := range(num_used, hardware.num_nodes):
+        yield "placement", _numbers("node", idle), "idle"
     rank = taken.rank
     yield "memory", "parameters", f"{rank.num_parameters / 1e9:,.2f} billion, {config.model.dtype}"
     yield (
         "memory",
         "learner rank",
-        f"{_gib(rank.needed_bytes)} GiB: weights {_gib(rank.weights_bytes)}, gradients {_gib(rank.gradients_bytes)}, optimizer "
+        f"{_peak(rank)}: weights {_gib(rank.weights_bytes)}, gradients {_gib(rank.gradients_bytes)}, optimizer "
         f"{_gib(rank.optimizer_bytes)}, activations {_gib(rank.activations_bytes)}, logits {_gib(rank.head_bytes)}, masks "
         f"{_gib(rank.mask_bytes)}, gathered {_gib(rank.gathered_bytes)}",
     )
@@ -121,13 +134,19 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
     for name, demand in taken.of_actors.items():
         if not name.startswith(("learner", "rollout_worker", "reward_service")):
             yield "memory", name, f"{_gib(demand.gpu or demand.host)} GiB"
-    fullest = max(found.on_gpus().values(), key=found.gpu_bytes, default=[])
+    fullest = max(on_gpus.values(), key=found.gpu_bytes, default=[])
     if fullest:
         size = _gib(found.gpu_bytes(fullest))
         yield "memory", "fullest GPU", f"{size} of {_gib(hardware.gpu_bytes)} GiB: {', '.join(fullest)}"
-    for node in range(hardware.num_nodes):
+    for node in range(num_used):
         limit = "" if hardware.memory_bytes is None else f" of {_gib(hardware.memory_bytes)}"
         yield "memory", f"node {node}", f"{_gib(found.host_bytes(found.on_node(node)))}{limit} GiB"
+
+
+def _peak(rank: "MemoryEstimate") -> str:
+    if rank.step_bytes < rank.loading_bytes:
+        return f"{_gib(rank.loading_bytes)} GiB while it loads, then {_gib(rank.step_bytes)}"
+    return f"{_gib(rank.step_bytes)} GiB"
 
 
 def _in_words(hardware: Hardware) -> str:

@@ -43,7 +43,7 @@ class Demands:
 
 
 def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], problems: Problems) -> Demands:
-    """`gpu_bytes` are those of one GPU. What does not fit even alone is a problem.
+    """`gpu_bytes` are those of one GPU, 0 without one. What does not fit even alone is a problem.
 
     Raises ConfigError when a model's configuration cannot be read.
     """
@@ -53,17 +53,19 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
     text = read_config(config.model).get_text_config()
     max_context = config.model.max_context or text.max_position_embeddings
     rank, engine = memory.of_run(config), None
-    if config.learner.gpus_per_rank:
+    if config.learner.gpus_per_rank and gpu_bytes:
         problems.attempt(memory.check_fits, rank, free_bytes=gpu_bytes - CONTEXT_BYTES, model=config.model)
-    if config.rollout.gpus_per_worker:
+    if config.rollout.gpus_per_worker and gpu_bytes:
         engine = problems.attempt(_engine, config, rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context)
     weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
     is_merged = config.learner.lora is None or config.learner.lora.publish == "merged"
     published = weights if is_merged else 0
     of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, published=published)
     if needs_reference(config, needs=needs):
-        size = problems.attempt(memory.of_reference, config)
-        of_actors["reference_scorer-0"] = _on(config.reference.gpus, (size or 0) + CONTEXT_BYTES)
+        size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
+        of_actors["reference_scorer-0"] = _on(config.reference.gpus, size)
+        if config.reference.gpus and gpu_bytes:
+            problems.attempt(_check_scorer, size, gpu_bytes=gpu_bytes, field="reference")
     return Demands(
         rank=rank,
         engine=engine,
@@ -78,16 +80,18 @@ def _on(gpus: float, size: int) -> Demand:
 
 
 def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[str, Demand]:
-    """With a GPU the copy of a checkpoint lies in the host's memory; the model is in the first rank's alone."""
+    """With a GPU what goes to a checkpoint lies in the host's memory while it is written: each rank's state, the model in the first
+    rank's, of which a save that training waits for holds one file at a time. An only rank loads the model there, and moves it then."""
+    from learner.checkpoint.model_folder import MAX_FILE_BYTES
+
     learner = config.learner
     if not learner.gpus_per_rank:
         return {f"learner-{index}": Demand(host=rank.total_bytes) for index in range(learner.num_ranks)}
-    copied = rank.saved_bytes if config.checkpoint.asynchronous else 0
+    state = rank.saved_bytes - weights
+    model = weights if config.checkpoint.asynchronous else min(weights, MAX_FILE_BYTES)
+    hosts = [max(state + model, rank.loading_bytes), *[state] * (learner.num_ranks - 1)]
     return {
-        f"learner-{index}": Demand(
-            gpu=rank.needed_bytes + CONTEXT_BYTES, host=copied if index == 0 else max(copied - weights, 0)
-        )
-        for index in range(learner.num_ranks)
+        f"learner-{index}": Demand(gpu=rank.needed_bytes + CONTEXT_BYTES, host=host) for index, host in enumerate(hosts)
     }
 
 
@@ -113,15 +117,19 @@ def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str,
         weights = problems.attempt(num_bytes, model, field=f"reward.models.{name}")
         tokens, on_gpu = model.max_tokens_per_micro_batch, model.gpus > 0
         passes = 0 if weights is None else reading_bytes(as_model(model), max_tokens=tokens, on_gpu=on_gpu)
-        found[f"reward_model-{index}"] = _on(model.gpus, (weights or 0) + passes + CONTEXT_BYTES)
+        size = (weights or 0) + passes + CONTEXT_BYTES
+        found[f"reward_model-{index}"] = _on(model.gpus, size)
+        if on_gpu and gpu_bytes:
+            problems.attempt(_check_scorer, size, gpu_bytes=gpu_bytes, field=f"reward.models.{name}")
     servers = [(name, server) for name, server in config.reward.servers.items() for _ in range(server.num_servers)]
     for index, (name, server) in enumerate(servers):
         weights = problems.attempt(num_bytes, server, field=f"reward.servers.{name}") or 0
-        if server.gpus:
+        if server.gpus and gpu_bytes:
             problems.attempt(_check_server, server, weights, gpu_bytes=gpu_bytes, field=f"reward.servers.{name}")
-            found[f"judge_server-{index}"] = Demand(gpu=int(server.gpu_memory_utilization * gpu_bytes))
-        else:
-            found[f"judge_server-{index}"] = Demand(host=weights + server.kv_cache_bytes)
+        taken = int(server.gpu_memory_utilization * gpu_bytes)
+        found[f"judge_server-{index}"] = (
+            Demand(gpu=taken) if server.gpus else Demand(host=weights + server.kv_cache_bytes)
+        )
     return found
 
 
@@ -147,6 +155,15 @@ def _engine(config: RunConfig, num_parameters: int, *, gpu_bytes: int, max_conte
             "or lower model.max_context or rollout.max_concurrent_sequences"
         )
     return engine
+
+
+def _check_scorer(size: int, *, gpu_bytes: int, field: str) -> None:
+    """Raises ConfigError for a scorer that is too large for a whole GPU."""
+    if size > gpu_bytes:
+        raise ConfigError(
+            f"{field}: weights and a pass take about {_gib(size)} GiB, and a GPU has {_gib(gpu_bytes)}; lower "
+            f"{field}.max_tokens_per_micro_batch, or take a smaller model"
+        )
 
 
 def _check_server(server: JudgeServerConfig, weights: int, *, gpu_bytes: int, field: str) -> None:

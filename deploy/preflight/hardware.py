@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from cluster.contracts.errors import ConfigError
 from cluster.supervision.placement import Bundle, ClusterResources, Node, first_fit
 
-_UNITS = {"GB": 10**9, "TB": 10**12, "GIB": 2**30, "TIB": 2**40}
-_SIZE = r"(\d+(?:\.\d+)?)([GT]i?B)"
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = r"(\d+(?:\.\d+)?)([MGT]i?B)"
 _FORMS = {"gpus": rf"(\d+)x{_SIZE}", "nodes": r"(\d+)", "cpus": r"(\d+)", "memory": _SIZE}
-_WAY_OUT = "write gpus=8x80GB (of each node), nodes=2, cpus=96 (of each node), memory=1TB (of each node), with commas between them"
+_WAY_OUT = (
+    "write gpus=8x80GB (of each node), nodes=2, cpus=96 (of each node), memory=1TB (of each node), with commas between them; "
+    "sizes are in MB, GB, TB, MiB, GiB or TiB"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,8 @@ class Hardware:
 
 
 def parse(texts: Sequence[str]) -> Hardware:
-    """Of one or several texts such as `gpus=8x80GB,nodes=2`. GB and TB are powers of ten, GiB and TiB of two; the sizes by which GPUs are
-    sold are a little below what they have. Raises ConfigError for anything else."""
+    """Of one or several texts such as `gpus=8x80GB,nodes=2`. MB, GB and TB are powers of ten, MiB, GiB and TiB of two; the sizes by which
+    GPUs are sold are a little below what they have. Raises ConfigError for anything else."""
     found: dict[str, re.Match[str]] = {}
     for part in ",".join(texts).split(","):
         name, _, value = part.strip().partition("=")
@@ -50,8 +53,9 @@ def parse(texts: Sequence[str]) -> Hardware:
         cpus=int(found["cpus"][1]) if "cpus" in found else None,
         memory_bytes=_bytes(memory[1], memory[2]) if memory else None,
     )
-    if hardware.num_nodes == 0 or hardware.cpus == 0:
-        raise ConfigError(f"--assume {','.join(texts)!r}: no node has a CPU; {_WAY_OUT}")
+    is_without_bytes = hardware.memory_bytes == 0 or (hardware.gpus > 0 and hardware.gpu_bytes == 0)
+    if hardware.num_nodes == 0 or hardware.cpus == 0 or is_without_bytes:
+        raise ConfigError(f"--assume {','.join(texts)!r}: nothing runs on 0 nodes, CPUs or bytes; {_WAY_OUT}")
     return hardware
 
 
@@ -65,15 +69,16 @@ class Seats:
     """On that node; empty for an actor without."""
 
 
-def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResources) -> Seats:
-    """The plan's own first fit over nodes. On a node whole GPUs go to actors that ask for them; fractions fill one GPU after the other.
+def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResources, *, staying_first: bool) -> Seats:
+    """The plan's own first fit over nodes, in its order (`staying_first`). On a node whole GPUs go to actors that ask for them;
+    fractions fill one GPU after the other.
 
     Raises ConfigError for fractions that add up to no more than there is, and still fit on no GPU.
     """
     node_of: dict[str, int] = {}
     gpus_of: dict[str, tuple[int, ...]] = {}
     free = [[1.0] * hardware.gpus for _ in range(hardware.num_nodes)]
-    for bundle, node in first_fit(bundles, resources, staying_first=False):
+    for bundle, node in first_fit(bundles, resources, staying_first=staying_first):
         assert node is not None, "the plan has room for all"
         wanted = max(1, int(bundle.gpus)) if bundle.gpus else 0
         share = min(bundle.gpus, 1.0)

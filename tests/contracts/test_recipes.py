@@ -82,6 +82,17 @@ def _row(recipe: str, config: RunConfig, shown: dict[Any, str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def test_a_recipes_reward_model_is_pinned_or_a_folder_that_a_comment_says_how_to_make():
+    found = [
+        (Path(recipe).read_text(encoding="utf-8"), each)
+        for recipe in RECIPES
+        for each in load(recipe, []).reward.models.values()
+    ]
+    assert found
+    for text, model in found:
+        assert model.revision or f"hf download {model.path} --local-dir {model.path}`" in text
+
+
 @pytest.mark.parametrize("recipe", RECIPES[1:])
 def test_half_of_the_gpus_is_refused_with_a_way_out(recipe, configs):
     whole = hardware.parse([_assumed(recipe)])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,6 @@ def test_what_does_not_fit_is_refused_with_every_part():
     check_fits(estimated, free_bytes=15 * gib, model=model)
     with pytest.raises(ConfigError, match=r"'large' needs about 15.0 GiB.*passes 9.0\), 14.0 GiB are free"):
         check_fits(estimated, free_bytes=14 * gib, model=model)
+    loading = replace(estimated, loading_bytes=16 * gib)
+    with pytest.raises(ConfigError, match=r"'large' needs about 16.0 GiB on the only learner rank while it loads"):
+        check_fits(loading, free_bytes=15 * gib, model=model)

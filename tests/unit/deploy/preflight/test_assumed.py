@@ -36,6 +36,8 @@ def test_actors_are_shown_on_their_gpus_and_idle_ones_by_name(model):
     )
     assert rows["placement", "node 1, GPU 0"] == "rollout_worker-1" and rows["placement", "node 1, GPU 1"] == "idle"
     assert rows["placement", "node 0, CPUs alone"] == "reward_service-0"
+    assert rows["placement", "one way to fit"].startswith("Ray spreads all actors over the nodes")
+    assert ("placement", "one way to fit") not in _rows(model, "gpus=2x80GB", *ON_GPUS)
 
 
 def test_more_gpus_than_there_are_is_placements_problem(model):
@@ -69,11 +71,69 @@ def test_a_scorer_beside_an_engine_counts_too(model):
     assert "reference_scorer-0" in message and "rollout_worker-0 35.4" in message
 
 
+def test_nodes_without_an_actor_are_one_row(model):
+    rows = _rows(model, "gpus=2x80GB,nodes=1000", *ON_GPUS)
+    assert rows["placement", "nodes 1-999"] == "idle"
+    assert ("memory", "node 0") in rows and ("memory", "node 1") not in rows
+
+
+def test_actors_are_seated_in_the_order_of_the_plan(model):
+    # Workers first would leave no node with six CPUs for the second rank; beside spot nodes ranks come first.
+    ranks = ("learner.num_ranks=2", "learner.cpus_per_rank=6", "reward.cpus_per_service=0.01")
+    workers = ("rollout.num_workers=2", "rollout.cpus_per_worker=3.99", "rollout.gpus_per_worker=1")
+    elastic = ("elastic.spot=market=spot", "elastic.max_workers=2")
+    rows = _rows(model, "gpus=2x80GB,nodes=2,cpus=10", *ranks, *workers, *elastic, "model.max_context=4096")
+    assert rows["placement", "node 0, GPU 0"] == "rollout_worker-0"
+    assert rows["placement", "node 1, GPU 0"] == "rollout_worker-1"
+
+
+@pytest.mark.parametrize(
+    ("scorer", "field"),
+    [
+        (("algorithm.kl.loss={coefficient: 0.1}", "reference={path: LARGE, gpus: 1}"), "reference"),
+        (("reward={judge: {name: reward_model, model: liked}, models: {liked: {path: LARGE, gpus: 1}}}",), "reward.models.liked"),
+    ],
+)  # fmt: skip
+def test_a_scorer_that_is_too_large_for_its_own_gpu_is_refused(model, tmp_path, scorer, field):
+    large = str(write("meta-llama/Llama-3.3-70B-Instruct", tmp_path))
+    message = _refusal(model, "gpus=3x80GB", *ON_GPUS, *(each.replace("LARGE", large) for each in scorer))
+    assert message.startswith(f"{field}: weights and a pass take about 1")
+    assert "a GPU has 74.5" in message and f"lower {field}.max_tokens_per_micro_batch, or take a smaller" in message
+
+
+def test_without_a_gpu_placement_alone_says_so(model):
+    message = _refusal(model, "nodes=1", *ON_GPUS)
+    assert "2 GPUs asked for, the cluster has 0" in message and "problems" not in message
+
+
+def test_an_only_rank_with_adapters_is_largest_while_it_loads_the_model_in_float32(model):
+    adapters = (*ON_GPUS, "learner.lora={rank: 8}", "learner.max_tokens_per_micro_batch=1024", "model.max_context=1024")
+    small = (
+        *adapters,
+        "sampling.max_tokens=512",
+        "learner.activation_checkpointing=true",
+        "learner.head_chunk_tokens=64",
+    )
+    rows = _rows(model, "gpus=2x80GB", *small)
+    assert rows["memory", "learner rank"].startswith("1.8 GiB while it loads, then 1.")
+    message = _refusal(model, "gpus=2x2.5GB", *small, "rollout.gpus_per_worker=0")
+    assert "needs about 1.8 GiB on the only learner rank while it loads" in message
+    assert "raise learner.num_ranks" in message and "activation_checkpointing" not in message
+
+
 def test_a_nodes_memory_holds_copies_of_checkpoints_and_weights(model):
-    message = _refusal(model, "gpus=2x80GB,memory=7GB", *ON_GPUS)
-    # 494 million parameters: 14 bytes each in the copy, 2 in what is published.
-    assert message.startswith("node 0: its 3 actors take about 7.4 of 6.5 GiB")
-    _rows(model, "gpus=2x80GB,memory=7GB", *ON_GPUS, "checkpoint.asynchronous=false")
+    message = _refusal(model, "gpus=2x80GB,memory=8GB", *ON_GPUS)
+    # 494 million parameters: 14 bytes each in the copy, twice 2 in what is published and in the version before.
+    assert message.startswith("node 0: its 3 actors take about 8.3 of 7.5 GiB")
+    # A save that training waits for takes state and model through the host's memory, too.
+    assert _refusal(model, "gpus=2x80GB,memory=8GB", *ON_GPUS, "checkpoint.asynchronous=false") == message
+    _rows(model, "gpus=2x80GB,memory=9GB", *ON_GPUS)
+
+
+def test_an_only_rank_loads_its_model_through_the_nodes_memory(model):
+    adapter = (*ON_GPUS, "learner.lora={rank: 8, publish: adapter}")
+    rows = _rows(model, "gpus=2x80GB", *adapter)
+    assert rows["memory", "node 0"] == "1.8 GiB", "4 bytes a parameter"
 
 
 def test_a_run_without_gpus_is_judged_by_the_nodes_memory(model):

@@ -17,7 +17,7 @@ def _gpus(gpus: int, **shares: float) -> dict[str, tuple[int, ...]]:
     """Bundles by kind and number, learner_0, on one node."""
     bundles = [_bundle("-".join(name.rsplit("_", 1)), gpus=share) for name, share in shares.items()]
     hardware = parse([f"gpus={gpus}x80GB"])
-    return seat(bundles, hardware, hardware.resources(asked_cpus=100)).gpus_of
+    return seat(bundles, hardware, hardware.resources(asked_cpus=100), staying_first=False).gpus_of
 
 
 def test_what_is_not_said_is_one_node_whose_cpus_and_memory_are_not_judged():
@@ -34,6 +34,7 @@ def test_parts_may_stand_together_or_apart():
 
 def test_binary_units_are_powers_of_two():
     assert parse(["gpus=1x80GiB"]).gpu_bytes == 80 * 2**30
+    assert parse(["gpus=1x81920MiB"]).gpu_bytes == 80 * 2**30, "as nvidia-smi says it"
 
 
 @pytest.mark.parametrize("text", ["", "gpus=8", "gpus=8x80", "gpus=x80GB", "gpu=8x80GB", "nodes=two", "memory=2"])
@@ -42,11 +43,15 @@ def test_anything_else_is_refused_with_the_form(text):
         parse([text])
 
 
-def test_a_part_that_is_there_twice_and_no_node_are_refused():
+def test_a_part_that_is_there_twice_is_refused():
     with pytest.raises(ConfigError, match="'nodes=3': it is there twice"):
         parse(["nodes=2", "nodes=3"])
-    with pytest.raises(ConfigError, match="no node has a CPU"):
-        parse(["nodes=0"])
+
+
+@pytest.mark.parametrize("text", ["nodes=0", "cpus=0", "memory=0GB", "gpus=8x0GB"])
+def test_nothing_of_a_part_is_refused(text):
+    with pytest.raises(ConfigError, match="nothing runs on 0 nodes, CPUs or bytes"):
+        parse([text])
 
 
 def test_whole_gpus_belong_to_one_actor():
