@@ -185,13 +185,14 @@ def _own_settings(prompts: Any) -> dict[str, Any]:
 
 def _kept(rows: Sequence[str], run_dir: str) -> str:
     """A file in the run directory, named after what is in it: other rows are other prompts, which a run that is resumed refuses."""
-    from cluster.record.storage import Storage
+    from cluster.record.run_directory import RunDirectory
 
     content = "".join(f"{row}\n" for row in rows).encode()
     name = f"prompts-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
-    storage = Storage(run_dir)
-    storage.write_file(name, content)
-    return storage.path(name)
+    directory = RunDirectory(run_dir)
+    directory.make()
+    directory.write_file(name, content)
+    return directory.path(name)
 
 
 class _Heard:

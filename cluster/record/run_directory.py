@@ -92,6 +92,12 @@ class RunDirectory(Storage):
         """Names of the checkpoints' folders by step, in order."""
         return checkpoints_of(self)
 
+    def make(self) -> None:
+        """The folder, so that nobody else on the machine reads it. One that is there stays as it is."""
+        if self.is_local:
+            with naming(self.path()):
+                os.makedirs(self.path(), mode=_OWNER_ONLY, exist_ok=True)
+
     def refuse_if_busy(self) -> None:
         """Raises InUseError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
         self.reach()

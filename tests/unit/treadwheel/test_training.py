@@ -49,6 +49,11 @@ def test_rows_of_prompts_are_kept_in_the_run_directory_under_a_name_of_what_is_i
     assert configured(RUN, here, prompts=rows[:1]).prompts.params["path"] != path
 
 
+def test_rows_of_prompts_make_a_run_directory_that_nobody_else_reads(tmp_path):
+    configured(RUN, [f"run_dir={tmp_path}/run"], prompts=[{"prompt": "2 + 2 =", "answer": "4"}])
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
 def test_no_rows_are_no_prompts():
     with pytest.raises(ConfigError, match="prompts is empty"):
         configured(RUN, prompts=[])
