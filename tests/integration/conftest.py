@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
 _LONGEST = (
-    *("pages", "kuberay", "shows", "object_store", "quickstart", "spot"),
-    *("interrupt", "faults", "ray_cluster", "reward_parts", "judge_server", "async", "groups", "distillation"),
+    *("pages", "kuberay", "shows", "interrupt", "faults", "ray_cluster"),
+    *("reward_parts", "judge_server", "async", "groups", "distillation"),
 )
 """Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time."""
 

@@ -18,7 +18,13 @@ from tests.integration.kuberay.cluster import KubeRay, kuberay
 from tests.integration.kuberay.operator import Pod
 from tests.integration.kuberay.ray_job import RayJob
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.engine,
+    pytest.mark.acceptance,
+    pytest.mark.beside,
+    pytest.mark.timeout(1800),
+]
 NUM_NOTICES = 6
 """Of the deaths of spot pods, which are twice as many."""
 MANIFEST = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy/kubernetes/quickstart.yaml").read_text())}

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.alone,
     pytest.mark.timeout(600),
     needs("prometheus", package="prometheus"),
     needs("prometheus-alertmanager", package="prometheus-alertmanager"),

@@ -9,7 +9,13 @@ import pytest
 from tests.integration.page_folder import Folder, runs_found
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.engine,
+    pytest.mark.acceptance,
+    pytest.mark.beside,
+    pytest.mark.timeout(1800),
+]
 STARTERS = ROOT / "deploy/starters"
 
 

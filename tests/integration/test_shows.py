@@ -10,7 +10,13 @@ import pytest
 
 from tests.integration.commands import treadwheel
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.engine,
+    pytest.mark.acceptance,
+    pytest.mark.beside,
+    pytest.mark.timeout(1800),
+]
 
 BLIND_BOUND = 6 / 20
 """Six guesses among twenty numbers, of a player who hears nothing."""
