@@ -91,7 +91,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         values_per_token += _values_per_token(own.config.get_text_config(), learner=learner)
         parts = (parts[0] + _parts(own)[0], max(parts[1], _parts(own)[1]))
     per_rank = num_trained // learner.num_ranks
-    item = _item(model)
+    item = model.item_bytes
     is_full = learner.lora is None
     is_sharded = learner.num_ranks > 1
     keeps_copy = item < 4 and not is_sharded
@@ -132,7 +132,7 @@ def of_reference(config: RunConfig) -> int:
     reference, weights = config.reference, 0
     for source, model in reference_models(config.model, reference).items():
         own = "reference.path" if reference.path else "model.path"
-        weights += _item(model) * _count(
+        weights += model.item_bytes * _count(
             _without_memory(model, field=f"reference.by_source.{source}" if source else own)
         )
     return weights + reading_bytes(
@@ -143,12 +143,12 @@ def of_reference(config: RunConfig) -> int:
     )
 
 
-def reading_bytes(model: ModelConfig, *, max_tokens: int, on_gpu: bool, chunk_tokens: int = 0) -> int:
-    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time."""
+def reading_bytes(model: ModelConfig, *, max_tokens: int, on_gpu: bool, chunk_tokens: int | None = None) -> int:
+    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time; None has no head."""
     text, device = read_config(model).get_text_config(), torch.device("cuda" if on_gpu else "cpu")
     tokens = tokens_per_pass(max_tokens, device=device)
-    head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens) if chunk_tokens else 0
-    return tokens * _item(model) * _values_of_layer(text) + head
+    head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens) if chunk_tokens is not None else 0
+    return tokens * model.item_bytes * _values_of_layer(text) + head
 
 
 def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig) -> None:
@@ -240,11 +240,6 @@ def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrai
         causal_lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     causal_lm.tie_weights()
     return causal_lm
-
-
-def _item(model: ModelConfig) -> int:
-    """Bytes of a number in the compute type."""
-    return 2 if model.dtype == "bfloat16" else 4
 
 
 def _count(module: nn.Module) -> int:

@@ -27,7 +27,6 @@ from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
 
-_DEFAULT_KV_CACHE_BYTES = 1024**3
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _CPU_PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step."""
@@ -284,7 +283,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         tensor_parallel_size=rollout.tensor_parallel_size,
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
         # On a GPU it would silently overrule gpu_memory_utilization.
-        kv_cache_memory_bytes=(rollout.kv_cache_bytes or _DEFAULT_KV_CACHE_BYTES) if is_cpu else None,
+        kv_cache_memory_bytes=rollout.cpu_cache_bytes if is_cpu else None,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
         # and after a structure's mask, which no learner computes.

@@ -23,6 +23,11 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
     trust_remote_code: bool = False
     """Runs code from the model's repository. Off unless you name it; code from the hub needs a commit as `revision`."""
 
+    @property
+    def item_bytes(self) -> int:
+        """Of one number in the compute type."""
+        return 2 if self.dtype == "bfloat16" else 4
+
 
 class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     """AdamW."""

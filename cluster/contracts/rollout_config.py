@@ -79,6 +79,11 @@ class RolloutConfig(Section):
     timeout_s: Resources[PositiveFloat] = 600.0
     """Deadline of one group, and of an engine that makes no progress."""
 
+    @property
+    def cpu_cache_bytes(self) -> int:
+        """Of the key-value cache of an engine on CPUs."""
+        return self.kv_cache_bytes or 1024**3
+
 
 class WeightsConfig(Section):
     transport: Resources[Plugin] = Plugin(name="object_store")

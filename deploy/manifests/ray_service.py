@@ -90,8 +90,8 @@ def _engine(config: RunConfig) -> Manifest:
     if rollout.gpus_per_worker:
         return shared | {"gpu_memory_utilization": rollout.gpu_memory_utilization}
     # On a CPU compiling gains little and takes a compiler, and a prompt that is read in parts ends an engine whose requests have seeds.
-    cache = rollout.kv_cache_bytes or 1024**3
-    return shared | {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": cache}
+    own = {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": rollout.cpu_cache_bytes}
+    return shared | own
 
 
 def _bundle(config: RunConfig) -> Manifest:

@@ -13,7 +13,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.supervision.placement import PlacementPlan, asked_bundles, plan
 from deploy.preflight.demands import Demands, demands
 from deploy.preflight.hardware import Hardware, Seats, seat
-from deploy.preflight.machine import GIB
+from deploy.preflight.machine import gib
 from deploy.preflight.problems import Problems
 from deploy.preflight.report import Rows
 
@@ -75,9 +75,9 @@ def _check_shared_gpus(found: Assumed) -> None:
     """An actor alone on its GPU has been checked. Raises ConfigError for actors that do not fit on one together."""
     for (node, gpu), names in found.on_gpus().items():
         if len(names) > 1 and (size := found.gpu_bytes(names)) > found.hardware.gpu_bytes:
-            told = ", ".join(f"{name} {_gib(found.gpu_bytes([name]))}" for name in names)
+            told = ", ".join(f"{name} {gib(found.gpu_bytes([name]))}" for name in names)
             raise ConfigError(
-                f"GPU {gpu} of node {node}: {told} take {_gib(size)} of {_gib(found.hardware.gpu_bytes)} GiB; lower "
+                f"GPU {gpu} of node {node}: {told} take {gib(size)} of {gib(found.hardware.gpu_bytes)} GiB; lower "
                 "rollout.gpu_memory_utilization where an engine is among them, or ask for a whole GPU for each"
             )
 
@@ -89,7 +89,7 @@ def _check_nodes(found: Assumed) -> None:
         names = found.on_node(node)
         if (size := found.host_bytes(names)) > memory_bytes:
             raise ConfigError(
-                f"node {node}: its {len(names)} actors take about {_gib(size)} of {_gib(memory_bytes)} GiB of its memory, copies for "
+                f"node {node}: its {len(names)} actors take about {gib(size)} of {gib(memory_bytes)} GiB of its memory, copies for "
                 "checkpoints and published weights included; use more nodes with fewer actors each, or nodes with more memory"
             )
 
@@ -120,45 +120,41 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
     yield (
         "memory",
         "learner rank",
-        f"{_peak(rank)}: weights {_gib(rank.weights_bytes)}, gradients {_gib(rank.gradients_bytes)}, optimizer "
-        f"{_gib(rank.optimizer_bytes)}, activations {_gib(rank.activations_bytes)}, logits {_gib(rank.head_bytes)}, masks "
-        f"{_gib(rank.mask_bytes)}, gathered {_gib(rank.gathered_bytes)}",
+        f"{_peak(rank)}: weights {gib(rank.weights_bytes)}, gradients {gib(rank.gradients_bytes)}, optimizer "
+        f"{gib(rank.optimizer_bytes)}, activations {gib(rank.activations_bytes)}, logits {gib(rank.head_bytes)}, masks "
+        f"{gib(rank.mask_bytes)}, gathered {gib(rank.gathered_bytes)}",
     )
     if (engine := taken.engine) is not None:
         yield (
             "memory",
             "engine, each GPU",
-            f"{_gib(engine.taken_bytes)} GiB: weights {_gib(engine.weights_bytes)}, passes {_gib(engine.passes_bytes)}, cache for "
+            f"{gib(engine.taken_bytes)} GiB: weights {gib(engine.weights_bytes)}, passes {gib(engine.passes_bytes)}, cache for "
             f"{engine.num_tokens:,} tokens: {engine.num_tokens // taken.max_context:,} sequences of {taken.max_context:,} at once",
         )
     for name, demand in taken.of_actors.items():
         if not name.startswith(("learner", "rollout_worker", "reward_service")):
-            yield "memory", name, f"{_gib(demand.gpu or demand.host)} GiB"
+            yield "memory", name, f"{gib(demand.gpu or demand.host)} GiB"
     fullest = max(on_gpus.values(), key=found.gpu_bytes, default=[])
     if fullest:
-        size = _gib(found.gpu_bytes(fullest))
-        yield "memory", "fullest GPU", f"{size} of {_gib(hardware.gpu_bytes)} GiB: {', '.join(fullest)}"
+        size = gib(found.gpu_bytes(fullest))
+        yield "memory", "fullest GPU", f"{size} of {gib(hardware.gpu_bytes)} GiB: {', '.join(fullest)}"
     for node in range(num_used):
-        limit = "" if hardware.memory_bytes is None else f" of {_gib(hardware.memory_bytes)}"
-        yield "memory", f"node {node}", f"{_gib(found.host_bytes(found.on_node(node)))}{limit} GiB"
+        limit = "" if hardware.memory_bytes is None else f" of {gib(hardware.memory_bytes)}"
+        yield "memory", f"node {node}", f"{gib(found.host_bytes(found.on_node(node)))}{limit} GiB"
 
 
 def _peak(rank: "MemoryEstimate") -> str:
     if rank.step_bytes < rank.loading_bytes:
-        return f"{_gib(rank.loading_bytes)} GiB while it loads, then {_gib(rank.step_bytes)}"
-    return f"{_gib(rank.step_bytes)} GiB"
+        return f"{gib(rank.loading_bytes)} GiB while it loads, then {gib(rank.step_bytes)}"
+    return f"{gib(rank.step_bytes)} GiB"
 
 
 def _in_words(hardware: Hardware) -> str:
-    gpus = f"{hardware.gpus} GPUs of {_gib(hardware.gpu_bytes)} GiB" if hardware.gpus else "no GPU"
+    gpus = f"{hardware.gpus} GPUs of {gib(hardware.gpu_bytes)} GiB" if hardware.gpus else "no GPU"
     cpus = "CPUs as asked for" if hardware.cpus is None else f"{hardware.cpus} CPUs"
-    memory = "memory not judged" if hardware.memory_bytes is None else f"{_gib(hardware.memory_bytes)} GiB"
+    memory = "memory not judged" if hardware.memory_bytes is None else f"{gib(hardware.memory_bytes)} GiB"
     return f"{hardware.num_nodes} node(s), each with {gpus}, {cpus}, {memory}"
 
 
 def _numbers(name: str, numbers: Sequence[int]) -> str:
     return f"{name} {numbers[0]}" if len(numbers) == 1 else f"{name}s {numbers[0]}-{numbers[-1]}"
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f}"

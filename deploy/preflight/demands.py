@@ -9,10 +9,12 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import JudgeServerConfig
 from cluster.supervision.placement import needs_reference
 from deploy.preflight.engine_memory import EngineMemory, of_engine
-from deploy.preflight.machine import GIB
+from deploy.preflight.machine import GIB, gib
 from deploy.preflight.problems import Problems
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from learner.memory import MemoryEstimate
 
 CONTEXT_BYTES = GIB
@@ -56,8 +58,10 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
     if config.learner.gpus_per_rank and gpu_bytes:
         problems.attempt(memory.check_fits, rank, free_bytes=gpu_bytes - CONTEXT_BYTES, model=config.model)
     if config.rollout.gpus_per_worker and gpu_bytes:
-        engine = problems.attempt(_engine, config, rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context)
-    weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
+        engine = problems.attempt(
+            _engine, text, config, num_parameters=rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context
+        )
+    weights = rank.num_parameters * config.model.item_bytes
     is_merged = config.learner.lora is None or config.learner.lora.publish == "merged"
     published = weights if is_merged else 0
     of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, published=published)
@@ -103,7 +107,7 @@ def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, published: int)
         copies = published * (1 + parallel) if parallel > 1 else 0
         demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
     else:
-        demand = Demand(host=weights + (rollout.kv_cache_bytes or GIB))
+        demand = Demand(host=weights + rollout.cpu_cache_bytes)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 
@@ -133,15 +137,15 @@ def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str,
     return found
 
 
-def _engine(config: RunConfig, num_parameters: int, *, gpu_bytes: int, max_context: int) -> EngineMemory:
+def _engine(
+    text: "PretrainedConfig", config: RunConfig, *, num_parameters: int, gpu_bytes: int, max_context: int
+) -> EngineMemory:
     """Raises ConfigError for an engine whose cache does not hold one sequence of the whole context: vLLM does not start then."""
-    from learner.model.policy import read_config
-
     rollout = config.rollout
     engine = of_engine(
-        read_config(config.model).get_text_config(),
+        text,
         num_parameters=num_parameters,
-        item=2 if config.model.dtype == "bfloat16" else 4,
+        item=config.model.item_bytes,
         gpu_bytes=gpu_bytes,
         utilization=rollout.gpu_memory_utilization,
         tensor_parallel=rollout.tensor_parallel_size,
@@ -149,8 +153,8 @@ def _engine(config: RunConfig, num_parameters: int, *, gpu_bytes: int, max_conte
     )
     if engine.num_tokens < max_context:
         raise ConfigError(
-            f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} of a GPU is {_gib(engine.taken_bytes)} GiB; weights "
-            f"{_gib(engine.weights_bytes)} and passes {_gib(engine.passes_bytes)} leave a key-value cache of {max(engine.num_tokens, 0):,} "
+            f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} of a GPU is {gib(engine.taken_bytes)} GiB; weights "
+            f"{gib(engine.weights_bytes)} and passes {gib(engine.passes_bytes)} leave a key-value cache of {max(engine.num_tokens, 0):,} "
             f"tokens, and a sequence may have {max_context:,}; raise it, or rollout.tensor_parallel_size with rollout.gpus_per_worker, "
             "or lower model.max_context or rollout.max_concurrent_sequences"
         )
@@ -161,7 +165,7 @@ def _check_scorer(size: int, *, gpu_bytes: int, field: str) -> None:
     """Raises ConfigError for a scorer that is too large for a whole GPU."""
     if size > gpu_bytes:
         raise ConfigError(
-            f"{field}: weights and a pass take about {_gib(size)} GiB, and a GPU has {_gib(gpu_bytes)}; lower "
+            f"{field}: weights and a pass take about {gib(size)} GiB, and a GPU has {gib(gpu_bytes)}; lower "
             f"{field}.max_tokens_per_micro_batch, or take a smaller model"
         )
 
@@ -170,10 +174,6 @@ def _check_server(server: JudgeServerConfig, weights: int, *, gpu_bytes: int, fi
     taken, on_each = int(server.gpu_memory_utilization * gpu_bytes), weights // max(1, int(server.gpus))
     if on_each + CONTEXT_BYTES > taken:
         raise ConfigError(
-            f"{field}.gpu_memory_utilization={server.gpu_memory_utilization:g} of a GPU is {_gib(taken)} GiB, and weights take "
-            f"{_gib(on_each)} of each; raise it, raise {field}.gpus, or take a smaller model"
+            f"{field}.gpu_memory_utilization={server.gpu_memory_utilization:g} of a GPU is {gib(taken)} GiB, and weights take "
+            f"{gib(on_each)} of each; raise it, raise {field}.gpus, or take a smaller model"
         )
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f}"

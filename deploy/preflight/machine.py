@@ -73,10 +73,10 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     from learner.model.sequence_classification import num_bytes
 
     rank = memory.of_run(config)
-    weights = rank.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
+    weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    worker = weights + (0 if on_gpus else config.rollout.kv_cache_bytes or GIB)
+    worker = weights + (0 if on_gpus else config.rollout.cpu_cache_bytes)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():
@@ -134,3 +134,7 @@ def _check_total(config: RunConfig, total: int, free: int, *, num_workers: int) 
             f"{workers}learner.num_ranks={config.learner.num_ranks}: all actors together take about {total / GIB:,.1f} GiB, "
             f"{free / GIB:,.1f} GiB are free; lower one of them, {cache}learner.max_tokens_per_micro_batch, or take a smaller model"
         )
+
+
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f}"

@@ -23,8 +23,9 @@ from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, to
 def num_bytes(config: RewardModelConfig | JudgeServerConfig, *, field: str) -> int:
     """Of its weights, without a language model's head. Raises ConfigError as `skeleton` does."""
     kind = AutoModelForSequenceClassification if isinstance(config, RewardModelConfig) else AutoModel
-    built = skeleton(as_model(config), kind=kind, field=f"{field}.path")
-    return sum(each.numel() for each in built.parameters()) * (2 if config.dtype == "bfloat16" else 4)
+    model = as_model(config)
+    built = skeleton(model, kind=kind, field=f"{field}.path")
+    return sum(each.numel() for each in built.parameters()) * model.item_bytes
 
 
 def as_model(config: RewardModelConfig | JudgeServerConfig) -> ModelConfig:
