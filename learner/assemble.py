@@ -167,7 +167,8 @@ def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
 
 
 def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
-    """Rewards along the way add up to the reward: shaping places what it changed of the whole, and statistics report the whole."""
+    """Raises DataError where the rewards of a trajectory's tokens do not add up to its reward. Shaping changes the reward as a whole, and
+    metrics report it as a whole: both would be of another number."""
     if tensors.token_rewards_NT is None:
         return
     earned_NT = tensors.token_rewards_NT.double()

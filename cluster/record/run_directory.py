@@ -59,8 +59,8 @@ def checkpoint_step(name: str) -> int | None:
 
 
 def checkpoints_of(files: Storage, folder: str = CHECKPOINTS) -> dict[int, str]:
-    """Names of the checkpoints' folders in `folder` by step, in order. In an object store a folder without a manifest is none: a save under
-    way, or what it left."""
+    """Names of the checkpoints' folders in `folder` by step, in order. In an object store a folder without a manifest is not a
+    checkpoint: its save is under way, or was broken off."""
     found = {checkpoint_step(name): name for name in files.names(folder)}
     named = {step: found[step] for step in sorted(step for step in found if step is not None)}
     if files.is_local:

@@ -52,7 +52,7 @@ class Writer:
 
 
 class SideThread:
-    """Calls in their order, in a thread that can be left behind: one that never returns holds neither its caller nor the process."""
+    """Makes calls in order, in a thread of its own. A call that never returns keeps neither its caller nor the process from ending."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()

@@ -168,7 +168,7 @@ def _token_ids(prompt: Prompt, completion: str, formatter: "ChatFormatter | None
 
 
 def _firsts(source: PromptSource, config: RewardConfig) -> list[Prompt]:
-    """With `by_source`, the first of each that a short search finds."""
+    """The first prompts; with `by_source` the first ones of each source, as far as a short search finds them."""
     missing = Counter(dict.fromkeys(config.by_source or [""], _NUM_PROMPTS))
     found, deadline = list[Prompt](), time.monotonic() + _SCAN_S
     for index in range(len(source)):

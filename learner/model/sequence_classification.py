@@ -96,7 +96,7 @@ class SequenceClassifier:
 
 
 def _compute_head_in_float32(model: PreTrainedModel, *, stored: ModelConfig) -> None:
-    """All that stands above the backbone, with weights as they are stored: rounded ones would shift every score."""
+    """Everything above the backbone computes in float32, with the weights as they are stored: rounded weights would shift every score."""
     heads = {name: module for name, module in model.named_children() if module is not model.base_model}
     for module in heads.values():
         module.float()

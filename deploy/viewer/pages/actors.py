@@ -95,8 +95,7 @@ def present(
 
 
 def merged(phases: Sequence[Mapping[str, Any]], shortest_s: float) -> list[dict[str, Any]]:
-    """Bars in their order; where they are shorter than `shortest_s`, those of one such stretch become one of the phase that took most
-    of it."""
+    """Bars in order. Neighbours that together last at most `shortest_s` become one bar, of the phase that took most of that time."""
     bars: list[dict[str, Any]] = []
     gathered: list[Mapping[str, Any]] = []
     for phase in sorted(phases, key=lambda each: each["start"]):
