@@ -16,7 +16,7 @@ FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 .PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs site help
 .DEFAULT_GOAL := train
 
-install: $(STAMP) ## .venv with everything, three to five minutes the first time; GPU=1 for NVIDIA GPUs
+install: $(STAMP) ## .venv with everything, two to four minutes the first time; GPU=1 for NVIDIA GPUs
 
 $(STAMP):
 	@deploy/install.sh $(FLAVOUR)
