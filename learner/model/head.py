@@ -2,7 +2,8 @@
 
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
-is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type.
+is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as
+such, by matrix units where the machine has some.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -11,6 +12,7 @@ weights that have moved, or another rounding, may put it below the floor, and it
 Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a position, P = K + 1.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from torch import Tensor
 
 MAX_TILE_VOCABULARY = 16_384
 """Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
+CPU_TILE_VOCABULARY = 2_048
+"""The same on CPUs, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each time)."""
 MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward."""
 LEAST_REST = 1e-26
@@ -118,7 +122,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         total_C, weighted_C, rest_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(4))
         candidate_CK = None if candidates_CK is None else hidden_CH.new_zeros(candidates_CK.shape, dtype=kind)
         kept: Tensor | None = None
-        for tile, chunk in _tiles(num_positions, size, head=head, whole=keeps):
+        for tile, chunk in _tiles(hidden_CH, size, head=head, whole=keeps):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
             places, cells = _inside(targets_C[chunk], tile)
             target_C[chunk][places] = logits[cells]
@@ -165,10 +169,10 @@ class _SelectedLogprobs(torch.autograd.Function):
         hidden_gradient_CH = torch.zeros_like(hidden_CH, dtype=kind) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
         bias_gradient_V = torch.zeros_like(bias_V, dtype=kind) if needs_bias else None
-        num_positions, size = hidden_CH.shape[0], weight_VH.shape[0]
+        size = weight_VH.shape[0]
         # Vocabulary outside, positions inside: a tile of the weight's gradient is summed in float32 and rounded once.
-        summed: Tensor | None = None
-        for tile, chunk in _tiles(num_positions, size, head=head, whole=kept is not None):
+        summed = _WeightGradient(weight_gradient_VH, hidden_CH) if weight_gradient_VH is not None else None
+        for tile, chunk in _tiles(hidden_CH, size, head=head, whole=kept is not None):
             logits = kept
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
@@ -197,15 +201,11 @@ class _SelectedLogprobs(torch.autograd.Function):
             inside = gradient.to(_matmul_dtype(hidden_CH))
             if hidden_gradient_CH is not None:
                 _add_product(hidden_gradient_CH[chunk], inside, weight_VH[tile])
-            if weight_gradient_VH is not None:
-                if summed is None or chunk.start == 0:
-                    summed = torch.zeros(weight_VH[tile].shape, dtype=kind, device=weight_VH.device)
-                _add_product(summed, inside.t(), hidden_CH[chunk])
-                if chunk.stop >= num_positions:
-                    weight_gradient_VH[tile] = summed
+            if summed is not None:
+                summed.add(inside, tile, chunk)
             if bias_gradient_V is not None:
                 bias_gradient_V[tile] += gradient.sum(0)
-        if weight_gradient_VH is not None and num_positions == 0:
+        if weight_gradient_VH is not None and not hidden_CH.shape[0]:
             weight_gradient_VH.zero_()
         return (
             None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
@@ -215,13 +215,43 @@ class _SelectedLogprobs(torch.autograd.Function):
         )
 
 
+class _WeightGradient:
+    """Collects the products of one tile of the vocabulary after the other, over all positions."""
+
+    def __init__(self, into_VH: Tensor, hidden_CH: Tensor) -> None:
+        self._into_VH, self._hidden_CH = into_VH, hidden_CH
+        self._gradient_CV = into_VH.new_empty(0)
+        self._summed_VH = into_VH.new_empty(0)
+
+    def add(self, gradient: Tensor, tile: slice, chunk: slice) -> None:
+        """Of the logits, [chunk, tile]. Chunks of a tile come in their order."""
+        num_positions, is_last = self._hidden_CH.shape[0], chunk.stop >= self._hidden_CH.shape[0]
+        if not self._hidden_CH.is_cuda and self._into_VH.dtype == self._hidden_CH.dtype == torch.bfloat16:
+            # On CPUs a product of bfloat16 is bfloat16, summed inside in float32: all positions at once are rounded once.
+            if chunk.start == 0:
+                shape = num_positions, tile.stop - tile.start
+                self._gradient_CV = (
+                    self._into_VH.new_empty(shape) if self._gradient_CV.shape != shape else self._gradient_CV
+                )
+            self._gradient_CV[chunk] = gradient
+            if is_last:
+                torch.mm(self._gradient_CV.t(), self._hidden_CH, out=self._into_VH[tile])
+            return
+        if chunk.start == 0:
+            self._summed_VH = torch.zeros_like(self._into_VH[tile], dtype=_sum_dtype(self._hidden_CH))
+        _add_product(self._summed_VH, gradient.t(), self._hidden_CH[chunk])
+        if is_last:
+            self._into_VH[tile] = self._summed_VH
+
+
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:
     """One tile, [chunk, tile], divided by the temperature; a fresh tensor in the type of sums."""
     kind = _sum_dtype(hidden_CH)
     if hidden_CH.is_cuda and hidden_CH.dtype in (torch.bfloat16, torch.float16):
         logits = torch.mm(hidden_CH, weight_VH.t(), out_dtype=kind)
     else:
-        logits = torch.mm(hidden_CH.to(kind), weight_VH.to(kind).t())
+        with _multiplying_as(hidden_CH.dtype):
+            logits = torch.mm(hidden_CH.to(kind), weight_VH.to(kind).t())
     if bias_V is not None:
         logits.add_(bias_V.to(kind))
     if head.soft_cap is not None:
@@ -271,13 +301,14 @@ def _drop_below(floor_C: Tensor, logits: Tensor, *, kept: tuple[Tensor, Tensor])
     logits[kept] = values
 
 
-def _tiles(num_positions: int, size: int, *, head: Head, whole: bool) -> list[tuple[slice, slice]]:
+def _tiles(hidden_CH: Tensor, size: int, *, head: Head, whole: bool) -> list[tuple[slice, slice]]:
     """(vocabulary slice, position slice), vocabulary outside. One tile when `whole`, none without positions."""
+    num_positions = hidden_CH.shape[0]
     if num_positions == 0:
         return []
     if whole:
         return [(slice(0, size), slice(0, num_positions))]
-    width, height = min(size, MAX_TILE_VOCABULARY), head.chunk_tokens
+    width, height = MAX_TILE_VOCABULARY if hidden_CH.is_cuda else CPU_TILE_VOCABULARY, head.chunk_tokens
     return [
         (slice(v, min(v + width, size)), slice(c, min(c + height, num_positions)))
         for v in range(0, size, width)
@@ -293,9 +324,22 @@ def _inside(ids: Tensor, tile: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor,
 
 def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == sum_.dtype:
-        sum_.addmm_(left, right.to(left.dtype))
+        with _multiplying_as(right.dtype):
+            sum_.addmm_(left, right.to(left.dtype))
     else:
         sum_.add_(torch.mm(left, right.to(left.dtype), out_dtype=sum_.dtype))
+
+
+@contextlib.contextmanager
+def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
+    """On CPUs, float32 factors that hold bfloat16 values, exactly or rounded here, are multiplied as bfloat16 and summed in float32, where
+    the processor can (AMX, AVX512-BF16). A no-op for other types: there is no such product of float16."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
@@ -303,5 +347,5 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 
 
 def _matmul_dtype(x: Tensor) -> torch.dtype:
-    """GPUs multiply in the inputs' type and sum in float32; CPUs without matrix units are faster in float32 throughout."""
+    """GPUs multiply in the inputs' type and sum in float32; on CPUs `_multiplying_as` rounds inside the product."""
     return x.dtype if x.is_cuda else _sum_dtype(x)

@@ -18,7 +18,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param != "kept":
         monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
     if request.param == "tiled":
-        monkeypatch.setattr(head_module, "MAX_TILE_VOCABULARY", 4)
+        monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
     return request.param
 
 
@@ -119,6 +119,25 @@ def test_bfloat16_is_summed_in_float32(layout: str):
     exact, _ = _dense(hidden_CH.bfloat16().float(), weight_VH.bfloat16().float(), targets_C, None, Head())
     assert half.dtype == torch.float32
     assert_close(half, exact)
+
+
+def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: str):
+    torch.manual_seed(0)
+    # As large as products of matrix units are; on CPUs that have none, float32 multiplies, which is nearer still.
+    exact = [torch.randn(96, 64).bfloat16().double(), torch.randn(80, 64).bfloat16().double()]
+    given = [x.bfloat16().requires_grad_() for x in exact]
+    targets_C = torch.randint(80, (96,))
+    logprobs_C = selected_logprobs(*given, targets_C, head=Head(chunk_tokens=40)).logprobs_C
+    expected_C = selected_logprobs(*(x.requires_grad_() for x in exact), targets_C, head=Head()).logprobs_C
+    assert_close(logprobs_C, expected_C.float(), rtol=2e-6, atol=2e-5)
+    weights_C = torch.randn(96)
+    (logprobs_C * weights_C).sum().backward()
+    (expected_C * weights_C).sum().backward()
+    for found, wanted in zip(given, exact, strict=True):
+        assert found.grad is not None and wanted.grad is not None and found.grad.dtype == torch.bfloat16
+        # bfloat16 rounds by a quarter of 2**-8 on average: each probability before the product, and the sum after it.
+        error = (found.grad.double() - wanted.grad).abs()
+        assert float((error / (wanted.grad.abs() + 0.1 * wanted.grad.abs().mean())).mean()) < 0.75 * 2**-8
 
 
 def test_no_positions_give_no_log_probs_and_no_gradient(layout: str):

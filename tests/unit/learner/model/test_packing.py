@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
-from learner.model.attention import PACKED
+from learner.model.attention import PACKED, Segment, bucketed, packed_attention
 from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
@@ -78,6 +78,23 @@ def test_a_sequence_does_not_see_its_neighbours(tmp_path: Path):
     alone = policy(lay_out([first], [0], layout="shared", width=2)).logprobs_C
     beside = policy(lay_out([first, second], [0, 1], layout="shared", width=2)).logprobs_C[:2]
     assert_close(beside, alone)
+
+
+def test_bfloat16_attention_over_few_keys_is_off_by_no_more_than_its_rounding():
+    torch.manual_seed(0)
+    segments = bucketed([Segment(start=0, length=9), Segment(start=9, length=7, prompt_length=9)], num_tokens=16)
+    half = [torch.randn(1, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    exact = [x.detach().double().requires_grad_() for x in half]
+    module, pull = torch.nn.Identity(), torch.randn(1, 16, 4, 8, dtype=torch.bfloat16)
+    found, _ = packed_attention(module, *half, None, segments=segments)
+    expected, _ = packed_attention(module, *exact, None, segments=segments)
+    (found * pull).sum().backward()
+    (expected * pull.double()).sum().backward()
+    assert_close(found, expected.bfloat16(), rtol=2**-8, atol=0)
+    # Gradients of a shared prompt's keys are sums of several, each of them rounded.
+    for one, other in zip(half, exact, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert_close(one.grad.double(), other.grad, rtol=2**-7, atol=2**-9)
 
 
 def test_a_shared_prompt_is_computed_once():
