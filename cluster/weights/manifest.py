@@ -6,9 +6,11 @@ the canary says that the engine computes with them.
 
 import hashlib
 import json
+import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,10 @@ from pydantic import BaseModel, ConfigDict
 from cluster.contracts.errors import WeightsError
 
 _ALIGNMENT_BYTES = 64
+_MOST_HASHERS = 8
+"""Threads that hash buckets, one each; a core hashes one to two gigabytes a second."""
+_MOST_UNHASHED = 2
+"""Buckets that may wait for their digest while the next one fills."""
 
 
 class _Section(BaseModel):
@@ -83,28 +89,33 @@ def packing(
 ) -> Iterator[np.ndarray | WeightManifest]:
     """Bucket after bucket, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), and the manifest last.
 
-    Memory is bounded by one bucket if the caller lets each go before it asks for the next. Tensors come from any device; those
+    Buckets are hashed while the next ones fill and travel: memory is bounded by three buckets if the caller lets each go before it asks
+    for the next. Tensors come from any device; those
     that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
     as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
     """
-    bucket_digests: list[str] = []
+    hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []
     seen: dict[int, weakref.ref[torch.Tensor]] = {}
     bucket = _Bucket(0)
-    for name, tensor in named_tensors:
-        if _is_packed_already(tensor, seen):
-            continue
-        seen[tensor.data_ptr()] = weakref.ref(tensor)
-        if not bucket.has_room_for(tensor):
-            if bucket.content.size:
-                bucket_digests.append(_digest(bucket.content))
-                yield bucket.content
-            bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
-        entries.append(bucket.add(name, tensor, number=len(bucket_digests)))
-    if not entries:
-        raise WeightsError(f"policy version {policy_version}: no tensors to publish")
-    bucket_digests.append(_digest(bucket.content))
-    yield bucket.content
+    with _hashers() as hashers:
+        for name, tensor in named_tensors:
+            if _is_packed_already(tensor, seen):
+                continue
+            seen[tensor.data_ptr()] = weakref.ref(tensor)
+            if not bucket.has_room_for(tensor):
+                if bucket.content.size:
+                    hashing.append(hashers.submit(_digest, bucket.content))
+                    yield bucket.content
+                if len(hashing) >= _MOST_UNHASHED:
+                    hashing[-_MOST_UNHASHED].result()
+                bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
+            entries.append(bucket.add(name, tensor, number=len(hashing)))
+        if not entries:
+            raise WeightsError(f"policy version {policy_version}: no tensors to publish")
+        hashing.append(hashers.submit(_digest, bucket.content))
+        yield bucket.content
+        bucket_digests = [digest.result() for digest in hashing]
     yield WeightManifest(
         policy_version=policy_version,
         tensors=tuple(entries),
@@ -148,15 +159,16 @@ class _Bucket:
 
 
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
-    """Hashes everything (about a second per gigabyte). Raises WeightsError naming the first bucket that differs."""
+    """Hashes everything, buckets side by side. Raises WeightsError naming the first bucket that differs."""
     version = manifest.policy_version
     if len(buckets) != len(manifest.bucket_digests):
         raise WeightsError(
             f"policy version {version}: {len(buckets)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
             "publish the version again"
         )
-    for index, (bucket, expected) in enumerate(zip(buckets, manifest.bucket_digests, strict=True)):
-        found = _digest(bucket)
+    with _hashers() as hashers:
+        digests = list(hashers.map(_digest, buckets))
+    for index, (bucket, found, expected) in enumerate(zip(buckets, digests, manifest.bucket_digests, strict=True)):
         if found != expected:
             raise WeightsError(
                 f"policy version {version}: bucket {index} of {len(buckets)} ({bucket.nbytes} bytes) has digest {found[:16]}…, "
@@ -187,6 +199,10 @@ def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.T
     return (
         earlier is not None and tensor.numel() > 0 and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype
     )
+
+
+def _hashers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_HASHERS), thread_name_prefix="digest")
 
 
 def _digest(bucket: np.ndarray) -> str:
