@@ -140,8 +140,8 @@ def _attend(
         key, value = _repeated(key, query), _repeated(value, query)
         grouped = False
     if softcap is None and query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS and not query.is_cuda:
-        inputs = (x.float() for x in (query, key, value))
-        return _attend(*inputs, mask, scaling=scaling, softcap=None).to(query.dtype)
+        attended = _attend(query.float(), key.float(), value.float(), mask, scaling=scaling, softcap=None)
+        return attended.to(query.dtype)
     if softcap is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped

@@ -334,12 +334,13 @@ def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
     """On CPUs, float32 factors that hold bfloat16 values, exactly or rounded here, are multiplied as bfloat16 and summed in float32, where
     the processor can (AMX, AVX512-BF16). A no-op for other types: there is no such product of float16."""
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        backend.matmul.fp32_precision = before
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
