@@ -1,11 +1,13 @@
 """Time and peak memory of each loss, forward and backward, at 64 x 1,024 tokens, against the same function of verl in the same run.
 
-verl is taken where it can be imported (`pip install verl` into a folder of its own, on PYTHONPATH); without it the baseline is the
-formula written down plainly, ratio and minimum, as the papers have it.
+verl is installed for the benchmark only, into build/peers; it computes the losses on CPUs as well. Where it cannot be installed the
+baseline is the formula written down plainly, ratio and minimum, as the papers have it: it counts nothing clipped, and lets an inf at
+padding through.
 """
 
 import importlib
 import statistics
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from learner.algorithms.batch_rules.aggregation import aggregate, sequence_mean,
 from learner.algorithms.losses import sequence
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.losses.values import value_clip
+from tests.benchmarks import peers
 
 ROWS, WIDTH, REPEATS = 64, 1024, 21
 Run = Callable[[], Tensor]
@@ -44,8 +47,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _row(name: str, value: float, unit: str, baseline: str, baseline_value: float, *, slack: float) -> dict[str, Any]:
-    """Times wobble between runs, so `no slower` has a tenth of slack; memory does not. The plain formula is no aim: it counts nothing
-    clipped, and lets an inf at padding through."""
+    """Times wobble between runs, so `no slower` has a tenth of slack; memory does not. The plain formula is no aim."""
     return {
         "name": name,
         "value": round(value, 3),
@@ -185,10 +187,11 @@ def _plain_losses(name: str, policy: Tensor, x: dict[str, Tensor]) -> Tensor:
 
 
 def _verl() -> Any:
-    try:
-        return importlib.import_module("verl.trainer.ppo.core_algos")
-    except ImportError:
+    if not peers.install("verl"):
         return None
+    # Behind everything else: the peer's packages are those that are missing here.
+    sys.path.append(str(peers.FOLDER))
+    return importlib.import_module("verl.trainer.ppo.core_algos")
 
 
 def _step(run: Run) -> None:
