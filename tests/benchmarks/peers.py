@@ -50,7 +50,9 @@ PEERS = {
         *_OF_BOTH,
     ),
 }
-"""Packages by the module that they bring. Without their dependencies: these are the ones that this environment lacks."""
+"""By the peer, its packages and those of its dependencies that this environment lacks."""
+_USED = {"trl": "trl.trainer.grpo_trainer", "verl": "verl.trainer.ppo.core_algos"}
+"""Modules that must import. The peers themselves import what they need late."""
 QUICKSTART = ROOT / "deploy" / "quickstart" / "model"
 GROUP_SIZE, NUM_STEPS = 8, 3
 ROWS_OF_A_PASS = (8, 32, 128)
@@ -78,7 +80,7 @@ def install(peer: str) -> bool:
         packages = PEERS[peer]
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *packages]
         subprocess.run(command, check=False, stdout=sys.stderr)
-    probe = [sys.executable, "-c", f"import {peer}"]
+    probe = [sys.executable, "-c", f"import {_USED[peer]}"]
     return subprocess.run(probe, env=environment(), cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
