@@ -87,7 +87,7 @@ def _config(folder: Path, model: Path) -> RunConfig:
         {
             "run_dir": str(folder / "run"),
             "model": {"path": str(model), "dtype": "float32"},
-            "prompts": {"name": "file", "path": "unused.jsonl"},
+            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
             "sampling": {"max_tokens": MAX_TOKENS},
             "buffer": {"groups_per_step": len(PROMPTS), "trajectories_per_group": GROUP_SIZE},
             "rollout": {"num_threads": 1, "kv_cache_bytes": 256 * 1024**2},

@@ -77,7 +77,7 @@ def _config(folder: Path, model: Path) -> RunConfig:
         {
             "run_dir": str(folder / "run"),
             "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
-            "prompts": {"name": "file", "path": "unused.jsonl"},
+            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
             "rollout": {"kv_cache_bytes": 256 * 1024**2, **place},
             "learner": place,
             "metrics": {"sinks": []},
