@@ -160,7 +160,7 @@ def save_model(make: Callable[[], PreTrainedModel], folder: Path, *, dtype: str)
 
 def _prompts(case: Case) -> Iterator[dict[str, Any]]:
     for number, length in enumerate(case.lengths):
-        # They differ from the first token on: no cache of prefixes helps one by another.
+        # They differ in their first two tokens: no cache of prefixes helps one by another.
         yield {"prompt": f"{number:02}".ljust(case.prompt_length, "+"), "length": length}
 
 

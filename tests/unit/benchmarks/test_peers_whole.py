@@ -20,6 +20,12 @@ def test_steps_of_all_cases_have_the_issues_tokens():
     assert large.tokens_per_step == 4 * 8 * 32
 
 
+def test_prompts_differ_and_have_the_cases_tokens():
+    prompts = [row["prompt"] for row in peers_whole._prompts(peers_whole.CASES[1])]
+    assert {len(prompt) for prompt in prompts} == {19}
+    assert len({prompt[:2] for prompt in prompts}) == 16
+
+
 def test_each_row_of_a_generation_ends_at_its_own_length_and_never_before():
     eos, ends_at = 1, EndsAt(1)
     for _ in range(2):
