@@ -79,7 +79,8 @@ def _config(folder: Path, model: Path) -> RunConfig:
             "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
             "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
             "rollout": {"kv_cache_bytes": 256 * 1024**2, **place},
-            "learner": {"max_tokens_per_micro_batch": 1024, **place},  # nothing is learned: memory for longer passes is not needed
+            # Nothing is learned: no memory is needed for long passes.
+            "learner": {"max_tokens_per_micro_batch": 1024, **place},
             "metrics": {"sinks": []},
         }
     )
