@@ -57,13 +57,14 @@ format: $(STAMP) ## mend the style where that needs no thought
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: $(STAMP) ## all benchmarks, or ONLY=sampling; results in build/bench.json
-	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY))
+bench: $(STAMP) ## all benchmarks, or ONLY=sampling; results in build/bench.json, with RECORD=1 in docs/benchmarks.md too
+	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 docs: $(STAMP) ## pages, dashboard, alerts and manifests that are made from the code
 	@$(BIN)/python -m deploy.docs
 	@$(BIN)/python -m deploy.monitoring
 	@$(BIN)/python -m deploy.manifests
+	@$(BIN)/python -m tests.benchmarks._page
 
 site: $(STAMP) ## the documentation as a site, in build/site: open build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -108,7 +108,7 @@ def _rows(measured: dict[int, list[dict[str, float]]]) -> list[dict[str, Any]]:
             "baseline": baseline,
             "baseline_value": ideal_s,
             "ratio": mean(step["time/step_s"] for step in steps) / ideal_s,
-            "aim": "<= 1.15",
+            "aim": "<= 1.10",
         }
         for bound, steps in measured.items()
         if bound

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from tests.models import make_tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-def rows() -> list[dict[str, Any]]:
-    """Four rows, as in `build/bench.json`."""
+def rows() -> Iterator[dict[str, Any]]:
+    """Four rows, as in `build/bench.json`. The start comes first: it is measured in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        startup = _startup(Path(folder))
-        return [*asyncio.run(_running(Path(folder))), startup]
+        yield _startup(Path(folder))
+        yield from asyncio.run(_running(Path(folder)))
 
 
 async def _running(folder: Path) -> list[dict[str, Any]]:
@@ -60,10 +61,10 @@ async def _running(folder: Path) -> list[dict[str, Any]]:
             "baseline": "in-process vLLM loop, tokens in, final outputs only",
             "baseline_value": max(theirs),
             "ratio": max(ours) / max(theirs),
-            "aim": ">= 0.85",
+            "aim": ">= 0.92",
         },
         {"name": "broadcast, attested", "value": seconds, "unit": "s"},
-        {"name": "broadcast, attested", "value": bytes_per_s, "unit": "bytes/s"},
+        {"name": "broadcast, attested: throughput", "value": bytes_per_s, "unit": "bytes/s"},
     ]
 
 
@@ -86,7 +87,7 @@ def _config(folder: Path, model: Path) -> RunConfig:
         {
             "run_dir": str(folder / "run"),
             "model": {"path": str(model), "dtype": "float32"},
-            "prompts": {"name": "file", "path": "unused.jsonl"},
+            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
             "sampling": {"max_tokens": MAX_TOKENS},
             "buffer": {"groups_per_step": len(PROMPTS), "trajectories_per_group": GROUP_SIZE},
             "rollout": {"num_threads": 1, "kv_cache_bytes": 256 * 1024**2},
@@ -101,4 +102,4 @@ def _startup(folder: Path) -> dict[str, Any]:
     run_dir = folder / "startup"
     subprocess.run([*command, f"run_dir={run_dir}", "num_steps=1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     seconds = json.loads((run_dir / "summary.json").read_text())["seconds_to_first_step"]
-    return {"name": "start-up to the first trained step", "value": seconds, "unit": "s", "aim": "< 25 s"}
+    return {"name": "start-up to the first trained step", "value": seconds, "unit": "s", "aim": "<= 15 s"}

@@ -1,12 +1,14 @@
 """What episodes cost beside sampling: turns/s of a worker against a bare loop over the same engine, and milliseconds a turn of its parts.
 
-The environment says a short text that differs from turn to turn and from episode to episode; what repeats is the template's alone.
+A random model of hidden size 256, one thread on each side, turns of at most 16 tokens. The environment says a short text
+that differs from turn to turn and from episode to episode; what repeats is the template's alone.
 """
 
 import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,13 @@ LONG_TURNS, LONG_PROMPT, LONG_SAMPLED, LONG_ADDED = 20, 2_000, 200, 100
 SAMPLING = SamplingConfig(max_tokens=MAX_TOKENS)
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     """Rows as in `build/bench.json`. Rounds alternate, and each side's best counts: other work on the machine only slows."""
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_model(Path(folder), hidden_size=256, chat_template=TEMPLATE)
-        return [*asyncio.run(_host_alone()), *asyncio.run(_models_side()), *asyncio.run(_with_engine(path))]
+        yield from asyncio.run(_host_alone())
+        yield from asyncio.run(_models_side())
+        yield from asyncio.run(_with_engine(path))
 
 
 # The host alone

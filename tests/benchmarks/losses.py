@@ -1,11 +1,13 @@
 """Time and peak memory of each loss, forward and backward, at 64 x 1,024 tokens, against the same function of verl in the same run.
 
-verl is taken where it can be imported (`pip install verl` into a folder of its own, on PYTHONPATH); without it the baseline is the
-formula written down plainly, ratio and minimum, as the papers have it.
+verl is installed for the benchmark only, into build/peers; it computes the losses on CPUs as well. Where it cannot be installed the
+baseline is the formula written down plainly, ratio and minimum, as the papers have it: it counts nothing clipped, and lets an inf at
+padding through.
 """
 
 import importlib
 import statistics
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -18,9 +20,10 @@ from torch.utils._pytree import tree_iter
 
 from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate, sequence_mean, token_mean
-from learner.algorithms.losses import sequence
+from learner.algorithms.losses import policy, sequence
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.losses.values import value_clip
+from tests.benchmarks import peers
 
 ROWS, WIDTH, REPEATS = 64, 1024, 21
 Run = Callable[[], Tensor]
@@ -34,7 +37,9 @@ def rows() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, ours in _ours(inputs).items():
         theirs = _theirs(name, inputs, peer)
-        baseline = "verl" if peer is not None and name in _IN_VERL else "plain formula"
+        # What computes something else is no baseline.
+        torch.testing.assert_close(ours(), theirs(), rtol=1e-3, atol=1e-4)
+        baseline = "plain formula" if peer is None else "verl"
         (our_ms, their_ms), our_bytes, their_bytes = _times(ours, theirs, device), _peak(ours), _peak(theirs)
         found.append(_row(f"loss {name}: time", our_ms, "ms", baseline, their_ms, slack=1.1))
         found.append(
@@ -44,8 +49,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _row(name: str, value: float, unit: str, baseline: str, baseline_value: float, *, slack: float) -> dict[str, Any]:
-    """Times wobble between runs, so `no slower` has a tenth of slack; memory does not. The plain formula is no aim: it counts nothing
-    clipped, and lets an inf at padding through."""
+    """Times wobble between runs, so `no slower` has a tenth of slack; memory does not. The plain formula is no aim."""
     return {
         "name": name,
         "value": round(value, 3),
@@ -82,7 +86,7 @@ def _ours(x: dict[str, Tensor]) -> dict[str, Run]:
     over_tokens, over_rows = token_mean(mask).float(), sequence_mean(mask).float()
     given = {"proximal_logprobs_BT": x["old"], "advantages_BT": x["advantages"], "loss_mask_BT": mask}
 
-    def policy(function: Callable[..., TokenLosses | Tensor], weights: Tensor, **params: float) -> Run:
+    def aggregated(function: Callable[..., TokenLosses | Tensor], weights: Tensor, **params: float) -> Run:
         def run() -> Tensor:
             result = function(x["policy"].requires_grad_(), **given, **params)
             return aggregate(result if isinstance(result, Tensor) else result.losses_BT, weights_BT=weights)
@@ -100,50 +104,43 @@ def _ours(x: dict[str, Tensor]) -> dict[str, Run]:
         return aggregate(result.losses_BT, weights_BT=over_tokens)
 
     return {
-        "ppo_clip": policy(policy.ppo_clip, over_tokens, dual_clip=3.0, log_ratio_clamp=20.0),
-        "gspo_token": policy(sequence.gspo_token, over_rows),
-        "cispo": policy(policy.cispo, over_tokens, log_ratio_clamp=20.0),
-        "sapo": policy(policy.sapo, over_rows, log_ratio_clamp=20.0),
-        "gmpo": policy(sequence.gmpo, over_rows),
+        "ppo_clip": aggregated(policy.ppo_clip, over_tokens, dual_clip=3.0, log_ratio_clamp=20.0),
+        "gspo_token": aggregated(sequence.gspo_token, over_rows),
+        "cispo": aggregated(policy.cispo, over_tokens, log_ratio_clamp=20.0),
+        "sapo": aggregated(policy.sapo, over_rows, log_ratio_clamp=20.0),
+        "gmpo": aggregated(sequence.gmpo, over_rows),
         "k3": reference_kl,
         "value_clip": value,
     }
 
 
 _IN_VERL = {
-    "ppo_clip": ("vanilla", "token-mean"),
-    "gspo_token": ("gspo", "seq-mean-token-mean"),
-    "cispo": ("cispo", "token-mean"),
-    "sapo": ("sapo", "seq-mean-token-mean"),
-    "gmpo": ("geo_mean", "seq-mean-token-mean"),
-    "k3": ("", ""),
-    "value_clip": ("", ""),
+    "ppo_clip": ("vanilla", "token-mean", (0.2, 0.2)),
+    "gspo_token": ("gspo", "seq-mean-token-mean", (3e-4, 4e-4)),
+    "cispo": ("cispo", "token-mean", (1.0, 4.0)),
+    "sapo": ("sapo", "seq-mean-token-mean", (0.2, 0.2)),
+    "gmpo": ("geo_mean", "seq-mean-token-mean", (0.4, 0.4)),
 }
+"""Policy losses: name, aggregation, and the bounds that are ours by default."""
 
 
 def _theirs(name: str, x: dict[str, Tensor], peer: Any) -> Run:
     if peer is None:
         return _plain(name, x)
-    mask, config = x["float_mask"], _verl_config()
-
-    def run() -> Tensor:
-        policy = x["policy"].requires_grad_()
-        if name == "k3":
-            return peer.agg_loss(peer.kl_penalty(policy, x["old"], "low_var_kl"), mask, "token-mean")
-        if name == "value_clip":
-            return peer.compute_value_loss(policy, x["returns"], x["values"], mask, 0.2)[0]
-        function, mode = _IN_VERL[name]
-        compute = getattr(peer, f"compute_policy_loss_{function}")
-        return compute(x["old"], policy, x["advantages"], mask, loss_agg_mode=mode, config=config)[0]
-
-    return run
+    mask, policy = x["float_mask"], x["policy"].requires_grad_()
+    if name == "k3":
+        return lambda: peer.agg_loss(peer.kl_penalty(policy, x["old"], "low_var_kl"), mask, "token-mean")
+    if name == "value_clip":
+        return lambda: peer.compute_value_loss(policy, x["returns"], x["values"], mask, 0.2)[0]
+    function, mode, bounds = _IN_VERL[name]
+    compute, config = getattr(peer, f"compute_policy_loss_{function}"), _verl_config(*bounds)
+    return lambda: compute(x["old"], policy, x["advantages"], mask, loss_agg_mode=mode, config=config)[0]
 
 
-def _verl_config() -> Any:
+def _verl_config(low: float, high: float) -> Any:
     config = importlib.import_module("verl.workers.config").ActorConfig
-    return config(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2, tau_pos=1.0, tau_neg=1.05
-    )
+    bounds = {"clip_ratio_low": low, "clip_ratio_high": high, "tau_pos": 1.0, "tau_neg": 1.05}
+    return config(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **bounds)
 
 
 def _plain(name: str, x: dict[str, Tensor]) -> Run:
@@ -171,7 +168,8 @@ def _plain_losses(name: str, policy: Tensor, x: dict[str, Tensor]) -> Tensor:
     if name == "cispo":
         return -gap.exp().clamp(max=5.0).detach() * A * policy
     if name == "sapo":
-        return -4 * torch.sigmoid(gap.exp() - 1) * A
+        tau = torch.where(A > 0, 1.0, 1.05)
+        return -4 / tau * torch.sigmoid(tau * (gap.exp() - 1)) * A
     if name == "gmpo":
         bounded = torch.where(A > 0, gap.clamp(max=0.4), gap.clamp(min=-0.4))
         return (-A[:, :1] * ((bounded * mask).sum(1) / mask.sum(1)).exp()[:, None]).expand_as(gap)
@@ -185,10 +183,11 @@ def _plain_losses(name: str, policy: Tensor, x: dict[str, Tensor]) -> Tensor:
 
 
 def _verl() -> Any:
-    try:
-        return importlib.import_module("verl.trainer.ppo.core_algos")
-    except ImportError:
+    if not peers.install("verl"):
         return None
+    # Behind everything else: the peer's packages are those that are missing here.
+    sys.path.append(str(peers.FOLDER))
+    return importlib.import_module("verl.trainer.ppo.core_algos")
 
 
 def _step(run: Run) -> None:

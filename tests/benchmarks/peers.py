@@ -1,7 +1,11 @@
 """One learner step against TRL's: GRPOTrainer trains on the same tokens, with its own padding, loss, backward and AdamW.
 
 TRL is installed for the benchmark only, into build/peers: its own packages, on this environment's torch and transformers. Sampling is
-left out: the trainer is handed the completions that it would have sampled. Where it cannot be installed, baselines stay empty.
+left out: the trainer is handed the completions that it would have sampled. Float32 and one thread; neither side computes activations
+again to save memory. 128 trajectories, or 32 at the large vocabulary. A step is timed from its first forward pass to the end of the
+optimizer's; ours includes reading its Arrow batches. TRL too computes its vocabulary head in chunks: `learning` compares with all logits
+at once.
+
 Each side runs in a process of its own, and gives the figures of one task: `python -m tests.benchmarks.peers '{...}'`.
 """
 
@@ -10,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -30,15 +35,24 @@ from tests.unit.learner.trajectories import make_group
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "peers"
-PACKAGES = (
-    "trl==1.16.0",
-    "accelerate==1.15.0",
-    "datasets==5.2.0",
-    "dill==0.4.1",
-    "multiprocess==0.70.19",
-    "xxhash==4.1.0",
-    "pandas==3.1.1",
-)
+_OF_BOTH = ("datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0", "pandas==3.1.1")
+PEERS = {
+    "trl": ("trl==1.16.0", "accelerate==1.15.0", *_OF_BOTH),
+    "verl": (
+        "verl==0.9.1",
+        "tensordict==0.10.0",
+        "pyvers==0.2.3",
+        "hydra-core==1.3.8",
+        "omegaconf==2.4.0",
+        "antlr4-python3-runtime==4.9.3",
+        "codetiming==1.4.0",
+        "orjson==3.13.0",
+        *_OF_BOTH,
+    ),
+}
+"""By the peer, its packages and those of its dependencies that this environment lacks."""
+_USED = {"trl": "trl.trainer.grpo_trainer", "verl": "verl.trainer.ppo.core_algos"}
+"""Modules that must import. The peers themselves import what they need late."""
 QUICKSTART = ROOT / "deploy" / "quickstart" / "model"
 GROUP_SIZE, NUM_STEPS = 8, 3
 ROWS_OF_A_PASS = (8, 32, 128)
@@ -46,29 +60,28 @@ ROWS_OF_A_PASS = (8, 32, 128)
 LARGE_VOCABULARY = 262_144
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     """As in `build/bench.json`. Prompts have 12 tokens; 128 completions of 1 to 90, or 32 of 1 to 30 at the large vocabulary."""
-    has_trl = install()
+    has_trl = install("trl")
     with tempfile.TemporaryDirectory() as folder:
         # Logits outweigh everything else.
         large = make_model(Path(folder), vocab_size=LARGE_VOCABULARY, hidden_size=64)
-        ragged: dict[str, Any] = {"num_groups": 16, "max_length": 90}
-        short: dict[str, Any] = {"num_groups": 4, "max_length": 30, "rows_of_a_pass": 32}
-        return [
-            _speed("peer-ragged", str(QUICKSTART), has_trl=has_trl, aim=">= 1.5", **ragged),
-            _memory("peer-memory-ragged", str(QUICKSTART), has_trl=has_trl, aim=None, rows_of_a_pass=128, **ragged),
-            _memory("peer-memory-262k-vocabulary", large, has_trl=has_trl, aim="<= 0.35", **short),
-            _speed("peer-262k-vocabulary", large, has_trl=has_trl, aim=None, choices=(8, 32), **short),
-        ]
+        ragged: dict[str, Any] = {"num_groups": 16, "max_length": 90, "has_trl": has_trl}
+        short: dict[str, Any] = {"num_groups": 4, "max_length": 30, "has_trl": has_trl}
+        yield _speed("peer-ragged", str(QUICKSTART), aim=">= 3", **ragged)
+        yield _memory("peer-memory-ragged", str(QUICKSTART), aim=None, rows_of_a_pass=128, **ragged)
+        yield _memory("peer-memory-262k-vocabulary", large, aim="<= 0.35", rows_of_a_pass=32, **short)
+        yield _speed("peer-262k-vocabulary", large, aim=">= 12", choices=(8, 32), **short)
 
 
-def install() -> bool:
-    """Whether TRL is there to compare with, after trying to fetch it."""
-    if not (FOLDER / "trl").exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *PACKAGES]
+def install(peer: str) -> bool:
+    """Whether the peer is there to compare with, after trying to fetch it."""
+    if not (FOLDER / peer).exists():
+        packages = PEERS[peer]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *packages]
         subprocess.run(command, check=False, stdout=sys.stderr)
-    probe = [sys.executable, "-c", "from trl import GRPOTrainer"]
-    return subprocess.run(probe, env=_environment(), cwd=ROOT, capture_output=True, check=False).returncode == 0
+    probe = [sys.executable, "-c", f"import {_USED[peer]}"]
+    return subprocess.run(probe, env=environment(), cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def _speed(
@@ -103,14 +116,14 @@ def _memory(name: str, path: str, *, has_trl: bool, aim: str | None, **task: Any
     }
 
 
-def in_process(module: str, **task: Any) -> dict[str, Any]:
-    """The task's figures from a fresh process with one torch thread."""
+def in_process(module: str, *, num_threads: int = 1, **task: Any) -> dict[str, Any]:
+    """The task's figures from a fresh process."""
     command = [sys.executable, "-m", module, json.dumps(task)]
-    environment = _environment()
+    variables = environment(num_threads)
     if task.get("watches"):
         # Large tensors then come from the system and go back to it: resident memory is what lives. It costs time.
-        environment |= {"MALLOC_MMAP_THRESHOLD_": "131072"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        variables |= {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[2:])} failed: {done.stderr[-3000:]}")
     return result_of(done.stdout)
@@ -121,9 +134,10 @@ def result_of(output: str) -> dict[str, Any]:
     return json.loads(line.removeprefix("RESULT"))
 
 
-def _environment() -> dict[str, str]:
-    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
-    return os.environ | fixed
+def environment(num_threads: int = 1) -> dict[str, str]:
+    """Of a process that finds the peers, and takes so many threads."""
+    threads = {"OMP_NUM_THREADS": str(num_threads)}
+    return os.environ | threads | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
 
 
 # In the process of one side
@@ -213,11 +227,10 @@ def make_config(path: Path | str, **learner: Any) -> RunConfig:
 
 
 def _trl(task: dict[str, Any], groups: list[pa.RecordBatch], watch: Watch) -> list[float]:
-    trl, datasets, transformers = (importlib.import_module(name) for name in ("trl", "datasets", "transformers"))
     tokens, seconds = list(trajectories(groups)), []
-    num_passes = max(len(tokens) // task["rows_of_a_pass"], 1)
+    transformers = importlib.import_module("transformers")
 
-    class Trainer(trl.GRPOTrainer):
+    class Trainer(importlib.import_module("trl").GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
             return _sampled(tokens, device=self.accelerator.device)
 
@@ -231,15 +244,44 @@ def _trl(task: dict[str, Any], groups: list[pa.RecordBatch], watch: Watch) -> li
             seconds.append(time.perf_counter() - self.began)
             watch.end()
 
+    train_trl(
+        Trainer,
+        path=task["path"],
+        dtype="float32",
+        prompts=[{"prompt": str(index)} for index in range(len(tokens))],
+        num_trajectories=len(tokens),
+        rows_of_a_pass=task["rows_of_a_pass"],
+        max_length=task["max_length"],
+        num_steps=NUM_STEPS,
+        callback=Clock(),
+    )
+    return seconds[1:]
+
+
+def train_trl(
+    trainer: Any,
+    *,
+    path: str,
+    dtype: str,
+    prompts: list[dict[str, Any]],
+    num_trajectories: int,
+    rows_of_a_pass: int,
+    max_length: int,
+    num_steps: int,
+    callback: Any,
+) -> None:
+    """`num_steps` steps of a GRPOTrainer, with rewards drawn by chance and all parameters and moments in `dtype`."""
+    trl, datasets = (importlib.import_module(name) for name in ("trl", "datasets"))
+    num_passes = max(num_trajectories // rows_of_a_pass, 1)
     with tempfile.TemporaryDirectory() as folder:
         arguments = trl.GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=len(tokens) // num_passes,
+            per_device_train_batch_size=num_trajectories // num_passes,
             gradient_accumulation_steps=num_passes,
             num_generations=GROUP_SIZE,
-            max_completion_length=task["max_length"],
-            max_steps=NUM_STEPS,
-            # As here: nothing is computed twice to save memory, and float32.
+            max_completion_length=max_length,
+            max_steps=num_steps,
+            # As here: nothing is computed twice to save memory, and no autocast.
             gradient_checkpointing=False,
             bf16=False,
             use_cpu=True,
@@ -247,16 +289,14 @@ def _trl(task: dict[str, Any], groups: list[pa.RecordBatch], watch: Watch) -> li
             report_to=[],
             disable_tqdm=True,
         )
-        prompts = datasets.Dataset.from_list([{"prompt": str(index)} for index in range(len(tokens))])
-        Trainer(
-            model=AutoModelForCausalLM.from_pretrained(task["path"], dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(task["path"]),
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        trainer(
+            model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)),
+            processing_class=AutoTokenizer.from_pretrained(path),
+            reward_funcs=lambda completions, **_: [random.random() for _ in completions],
             args=arguments,
-            train_dataset=prompts,
-            callbacks=[Clock()],
+            train_dataset=datasets.Dataset.from_list(prompts),
+            callbacks=[callback],
         ).train()
-    return seconds[1:]
 
 
 def _sampled(tokens: list[tuple[list[int], list[int], float]], *, device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,5 +1,9 @@
 """What the learner makes of the machine: its share of bare matrix multiplications, what packing, shared prompts and a second rank bring.
 
+The bare multiplications are those of every linear layer and its two gradients on the batch's own tokens, the head's at completion
+positions only; attention, norms, loss and optimizer are no part of them. Prompts count each time, so that sharing them, which saves
+multiplications, may bring more than packing alone.
+
 Each side runs in a process of its own, with one torch thread a rank: `python -m tests.benchmarks.scaling '{...}'`.
 """
 
@@ -10,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,12 +41,14 @@ NUM_STEPS = 3
 TIMEOUT_S = 300
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     """As in `build/bench.json`."""
     with tempfile.TemporaryDirectory() as folder:
         path = make_model(Path(folder) / "small")
         wide = make_model(Path(folder) / "wide", vocab_size=8192, hidden_size=512)
-        return [*_share_of_gemm(path), *_long_prompts(path), *_two_ranks(wide)]
+        yield from _share_of_gemm(path)
+        yield from _long_prompts(path)
+        yield from _two_ranks(wide)
 
 
 def _share_of_gemm(path: str) -> list[dict[str, Any]]:

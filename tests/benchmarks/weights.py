@@ -1,0 +1,90 @@
+"""How long a broadcast of a model of Gemma-3-270M's shape (536 MB in bfloat16) keeps learner and workers from their work.
+
+The learner stands still from the call of a broadcast until the next step may begin; a worker while its engine takes the weights and
+proves them. The baseline is the bare load: an engine in this process takes the same tensors, which lie in its memory, by vLLM's own
+weight update, unhashed and unproven. Two threads on each side; rounds alternate, and each side's best counts.
+"""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from actors.chat.formatter import ChatFormatter
+from actors.rollout.vllm_engine import VllmEngine
+from cluster.contracts.config import RunConfig
+from cluster.metrics import MetricLog
+from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
+from deploy.cluster_up.connection import connected
+from deploy.cluster_up.start_up import cluster as started
+from deploy.config.loading import validated
+from tests.benchmarks.peers_whole import gemma_of_270m, save_model
+
+NUM_THREADS, ROUNDS = 2, 3
+
+
+def rows() -> list[dict[str, Any]]:
+    """Learner and worker against the bare load, and the learner's part of the broadcast."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_measure(Path(folder)))
+
+
+async def _measure(folder: Path) -> list[dict[str, Any]]:
+    model = save_model(gemma_of_270m, folder / "model", dtype="bfloat16")
+    config = _config(folder, model)
+    # Before the first vLLM, which makes this function do nothing.
+    torch.set_num_threads(NUM_THREADS)
+    bare = VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=NUM_THREADS)
+    tensors = load_file(model / "model.safetensors")
+    run_dir = RunDirectory(config.run_dir)
+    learner, publishing, workers, loads = [], [], [], []
+    async with connected(None), started(config, run_dir, Ledger(run_dir), MetricLog([])) as cluster:
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            sent = await cluster.weights.broadcast(cluster.production.fleet)
+            learner.append(time.perf_counter() - began)
+            publishing.append(sent.publish_seconds)
+            workers.append(max(proof.pause_seconds for proof in sent.attestations))
+            began = time.perf_counter()
+            bare.load(iter(tensors.items()))
+            loads.append(time.perf_counter() - began)
+    name = f"broadcast of {sent.size_bytes / 1e6:.0f} MB"
+    return [
+        *(
+            {
+                "name": f"{name}: {kind} stands still",
+                "value": min(seconds),
+                "unit": "s",
+                "baseline": "bare load by vLLM",
+                "baseline_value": min(loads),
+                "ratio": min(seconds) / min(loads),
+                "aim": "<= 1.3",
+            }
+            for kind, seconds in (("learner", learner), ("worker", workers))
+        ),
+        {"name": f"{name}: publishing", "value": min(publishing), "unit": "s"},
+    ]
+
+
+def _config(folder: Path, model: Path) -> RunConfig:
+    place = {"num_threads": NUM_THREADS}
+    return validated(
+        {
+            "run_dir": str(folder / "run"),
+            "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
+            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
+            "rollout": {"kv_cache_bytes": 256 * 1024**2, **place},
+            # Nothing is learned: no memory is needed for long passes.
+            "learner": {"max_tokens_per_micro_batch": 1024, **place},
+            "metrics": {"sinks": []},
+        }
+    )
+
+
+if __name__ == "__main__":
+    print(*rows(), sep="\n")
