@@ -4,7 +4,7 @@ Every rank makes equally many passes, so that all meet in every collective opera
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ class MiniBatch:
     def in_batch(self, micro_batch: MicroBatch) -> list[int]:
         """Places of a micro-batch's rows in the batch."""
         return [self.rows[row] for row in micro_batch.rows]
+
+
+def without_routes(mini_batch: MiniBatch) -> MiniBatch:
+    """The routers of the model choose in it, whatever was recorded."""
+    return replace(mini_batch, micro_batches=[replace(each, routes=None) for each in mini_batch.micro_batches])
 
 
 class Passes:
@@ -95,6 +100,9 @@ class Passes:
             outputs, values_C = self._networks(
                 micro_batch, entropies=prepared.wants_entropies, trains_policy=trains_policy
             )
+            if self._networks.policy.routing is not None:
+                # Before the backward pass, which may compute activations, and so routes, again.
+                statistics.append(self._networks.policy.routing.statistics())
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()

@@ -62,6 +62,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
         ("min",),
         "Off-policy steps of those tokens: beyond 0 the difference is that of the policy's last steps as well.",
     ),
+    "routing_differs": (
+        ("share",),
+        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not have made.",
+    ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
         "π/μ; `ess` is the effective sample size as a share, (Σw)²/(n·Σw²).",
