@@ -327,8 +327,8 @@ def _version_of(batch: pa.RecordBatch) -> str:
 def _check_version(batch: pa.RecordBatch) -> None:
     if (version := _version_of(batch)) != SCHEMA_VERSION:
         raise DataError(
-            f"trajectory schema version {version!r}, this build reads {', '.join(sorted(_MISSING))} and {SCHEMA_VERSION}; go on with the "
-            "version that wrote them"
+            f"trajectory schema version {version!r}, this build reads {', '.join(map(repr, sorted(_MISSING)))} and {SCHEMA_VERSION!r}; "
+            "go on with the version that wrote them"
         )
 
 
