@@ -105,7 +105,6 @@ class Reference:
         logits = self.model(ids).logits[0, :-1].float() / temperature
         return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
 
-
     @torch.no_grad()
     def experts(self, token_ids: Sequence[int]) -> torch.Tensor:
         """That a mixture's routers choose at each position, in ascending order, [positions, layers, experts per token]."""

@@ -117,7 +117,9 @@ def test_recorded_experts_come_as_positions_by_layers():
 
 
 def test_experts_of_another_model_are_refused():
-    with pytest.raises(DataError, match=r"field 'routed_experts': 8 bytes, and 2x2x1 experts of the learner's model are 4"):
+    with pytest.raises(
+        DataError, match=r"field 'routed_experts': 8 bytes, and 2x2x1 experts of the learner's model are 4"
+    ):
         _with_experts(256, bytes(8))
     with pytest.raises(DataError, match=r"field 'routed_experts': expert 8, and the model has 8"):
         _with_experts(8, bytes([0, 8, 7, 7]))

@@ -80,7 +80,10 @@ def test_a_mixture_learns_with_the_experts_that_were_recorded(tmp_path: Path):
     for replays in (False, True):
         learner = Learner(
             make_config(
-                path, algorithm=mathematics, rollout={"routing_replay": replays}, learner={"lora": lora, "mini_batches": 2}
+                path,
+                algorithm=mathematics,
+                rollout={"routing_replay": replays},
+                learner={"lora": lora, "mini_batches": 2},
             )
         )
         groups = [

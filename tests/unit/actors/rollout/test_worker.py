@@ -101,7 +101,9 @@ async def test_experts_come_with_their_trajectory(make_worker):
     worker = make_worker(ScriptedEngine(records_experts=True))
     await worker.load(*weights(1))
     (batch,) = await collect(worker.generate([ticket(0)]))
-    assert batch["routed_experts"].to_pylist() == [bytes([6] * 6)] * 2, "four of the prompt, and two of three that were sampled"
+    assert batch["routed_experts"].to_pylist() == [bytes([6] * 6)] * 2, (
+        "four of the prompt, and two of three that were sampled"
+    )
     plain = make_worker(ScriptedEngine())
     await plain.load(*weights(1))
     assert (await collect(plain.generate([ticket(0)])))[0]["routed_experts"].null_count == 2
