@@ -179,17 +179,15 @@ def _routes(
         return None
     # int16: torch computes little with unsigned ones, and no model has that many experts.
     experts = np.zeros((num_inputs, *shape), dtype=np.int16)
-    is_recorded = np.zeros(num_inputs, dtype=np.bool_)
+    num_rows = np.zeros(num_inputs, dtype=np.float32)
     for row, (before, first) in zip(rows, starts, strict=True):
         if row.experts is None:
             continue
         size = len(row.prompt)
         for start, part in ((before + 1 - size, row.experts[:size]), (first, row.experts[size:])):
             experts[start : start + len(part)] = part
-            is_recorded[start : start + len(part)] = True
-    return Routes(
-        experts_TLK=torch.from_numpy(experts).to(device), is_recorded_T=torch.from_numpy(is_recorded).to(device)
-    )
+            num_rows[start : start + len(part)] += 1
+    return Routes(experts_TLK=torch.from_numpy(experts).to(device), num_rows_T=torch.from_numpy(num_rows).to(device))
 
 
 def _segments(rows: Sequence[Row], chosen: Sequence[int], *, width: int) -> tuple[list[TokenRow], list[int]]:

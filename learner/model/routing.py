@@ -9,9 +9,11 @@ Shapes: T positions of a pass, flattened; L layers of the model; K experts per t
 
 import copy
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -27,7 +29,15 @@ class Routes:
 
     experts_TLK: Tensor
     """Integers; anything where nothing was recorded."""
-    is_recorded_T: Tensor
+    num_rows_T: Tensor
+    """For which they were recorded: several at a shared prompt, 0 where there is no record."""
+    pull_E: Tensor | None = None
+    """What a position's probability of each expert adds to the loss, in every layer and for every row, so that choices become balanced;
+    None without such a loss."""
+
+    @property
+    def is_recorded_T(self) -> Tensor:
+        return self.num_rows_T > 0
 
 
 class Routing:
@@ -49,16 +59,38 @@ class Routing:
     def follow(self, routes: Routes | None) -> None:
         """Until the next call; None lets routers choose."""
         for router in self._routers:
-            router.routes = routes
+            router.routes, router.aux_loss = routes, None
+
+    def pull(self, rows: Sequence[np.ndarray], *, coefficient: float) -> Tensor | None:
+        """`Routes.pull_E` of an update with these recorded experts, [inputs, layers, experts per token] a row; None without any.
+
+        The load-balance loss is E Σ f P (Switch Transformers, arXiv:2101.03961; pooled over layers as in transformers'
+        `load_balancing_loss_func`). f has no gradient and P is a mean over positions: with f of the whole update, the loss is a sum over
+        positions, and its gradient does not depend on how they are split into passes.
+        """
+        layers = [router.layer for router in self._routers]
+        counts_E = sum((np.bincount(experts[:, layers].ravel(), minlength=self.num_experts) for experts in rows), 0)
+        num_positions = len(layers) * sum(len(experts) for experts in rows)
+        if not num_positions:
+            return None
+        return torch.as_tensor(coefficient * self.num_experts * counts_E / num_positions**2, dtype=torch.float32)
+
+    def aux_loss(self) -> Tensor | None:
+        """What the last pass adds to the update's load-balance loss; None without one."""
+        losses = [router.aux_loss for router in self._routers if router.aux_loss is not None]
+        return torch.stack(losses).sum() if losses else None
 
     def statistics(self) -> Statistics:
-        """Of the last pass, one quantity: the share of recorded choices that the routers would not have made."""
+        """Of the last pass: the share of recorded choices that the routers would not have made, and its load-balance loss."""
         routes = self._routers[0].routes
         recorder = Recorder(self._routers[0].module.weight.device)
         if routes is not None:
             num_differing_T = torch.stack([router.num_differing_T for router in self._routers]).sum(0)
             share_T = num_differing_T / (len(self._routers) * self.num_experts_per_token)
             recorder.record("routing_differs", share_T, routes.is_recorded_T)
+        if (aux_loss := self.aux_loss()) is not None:
+            recorder.total("router_aux_loss", aux_loss)
+            recorder.total("loss", aux_loss)
         return recorder.statistics()
 
 
@@ -72,6 +104,7 @@ class _Router:
         self.layer, self.num_experts, self.num_chosen = layer, int(module.num_experts), int(module.top_k)
         self.module = module
         self.routes: Routes | None = None
+        self.aux_loss: Tensor | None = None
         self._mode: _Choice | None = None
         self._prove()
         module.register_forward_pre_hook(self._begin)
@@ -85,7 +118,7 @@ class _Router:
             module.to_empty(device="cpu")
         weight: Tensor = module.weight
         chosen_TLK = torch.arange(self.num_chosen, device=weight.device).flip(0).expand(3, self.layer + 1, -1)
-        routes = Routes(experts_TLK=chosen_TLK, is_recorded_T=torch.ones(3, dtype=torch.bool, device=weight.device))
+        routes = Routes(experts_TLK=chosen_TLK, num_rows_T=torch.ones(3, device=weight.device))
         with _Choice(self, routes):
             answer = module(torch.ones(3, weight.shape[-1], dtype=weight.dtype, device=weight.device))
         if not any(torch.equal(each, chosen_TLK[:, 0]) for each in answer):
@@ -99,10 +132,15 @@ class _Router:
             self._mode = _Choice(self, self.routes)
             self._mode.__enter__()
 
-    def _end(self, module: nn.Module, args: object, output: object) -> None:
+    def _end(self, module: nn.Module, args: object, output: Any) -> None:
         mode, self._mode = self._mode, None
-        if mode is not None:
-            mode.__exit__(None, None, None)
+        if mode is None:
+            return
+        mode.__exit__(None, None, None)
+        if output is not None and self.routes is not None and self.routes.pull_E is not None:
+            (logits_TE,) = (each for each in output if each.shape[1:] == (self.num_experts,))
+            pull_T = logits_TE.float().softmax(-1) @ self.routes.pull_E
+            self.aux_loss = (pull_T * self.routes.num_rows_T).sum()
 
 
 class _Choice(TorchFunctionMode):

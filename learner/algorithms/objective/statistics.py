@@ -23,6 +23,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
         ("per_update",),
         "`algorithm.sft`: minus coefficient times the mean log π of the demonstrations' tokens.",
     ),
+    "router_aux_loss": (
+        ("per_update",),
+        "`algorithm.router_aux_loss_coefficient` times the load-balance loss of the experts.",
+    ),
     "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),

@@ -81,7 +81,7 @@ def test_a_mixture_learns_with_the_experts_that_were_recorded(tmp_path: Path):
         learner = Learner(
             make_config(
                 path,
-                algorithm=mathematics,
+                algorithm=mathematics | ({"router_aux_loss_coefficient": 0.5} if replays else {}),
                 rollout={"routing_replay": replays},
                 learner={"lora": lora, "mini_batches": 2},
             )
@@ -98,6 +98,10 @@ def test_a_mixture_learns_with_the_experts_that_were_recorded(tmp_path: Path):
     assert replayed["learner/without_experts"] == 2.0
     # Two of eight experts, drawn blindly: the router chooses both in 1 of 28 positions, and one of them in 12.
     assert 0.5 < replayed["learner/routing_differs"] < 0.95
+    terms = ("learner/policy_loss", "learner/kl_loss", "learner/router_aux_loss")
+    assert replayed["learner/loss"] == pytest.approx(sum(replayed[term] for term in terms))
+    # All choices are of experts 6 and 7: 0.5 · 8 · (P₆ + P₇).
+    assert 0 < replayed["learner/router_aux_loss"] < 4
     assert not {"learner/without_experts", "learner/routing_differs"} & free.keys()
 
 

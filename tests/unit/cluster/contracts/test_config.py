@@ -157,3 +157,12 @@ def test_routing_is_replayed_where_the_engine_returns_experts(rollout, message):
     configured(rollout={"routing_replay": True, "enforce_eager": False, "gpus_per_worker": 1.0})
     with pytest.raises(ValidationError, match=message):
         configured(rollout={"routing_replay": True, **rollout})
+
+
+def test_experts_are_balanced_where_they_are_recorded():
+    balancing = {"algorithm": {"router_aux_loss_coefficient": 0.01}}
+    configured(**balancing, rollout={"routing_replay": True})
+    with pytest.raises(
+        ValidationError, match=r"router_aux_loss_coefficient=0\.01 counts the experts that the engine chose"
+    ):
+        configured(**balancing)

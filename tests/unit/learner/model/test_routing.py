@@ -1,5 +1,6 @@
 """Recorded experts take the place of the routers' choice, and of nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter, load_balancing_loss_func
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
@@ -52,7 +53,7 @@ def _router(kind: type[nn.Module] = Qwen3MoeTopKRouter, **changed: Any) -> tuple
 def _routes(*experts: list[int], recorded: list[bool] | None = None) -> Routes:
     return Routes(
         experts_TLK=torch.tensor(experts, dtype=torch.int16)[:, None, :],
-        is_recorded_T=torch.tensor(recorded or [True] * len(experts)),
+        num_rows_T=torch.tensor(recorded or [True] * len(experts)).float(),
     )
 
 
@@ -215,3 +216,69 @@ def test_routes_are_those_of_one_row_for_a_shared_prompt_and_of_no_padding():
     padded = lay_out(rows, [1, 2], layout="padded", width=4).routes
     assert padded is not None and padded.is_recorded_T.tolist() == [True] * 7 + [False]
     assert lay_out(_rows(None, None, None), [0, 1], layout="shared", width=4).routes is None
+
+
+def _balance(policy: PolicyModel, rows: list[TokenRow], *passes: list[int], layout: Layout) -> tuple[float, Tensor]:
+    """The load-balance loss of these rows, times 0.5, from these passes, and its gradient for the first layer's router."""
+    routing = policy.routing
+    assert routing is not None
+    pull_E = routing.pull([row.experts for row in rows if row.experts is not None], coefficient=0.5)
+    policy.causal_lm.set_attn_implementation("sdpa" if layout == "padded" else PACKED)
+    policy.zero_grad()
+    total = 0.0
+    for chosen in passes:
+        batch = lay_out(rows, chosen, layout=layout, width=4)
+        assert batch.routes is not None
+        policy(replace(batch, routes=replace(batch.routes, pull_E=pull_E)))
+        loss = routing.aux_loss()
+        assert loss is not None
+        loss.backward()
+        total += float(loss.detach())
+        assert routing.statistics().compute()["router_aux_loss"] == float(loss.detach())
+    return total, policy.causal_lm.get_parameter("model.layers.0.mlp.gate.weight").grad.clone()  # type: ignore[union-attr]
+
+
+def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out(model_path_of_moe: Path):
+    """Where the recorded choices are the routers' own. Nothing but the layout differs: passes, shared prompts, padding, recomputation."""
+    policy, texts = _policy(model_path_of_moe), _rows(None, None, None)
+    logits: list[list[Tensor]] = [[], []]
+    own: list[np.ndarray] = []
+    for row in texts:
+        ids = torch.from_numpy(np.concatenate([row.prompt, row.completion[:-1]]))[None]
+        found = policy.causal_lm(input_ids=ids, output_router_logits=True).router_logits
+        for of_layer, each in zip(logits, found, strict=True):
+            of_layer.append(each)
+        own.append(torch.stack([each.topk(2).indices for each in found], 1).numpy().astype(np.uint8))
+    rows = _rows(*own)
+    expected = 0.5 * load_balancing_loss_func(tuple(torch.cat(each) for each in logits), num_experts=8, top_k=2)
+    assert isinstance(expected, Tensor)
+    policy.zero_grad()
+    expected.backward()
+    gradient = policy.causal_lm.get_parameter("model.layers.0.mlp.gate.weight").grad
+    assert gradient is not None and float(gradient.abs().max()) > 1e-4
+    gradient = gradient.clone()
+    policy.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    for is_checkpointed in (False, True):
+        policy.train(is_checkpointed)
+        for layout in LAYOUTS:
+            for passes in ([[0, 1, 2]], [[0, 1], [2]], [[2], [0], [1]]):
+                loss, found = _balance(policy, rows, *passes, layout=layout)
+                assert loss == pytest.approx(float(expected), rel=1e-5)
+                assert_close(found, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_balanced_experts_lose_their_number_per_token_and_a_favourite_more():
+    router, routing = _router(num_experts=4, num_local_experts=4)
+    x = torch.zeros(2, 2)
+    for experts, expected in (([[0, 1], [2, 3]], 2.0), ([[0, 1], [0, 1]], 2.0)):
+        recorded = np.array(experts, dtype=np.uint8)[:, None]
+        routes = replace(_routes(*experts), pull_E=routing.pull([recorded], coefficient=1.0))
+        routing.follow(routes)
+        router(x)  # equal logits: each expert has a quarter of the probability, whatever was chosen
+        assert float(routing.aux_loss()) == pytest.approx(expected)  # type: ignore[arg-type]
+    with torch.no_grad():
+        router.weight.copy_(torch.tensor([[50.0, 0.0], [50.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    router(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    # f = (1, 1, 0, 0) and P = (1/2, 1/2, 0, 0): 4 · 1.
+    assert float(routing.aux_loss()) == pytest.approx(4.0)  # type: ignore[arg-type]
+    assert routing.pull([], coefficient=1.0) is None
