@@ -114,6 +114,8 @@ METRICS: dict[str, str] = {
     "supervision/num_errors": "Of the restarts, those after an error that the actor raised, a failed canary among them.",
     "learner/failed_rewards": "Trajectories left out because their reward failed.",
     "learner/aborted": "Trajectories left out because their completion was given up.",
+    "learner/without_experts": "`rollout.routing_replay`: trajectories, or their segments, whose experts the engine did not return: the "
+    "learner's routers chose.",
     "learner/micro_batches": "Forward and backward passes of the step, over all ranks.",
     "learner/skipped_in_a_row": "Updates skipped in a row because loss or gradient were not finite.",
     "updates/<quantity>/<number>": "Of each update of a step of several, by its number from 1: `loss`, `kl_old_k3_mean`, "

@@ -9,6 +9,7 @@ denominator and no baseline; the others of its group train as the group that the
 Shapes: N trajectories that train, W longest completion, K reward components or candidates of a token, P = K + 1.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
 from learner.model.packing import EpisodeRow, Row, TokenRow
+from learner.model.routing import Routing
 
 _ROUNDING = 1e-5
 """Of token rewards against their sum, relative."""
@@ -43,6 +45,8 @@ class Batch:
     num_failed: int
     """Trajectories left out because their reward failed."""
     num_aborted: int
+    num_without_experts: int | None
+    """Segments for which the engine returned no experts; None where none are replayed."""
 
     def write_rows(self, rows: Sequence[int], path: Path) -> None:
         """These trajectories as an Arrow file."""
@@ -53,9 +57,14 @@ class Batch:
 
 
 def assemble(
-    groups: Sequence[pa.RecordBatch], *, current_version: int, vocabulary_size: int, columns: Sequence[str] = ()
+    groups: Sequence[pa.RecordBatch],
+    *,
+    current_version: int,
+    vocabulary_size: int,
+    columns: Sequence[str] = (),
+    routing: Routing | None = None,
 ) -> Batch:
-    """The groups in the order given, with these columns of their prompts.
+    """The groups in the order given, with these columns of their prompts, and with recorded experts for the routers of `routing`.
 
     Raises DataError naming row and field for anything that cannot be trained on, and an episode of which a segment is missing.
     """
@@ -65,6 +74,11 @@ def assemble(
     trajectories, num_failed, num_aborted = _trained(everything)
     found = episodes(trajectories)
     segments = _segments(trajectories, vocabulary_size)
+    num_without_experts = None
+    if routing is not None:
+        num_without_experts = trajectories["routed_experts"].null_count
+        recorded = _experts(trajectories, segments, routing)
+        segments = [replace(row, experts=experts) for row, experts in zip(segments, recorded, strict=True)]
     rows = [
         segments[each.start] if len(each) == 1 else EpisodeRow(segments=tuple(segments[row] for row in each))
         for each in found
@@ -83,6 +97,7 @@ def assemble(
         episodes=found,
         num_failed=num_failed,
         num_aborted=num_aborted,
+        num_without_experts=num_without_experts,
     )
 
 
@@ -114,6 +129,30 @@ def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
             prompts.split(np.int64), completions.split(np.int64), masks.split(np.bool_), candidates, strict=True
         )
     ]
+
+
+def _experts(batch: pa.RecordBatch, rows: Sequence[TokenRow], routing: Routing) -> list[np.ndarray | None]:
+    """Of each row, [inputs, layers, experts per token]; None for a row without any."""
+    dtype = np.dtype(np.uint8 if routing.num_experts <= 256 else "<u2")
+    found: list[np.ndarray | None] = []
+    for place, (row, recorded) in enumerate(zip(rows, batch["routed_experts"], strict=True)):
+        if not recorded.is_valid:
+            found.append(None)
+            continue
+        shape = (row.num_inputs, routing.num_layers, routing.num_experts_per_token)
+        buffer = recorded.as_buffer()
+        if buffer.size != math.prod(shape) * dtype.itemsize:
+            raise DataError(
+                f"{_name_of(batch, place)}, field 'routed_experts': {buffer.size} bytes, and {'x'.join(map(str, shape))} experts of the "
+                f"learner's model are {math.prod(shape) * dtype.itemsize}; engine and learner must be of one model"
+            )
+        experts = np.frombuffer(buffer, dtype=dtype).reshape(shape)
+        if (largest := int(experts.max())) >= routing.num_experts:
+            raise DataError(
+                f"{_name_of(batch, place)}, field 'routed_experts': expert {largest}, and the model has {routing.num_experts}"
+            )
+        found.append(experts)
+    return found
 
 
 def _segment_index(trajectories: pa.RecordBatch, found: Sequence[range]) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from cluster.contracts.config import RunConfig
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.distributed import Ranks, reshard
-from learner.forward_backward import MiniBatch
+from learner.forward_backward import MiniBatch, without_routes
 from learner.model.critic import Networks
 from learner.model.lora import without_adapters
 from learner.progress import Phases
@@ -46,7 +46,9 @@ class FirstLook:
             self._phases.enter("scoring the reference", step=tensors.current_version + 1)
             # The policy without its adapters is the reference: no second copy of the model.
             with without_adapters(self._networks.policy.causal_lm):
-                found["reference_logprobs"] = self._seen(tensors, mini_batches, ["logprobs"])["logprobs"]
+                # Its own routers choose, as another model's would.
+                of_its_own = [without_routes(mini_batch) for mini_batch in mini_batches]
+                found["reference_logprobs"] = self._seen(tensors, of_its_own, ["logprobs"])["logprobs"]
         found |= self._of_the_start(tensors, mini_batches, needs)
         if "averaged_logprobs" in needs:
             self._phases.enter("first look", step=tensors.current_version + 1)

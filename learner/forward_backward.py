@@ -4,7 +4,7 @@ Every rank makes equally many passes, so that all meet in every collective opera
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,11 @@ class MiniBatch:
         return [self.rows[row] for row in micro_batch.rows]
 
 
+def without_routes(mini_batch: MiniBatch) -> MiniBatch:
+    """The routers of the model choose in it, whatever was recorded."""
+    return replace(mini_batch, micro_batches=[replace(each, routes=None) for each in mini_batch.micro_batches])
+
+
 class Passes:
     """Of one rank's networks under one objective."""
 
@@ -51,12 +56,29 @@ class Passes:
         self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
         self._most_tokens = config.max_tokens_per_micro_batch
         self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
+        self._router_coefficient = objective.config.router_aux_loss_coefficient
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
         """These rows of the batch, laid out. Raises DataError for an episode of several segments that does not fit in one pass."""
         chosen = [batch.rows[row] for row in rows]
         self._refuse_what_does_not_fit(batch, rows)
-        return MiniBatch(rows=rows, micro_batches=self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1]))
+        micro_batches = self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1])
+        return MiniBatch(rows=rows, micro_batches=self._balancing(micro_batches, chosen))
+
+    def _balancing(self, micro_batches: list[MicroBatch], rows: Sequence[Row]) -> list[MicroBatch]:
+        """With what balances the experts of all these rows, where the run wants that."""
+        routing = self._networks.policy.routing
+        if routing is None or not self._router_coefficient:
+            return micro_batches
+        recorded = [each.experts for row in rows for each in row.segments if each.experts is not None]
+        pull_E = routing.pull(recorded, coefficient=self._router_coefficient)
+        if pull_E is None:
+            return micro_batches
+        pull_E = pull_E.to(self._ranks.device)
+        return [
+            each if each.routes is None else replace(each, routes=replace(each.routes, pull_E=pull_E))
+            for each in micro_batches
+        ]
 
     def _refuse_what_does_not_fit(self, batch: Batch, rows: Sequence[int]) -> None:
         """An episode's segments are of one pass: a ratio of the sequence is of all of them, and statistics count it once."""
@@ -95,6 +117,11 @@ class Passes:
             outputs, values_C = self._networks(
                 micro_batch, entropies=prepared.wants_entropies, trains_policy=trains_policy
             )
+            aux_loss = None
+            if (routing := self._networks.policy.routing) is not None:
+                # Before the backward pass, which may compute activations, and so routes, again.
+                statistics.append(routing.statistics())
+                aux_loss = routing.aux_loss()
             if not micro_batch.rows:
                 # No rows for this rank: it still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()
@@ -110,13 +137,14 @@ class Passes:
                 else micro_batch.scatter(outputs.partition_CP),
             )
             # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum.
-            (result.loss * self._ranks.size).backward()
+            loss = result.loss if aux_loss is None else result.loss + aux_loss
+            (loss * self._ranks.size).backward()
             if result.seen is not None:
                 learned.take(mini_batch.in_batch(micro_batch), result.seen)
-            losses.append(result.loss.detach())
+            losses.append(loss.detach())
             statistics.append(result.statistics)
             # Else what it saw would be held through the next forward pass.
-            del result
+            del result, loss, aux_loss
             self._phases.move()
         learned.pass_by(mini_batch.rows)
         return torch.stack(losses), self._of_all_ranks(statistics)

@@ -134,6 +134,7 @@ class Learner:
             current_version=self.version,
             vocabulary_size=self.vocabulary_size,
             columns=self.objective.columns,
+            routing=self.policy.routing,
         )
         first, *later = split(batch.tensors.group_index_N.tolist(), self._config, policy_version=self.version)
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]

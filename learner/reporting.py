@@ -50,6 +50,8 @@ def stats_of(
         "speed/learning_tokens_per_s": sum(update.num_tokens for update in updates) / laps.total,
         **laps.seconds,
     }
+    if batch.num_without_experts is not None:
+        metrics["learner/without_experts"] = float(batch.num_without_experts)
     if "mismatch_mean" in report:
         metrics |= {
             "mismatch/mean_abs_nats": report["mismatch_mean"],

@@ -67,12 +67,13 @@ class _Active:
             active.policy_versions += kept.policy_versions
         return active
 
-    def completion(self, reason: FinishReason) -> Completion:
+    def completion(self, reason: FinishReason, *, routed_experts: bytes | None = None) -> Completion:
         return Completion(
             token_ids=list(self.token_ids),
             rollout_logprobs=list(self.logprobs),
             policy_versions=list(self.policy_versions),
             finish_reason=reason,
+            routed_experts=routed_experts,
         )
 
 
@@ -242,7 +243,8 @@ class EngineThread:
         active.policy_versions.extend([self._policy_version] * len(output.token_ids))
         if output.finish_reason is not None:
             del self._active[output.request_id]
-            active.sink(output.request_id, active.completion(output.finish_reason))
+            done = active.completion(output.finish_reason, routed_experts=output.routed_experts)
+            active.sink(output.request_id, done)
 
     def _update(self, engine: Engine, update: Update, done: Future[tuple[Proof, float]]) -> None:
         if self._on_update == "finish" and self._active:

@@ -115,6 +115,7 @@ class GroupInProgress:
                     "loss_mask": [True] * len(completion.token_ids),
                     "rollout_logprobs": completion.rollout_logprobs,
                     "policy_versions": completion.policy_versions,
+                    "routed_experts": completion.routed_experts,
                     "reward_components": {},
                     "finish_reason": str(completion.finish_reason),
                     "prompt_text": self._encoded.text,

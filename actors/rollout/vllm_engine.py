@@ -28,6 +28,7 @@ from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
+_CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _CPU_PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -72,7 +73,7 @@ class VllmEngine:
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
         try:
-            self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
+            self._engine: Any = _started(vllm, arguments, replays=rollout.routing_replay)
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(
                 f"vLLM cannot serve model.path={config.model.path!r} with these settings: {error}"
@@ -244,6 +245,8 @@ class VllmEngine:
             token_ids=token_ids,
             logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
             finish_reason=_FINISH_REASONS[reason] if reason else None,
+            # With the output that vLLM ends a request with; a request that was ended here has none.
+            routed_experts=None if completion.routed_experts is None else completion.routed_experts.tobytes(),
         )
 
     def _stops_at_seam(self, request_id: str, token_ids: Sequence[int]) -> bool:
@@ -253,6 +256,16 @@ class VllmEngine:
         if seam.is_past:
             del self._seams[request_id]
         return ends
+
+
+def _started(vllm: Any, arguments: Any, *, replays: bool) -> Any:
+    """The engine; `replays`: it returns the experts that it chose."""
+    if not (replays and vllm.platforms.current_platform.is_cpu()):
+        return vllm.LLMEngine.from_engine_args(arguments)
+    # vLLM refuses this for CPUs when the configuration is made, since its own worker for them does not record experts; ours does.
+    config = arguments.create_engine_config()
+    config.aux_output_config.enable_return_routed_experts = True
+    return vllm.LLMEngine.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
 
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
@@ -296,6 +309,8 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         async_scheduling=False,
         weight_transfer_config=vllm.config.WeightTransferConfig(backend=vllm_receiver.BACKEND),
         worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
+        enable_return_routed_experts=rollout.routing_replay and not is_cpu,
+        worker_cls=_CPU_WORKER if rollout.routing_replay and is_cpu else "auto",
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )

@@ -220,6 +220,11 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     kl: KlConfig = KlConfig()
     entropy_coefficient: float = 0.0
     """The loss gets −coefficient · entropy; 0 needs no entropies."""
+    router_aux_loss_coefficient: NonNegativeFloat = 0.0
+    """The loss gets coefficient · E · Σ f·P over the E experts of a mixture: the load-balance loss of Switch Transformers
+    (arXiv:2101.03961) as transformers computes it, over all layers and all tokens of prompts and completions together. f is the share of
+    tokens that chose an expert, P its mean probability; balance is the number of experts per token. f is of a whole update and of the
+    engine's choices, so this needs `rollout.routing_replay`."""
     reward_shaping: tuple[Plugin, ...] = ()
     """Applied to the rewards of trajectories in this order, before advantages; names below learner.algorithms.batch_rules.shaping."""
     reward_placement: Literal["last_token", "every_token"] = "last_token"

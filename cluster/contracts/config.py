@@ -214,6 +214,16 @@ class RunConfig(Section):
         return self.supervision.start_s + self.group_deadline_s + scoring_s + judging_s
 
     @model_validator(mode="after")
+    def _require_recorded_experts_for_their_balance(self) -> "RunConfig":
+        coefficient = self.algorithm.router_aux_loss_coefficient
+        if coefficient and not self.rollout.routing_replay:
+            raise ValueError(
+                f"algorithm.router_aux_loss_coefficient={coefficient:g} counts the experts that the engine chose, and "
+                "rollout.routing_replay=false records none; set that to true, or leave the coefficient out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _require_candidates_for_a_selection(self) -> "RunConfig":
         if self.algorithm.selection and not self.rollout.extra_trajectories:
             raise ValueError(

@@ -54,6 +54,9 @@ class EngineOutput:
     logprobs: list[float]
     finish_reason: FinishReason | None
     """None while the request goes on."""
+    routed_experts: bytes | None = None
+    """Of a finished request, with `rollout.routing_replay`: the experts of each layer at each position of prompt and completion but the
+    last, which is never read; laid out as the schema's column. None where the engine has none to give."""
     refusal: str | None = None
     """Why the engine does not sample it: nothing else comes of the request. None for all others."""
 

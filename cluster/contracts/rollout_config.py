@@ -71,6 +71,11 @@ class RolloutConfig(Section):
     """What running requests do when new weights come. `continue`: they wait while the weights are loaded between two engine steps, and
     go on. `finish`: they end first. `abort_and_resume`: they stop and go on as partial rollouts; keys and values of the tokens so far are
     computed again under the new weights."""
+    routing_replay: Mathematics[bool] = False
+    """Of a mixture of experts: the engine returns the experts that it chose, and the learner computes with these, not with those that its
+    own routers would choose; how much each counts is still its routers' own, with gradients. Rounding flips choices between engine and
+    learner, which is most of the mismatch of such models. Rollout routing replay, R3 (arXiv:2510.11370). A trajectory grows by a byte per
+    position, layer and expert of a token (two above 256 experts)."""
     extra_trajectories: Mathematics[NonNegativeInt] = 0
     """Over-sampling inside a group: so many trajectories are started beyond buffer.trajectories_per_group. With `algorithm.selection` all
     are judged, and it chooses the group by their rewards. Without it the first ones to end make the group, and the others are aborted:
@@ -83,6 +88,18 @@ class RolloutConfig(Section):
     def cpu_cache_bytes(self) -> int:
         """Of the key-value cache of an engine on CPUs."""
         return self.kv_cache_bytes or 1024**3
+
+    @model_validator(mode="after")
+    def _require_an_engine_that_returns_experts(self) -> "RolloutConfig":
+        if self.routing_replay and not self.prefix_caching:
+            raise ValueError(
+                "routing_replay=true needs prefix_caching=true: the engine keeps the experts of a position with its keys and values"
+            )
+        if self.routing_replay and not self.enforce_eager and not self.gpus_per_worker:
+            raise ValueError(
+                "routing_replay=true needs enforce_eager=true on CPUs: an engine compiled for them does not return its experts"
+            )
+        return self
 
 
 class WeightsConfig(Section):

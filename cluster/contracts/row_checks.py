@@ -25,6 +25,8 @@ def check_contents(batch: pa.RecordBatch, names: Collection[str]) -> None:
     for name in (each for each in (*_PER_TOKEN, *_PER_TOKEN_NULLABLE) if each in names):
         differs = pc.fill_null(pc.not_equal(pc.list_value_length(batch[name]), lengths), False)
         refuse(batch, name, differs, "has another length than completion_token_ids")
+    if "routed_experts" in names and batch["routed_experts"].null_count < batch.num_rows:
+        _check_routed_experts(batch, lengths)
     if "reference_top_ids" in names or "reference_top_logprobs" in names:
         _check_top_tokens(batch, lengths)
     for name in (each for each in (*_PER_TOKEN_NULLABLE, "reference_top_logprobs") if each in names):
@@ -69,6 +71,13 @@ def _check_turns(batch: pa.RecordBatch, lengths: pa.Array) -> None:
         is_in_order = all(end > start for start, end in zip(places[::2], places[1::2], strict=True))
         bad.append(not is_in_order or places != sorted(places) or not all(0 <= place <= length for place in places))
     refuse(batch, "turns", bad, "are not spans of the completion, one behind another")
+
+
+def _check_routed_experts(batch: pa.RecordBatch, lengths: pa.Array) -> None:
+    sizes = pc.binary_length(batch["routed_experts"]).to_pylist()
+    positions = pc.subtract(pc.add(pc.list_value_length(batch["prompt_token_ids"]), lengths), 1).to_pylist()
+    bad = [size is not None and (size == 0 or size % max(of, 1) > 0) for size, of in zip(sizes, positions, strict=True)]
+    refuse(batch, "routed_experts", bad, "does not have equally many for each position but the last")
 
 
 def _check_top_tokens(batch: pa.RecordBatch, lengths: pa.Array) -> None:

@@ -2,8 +2,8 @@
 unless its history was rewritten (`cluster.contracts.segments`); no pickle anywhere.
 
 A group is sampled as one batch; what scores it adds columns, which stay small batches of their own until `joined` makes one of all.
-`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used. One of the version before
-leaves it in the present one.
+`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used. One of an earlier
+version leaves it in the present one.
 """
 
 import json
@@ -19,9 +19,7 @@ from cluster.contracts.row_checks import check_contents, refuse
 from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import EpisodeStats, FinishReason, GroupSummary, RewardFailure, RewardStatus
 
-SCHEMA_VERSION = "3"
-_VERSION_BEFORE = "2"
-"""Whose batches are read too."""
+SCHEMA_VERSION = "4"
 
 _KEY = ["group_id", "sample_index", "segment_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
@@ -56,6 +54,10 @@ SCHEMA = pa.schema(
         # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false. Null where no one knows: imported text.
         pa.field("rollout_logprobs", _FLOATS),
         pa.field("policy_versions", _TOKENS, nullable=False),
+        # Ids of the experts that the engine chose, [positions, layers, experts per token]: a byte each, or two, little-endian, where the
+        # model has more than 256 experts. Positions are those of prompt and completion but the last token's, which is never read; layers
+        # are all of the model's, 0 in those without experts. Null without `rollout.routing_replay`, and where the engine had none to give.
+        pa.field("routed_experts", pa.large_binary()),
         pa.field("reference_logprobs", _FLOATS),
         # The reference's K likeliest tokens per completion token, token after token; null where no one asks for them.
         pa.field("reference_top_ids", _TOKENS),
@@ -97,8 +99,12 @@ SCHEMA = pa.schema(
 )
 
 _DEFAULTS: dict[str, Any] = {"segment_index": 0, "num_segments": 1, "environment": "single_turn"}
-_LATER = frozenset({*_DEFAULTS, "turns", "messages", "failed_stage", "episode", "model_seconds"})
-"""Fields that the version before does not have."""
+_SINCE_4 = frozenset({"routed_experts"})
+_MISSING = {
+    "3": _SINCE_4,
+    "2": _SINCE_4 | {*_DEFAULTS, "turns", "messages", "failed_stage", "episode", "model_seconds"},
+}
+"""The versions before this one that are read too, and the fields that they do not have."""
 
 RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "model_seconds", "started_at", "finished_at")
 """Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
@@ -130,8 +136,9 @@ def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa
 
 
 def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of the version before in the present one, its new fields at their defaults; any other batch as it is."""
-    if _version_of(batch) != _VERSION_BEFORE:
+    """A batch of an earlier version in the present one, its new fields at their defaults; any other batch as it is."""
+    missing = _MISSING.get(_version_of(batch))
+    if missing is None:
         return batch
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
@@ -139,7 +146,7 @@ def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
         if field.name in batch.schema.names:
             fields.append(batch.schema.field(field.name))
             arrays.append(batch[field.name])
-        elif field.name in _LATER:
+        elif field.name in missing:
             fields.append(field)
             arrays.append(pa.array([_DEFAULTS.get(field.name)] * batch.num_rows, type=field.type))
     return pa.record_batch(arrays, schema=pa.schema(fields, metadata=SCHEMA.metadata))
@@ -320,8 +327,8 @@ def _version_of(batch: pa.RecordBatch) -> str:
 def _check_version(batch: pa.RecordBatch) -> None:
     if (version := _version_of(batch)) != SCHEMA_VERSION:
         raise DataError(
-            f"trajectory schema version {version!r}, this build reads {_VERSION_BEFORE!r} and {SCHEMA_VERSION!r}; go on with the version "
-            "that wrote them"
+            f"trajectory schema version {version!r}, this build reads {', '.join(map(repr, sorted(_MISSING)))} and {SCHEMA_VERSION!r}; "
+            "go on with the version that wrote them"
         )
 
 

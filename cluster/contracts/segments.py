@@ -70,6 +70,9 @@ def _of_episodes(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> pa
     if name == "completion_text":
         texts = column.to_pylist()
         return pa.array(["".join(texts[row] for row in rows) for rows in found], type=column.type)
+    if name == "routed_experts":
+        # They are of positions, each segment's behind a prompt of its own.
+        return pa.nulls(len(found), column.type)
     if name in SEGMENT:
         return pa.array([SEGMENT.index(name)] * len(found), type=column.type)
     place = -1 if name in _OF_THE_END else 0

@@ -98,6 +98,8 @@ class Completion:
     policy_versions: list[int]
     """One per token: an in-flight update can change the version inside a completion."""
     finish_reason: FinishReason
+    routed_experts: bytes | None = None
+    """As `EngineOutput.routed_experts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -594,9 +594,10 @@ TRL = Peer(
         only("the reference stays as it is; leave it out", {"sync_ref_model": False}),
         only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
         only(
-            "the loss has no such term, nor the router's that TRL adds to a mixture of experts whose model names one; leave it out",
-            {"router_aux_loss_coef": (None, 0), "label_smoothing_factor": 0, "neftune_noise_alpha": None},
+            "the router's loss is algorithm.router_aux_loss_coefficient, with rollout.routing_replay; leave it out",
+            {"router_aux_loss_coef": (None, 0)},
         ),
+        only("the loss has no such term; leave it out", {"label_smoothing_factor": 0, "neftune_noise_alpha": None}),
         only("the optimizer is AdamW", {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")}),
         only("decay goes to 0; leave it out", {"lr_scheduler_kwargs": (None, {})}),
         only(

@@ -141,6 +141,7 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
     problems.attempt(model.check_critic, config)
     if formatter is not None:
         problems.attempt(model.check_adapters, config)
+        problems.attempt(model.check_routing, config)
         problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
     return formatter

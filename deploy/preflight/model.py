@@ -145,6 +145,15 @@ def check_adapters(config: RunConfig) -> None:
     add_adapters(causal_lm, lora=lora, seed=config.seed)
 
 
+def check_routing(config: RunConfig) -> None:
+    """Raises ConfigError where routing is replayed, for a model, built without its weights, of whose experts none can be."""
+    from learner.model.loading import skeleton
+    from learner.model.routing import Routing
+
+    if config.rollout.routing_replay:
+        Routing(skeleton(_plain(config.model)))
+
+
 def _check_vocabulary(second: ModelConfig, *, policy: ModelConfig, field: str) -> None:
     """The second model reads the policy's token ids. Raises ConfigError for one to which an id means another token."""
     ours, theirs = _vocabulary(policy), _vocabulary(second)

@@ -25,7 +25,12 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     compute_dtype: torch.dtype = getattr(torch, model.dtype)
     is_sharded = ranks.mesh is not None
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
-    policy = unproven(causal_lm, sampling=config.sampling, head_chunk_tokens=learner.head_chunk_tokens)
+    policy = unproven(
+        causal_lm,
+        sampling=config.sampling,
+        head_chunk_tokens=learner.head_chunk_tokens,
+        replays_routing=config.rollout.routing_replay,
+    )
     own = critic_config(model, value)
     critic = None
     if value is not None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from learner.model.attention import Segment, Segments, bucketed
+from learner.model.routing import Routes
 
 MAX_CPU_TOKENS = 4096
 """Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""
@@ -37,6 +38,9 @@ class TokenRow:
     """bool, as long as the completion; no head where false."""
     candidates: np.ndarray | None = None
     """Ids of other tokens whose log-probs are wanted, [completion, K]; None for none, as in all other rows of the batch."""
+
+    experts: np.ndarray | None = None
+    """That were recorded, [inputs, layers, experts per token]; None: the model's routers choose."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +92,8 @@ class MicroBatch:
     """Place of the hidden state that predicts each target, in flattened input."""
     targets_C: Tensor
     candidates_CK: Tensor | None
+    routes: Routes | None
+    """None where no row has recorded experts."""
     result_index_C: Tensor
     """Place of each target in flattened [B, W]."""
     width: int
@@ -157,10 +163,31 @@ def lay_out(
         head_index_C=head_index_C,
         targets_C=targets_C,
         candidates_CK=torch.from_numpy(np.concatenate(candidates)).to(device, torch.int64) if candidates else None,
+        routes=_routes(laid, starts, num_inputs=input_ids.size, device=device),
         result_index_C=result_index_C,
         width=width,
         num_tokens=sum(rows[i].num_tokens for i in chosen),
     )
+
+
+def _routes(
+    rows: Sequence[TokenRow], starts: Sequence[tuple[int, int]], *, num_inputs: int, device: torch.device | str
+) -> Routes | None:
+    """Of a shared prompt, those of one of its rows."""
+    shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
+    if shape is None:
+        return None
+    # int16: torch computes little with unsigned ones, and no model has that many experts.
+    experts = np.zeros((num_inputs, *shape), dtype=np.int16)
+    num_rows = np.zeros(num_inputs, dtype=np.float32)
+    for row, (before, first) in zip(rows, starts, strict=True):
+        if row.experts is None:
+            continue
+        size = len(row.prompt)
+        for start, part in ((before + 1 - size, row.experts[:size]), (first, row.experts[size:])):
+            experts[start : start + len(part)] = part
+            num_rows[start : start + len(part)] += 1
+    return Routes(experts_TLK=torch.from_numpy(experts).to(device), num_rows_T=torch.from_numpy(num_rows).to(device))
 
 
 def _segments(rows: Sequence[Row], chosen: Sequence[int], *, width: int) -> tuple[list[TokenRow], list[int]]:

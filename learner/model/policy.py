@@ -34,6 +34,7 @@ from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import PACKED
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
+from learner.model.routing import Routing
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
@@ -60,13 +61,19 @@ class TokenOutputs:
 class PolicyModel(nn.Module):
     """Backbone and vocabulary head as one module, so that sharding gathers the head's weight like any other."""
 
-    def __init__(self, causal_lm: PreTrainedModel, *, head: Head, layout: Layout) -> None:
+    def __init__(
+        self, causal_lm: PreTrainedModel, *, head: Head, layout: Layout, routing: Routing | None = None
+    ) -> None:
+        """With `routing`, passes compute with the experts that were recorded for their rows."""
         super().__init__()
         self.causal_lm = causal_lm
         self.head = head
         self.layout: Layout = layout
+        self.routing = routing
 
     def forward(self, batch: MicroBatch, *, entropies: bool = False) -> TokenOutputs:
+        if self.routing is not None:
+            self.routing.follow(batch.routes)
         hidden_CH = hidden_states(self.causal_lm, batch)
         output = output_layer(self.causal_lm)
         selected = selected_logprobs(
@@ -92,6 +99,8 @@ class PolicyModel(nn.Module):
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
         """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
+        if self.routing is not None:
+            self.routing.follow(None)
         return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
 
 
@@ -237,8 +246,10 @@ def prove(
     return policy
 
 
-def unproven(causal_lm: PreTrainedModel, *, sampling: SamplingConfig, head_chunk_tokens: int) -> PolicyModel:
-    """The policy, padded; its head is read off the configuration."""
+def unproven(
+    causal_lm: PreTrainedModel, *, sampling: SamplingConfig, head_chunk_tokens: int, replays_routing: bool = False
+) -> PolicyModel:
+    """The policy, padded; its head is read off the configuration. Raises ConfigError as `Routing` where it `replays_routing`."""
     head = Head(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -247,7 +258,8 @@ def unproven(causal_lm: PreTrainedModel, *, sampling: SamplingConfig, head_chunk
         chunk_tokens=head_chunk_tokens,
         **_head_parameters(causal_lm.config),
     )
-    return PolicyModel(causal_lm, head=head, layout="padded")
+    routing = Routing(causal_lm) if replays_routing else None
+    return PolicyModel(causal_lm, head=head, layout="padded", routing=routing)
 
 
 def choose_layout(

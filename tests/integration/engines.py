@@ -1,6 +1,7 @@
 """Real engines on tiny models, and the same weights under transformers to compare with."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[str, Completion]:
             tokens[output.request_id] += output.token_ids
             logprobs[output.request_id] += output.logprobs
             if output.finish_reason:
-                finished[output.request_id] = completion(
-                    tokens[output.request_id], logprobs[output.request_id], reason=output.finish_reason
+                finished[output.request_id] = replace(
+                    completion(tokens[output.request_id], logprobs[output.request_id], reason=output.finish_reason),
+                    routed_experts=output.routed_experts,
                 )
     return finished
 
@@ -102,6 +104,17 @@ class Reference:
         ids = torch.tensor([list(token_ids)])
         logits = self.model(ids).logits[0, :-1].float() / temperature
         return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
+
+    @torch.no_grad()
+    def experts(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """That a mixture's routers choose at each position, in ascending order, [positions, layers, experts per token]."""
+        chosen: list[torch.Tensor] = []
+        routers = [module for module in self.model.modules() if type(module).__name__.endswith("Router")]
+        hooks = [router.register_forward_hook(lambda *args: chosen.append(args[-1][-1])) for router in routers]
+        self.model(torch.tensor([list(token_ids)]))
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(chosen, 1).sort(-1).values
 
 
 def published(reference: Reference, *, version: int) -> list[Any]:

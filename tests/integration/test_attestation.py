@@ -17,14 +17,17 @@ from safetensors.torch import load_file, save_file
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import RunConfig, SamplingConfig
 from cluster.contracts.errors import WeightsError
-from cluster.contracts.types import Attestation
+from cluster.contracts.schema import with_columns
+from cluster.contracts.types import Attestation, Prompt, Ticket
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import WeightManifest, unpack
 from deploy.cluster_up import factories
 from deploy.cluster_up.probe import probe_token_ids
+from learner.assemble import assemble
 from learner.learner import Learner
+from learner.model.policy import score
 from tests.integration.engines import end, mean_error, start_engine
 from tests.models import make_tiny_model
 from tests.packed import pack
@@ -79,6 +82,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("run")
     dtype = request.param.get("dtype", "float32")
+    is_mixture = request.param["architecture"] == "qwen3_moe"
     path = make_tiny_model(folder / "model", **request.param)
     questions = [{"prompt": f"What is {number} + {number + 7}?"} for number in range(10)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
@@ -87,6 +91,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             "model": {"path": str(path), "dtype": dtype},
             "prompts": {"name": "file", "path": str(folder / "prompts.jsonl")},
             "learner": {"num_threads": 1},
+            "rollout": {"routing_replay": is_mixture},
         }
     )
     probe = probe_token_ids(config)
@@ -96,7 +101,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     engines: list[VllmEngine] = []
 
     def make_engine() -> VllmEngine:
-        engines.append(start_engine(path, dtype=dtype))
+        engines.append(start_engine(path, dtype=dtype, routing_replay=is_mixture))
         return engines[0]
 
     worker = RolloutWorker(
@@ -134,6 +139,35 @@ async def test_weights_are_attested_with_default_settings_from_the_first_version
     for _ in range(2):
         proof = await pair.load(pair.step(size=0.1))
         assert proof.distinguishable and proof.noise_floor == first.noise_floor
+
+
+async def test_the_learner_computes_with_the_experts_that_the_engine_chose(pair: Pair):
+    """Rounding flips some choices in bfloat16, and they are most of what engine and learner differ by; in float32 it flips none here."""
+    await pair.load(pair.step(size=0.0))
+    prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": "What is 7 + 14?"}])
+    asked = Ticket(
+        index=0, prompt=prompt, num_trajectories=8, seed=0, policy_version=pair.learner.version,
+        sampling=SamplingConfig(max_tokens=48),
+    )  # fmt: skip
+    (group,) = [batch async for batch in pair.worker.generate([asked])]
+    policy = pair.learner.policy
+    if policy.routing is None:
+        assert group["routed_experts"].null_count == 8
+        return
+    judged = with_columns(group, reward=[0.0] * 8, reward_status=["ok"] * 8)
+    options = {"current_version": pair.learner.version, "vocabulary_size": pair.learner.vocabulary_size}
+    errors: list[float] = []
+    for routing in (None, policy.routing):
+        batch = assemble([judged], **options, routing=routing)
+        found = score(lambda b: policy(b).logprobs_C, batch.rows, layout=policy.layout, max_tokens=10**6)
+        sampled = [each.as_py() for each in group["rollout_logprobs"]]
+        errors.append(mean_error(torch.cat(found).tolist(), [each for row in sampled for each in row]))
+    free, replayed = errors
+    assert replayed < 0.8 * free if pair.dtype == "bfloat16" else replayed < 1e-4
+    report = pair.learner.update(judged).metrics
+    assert report["learner/without_experts"] == 0
+    assert report["mismatch/mean_abs_nats"] == pytest.approx(replayed, rel=0.05, abs=1e-5)
+    assert (0.0 < report["learner/routing_differs"] < 0.2) is (pair.dtype == "bfloat16")
 
 
 def test_the_probe_is_longer_than_a_sliding_window(pair: Pair):

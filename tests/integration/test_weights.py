@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.prompts_config import PromptsConfig
-from cluster.contracts.types import Prompt, Ticket
+from cluster.contracts.types import Completion, FinishReason, Prompt, Ticket
 from tests.integration.engines import (
     PROBE,
     Reference,
+    completion,
     largest_error,
     mean_error,
     published,
@@ -50,7 +52,8 @@ async def collect(batches: AsyncIterator[Any]) -> list[Any]:
 @pytest.mark.parametrize("tied", [True, False])
 def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architecture, tied):
     path = make_tiny_model(tmp_path, tied=tied, architecture=architecture)
-    engine, reference = start_engine(path), Reference(path)
+    is_mixture = architecture == "qwen3_moe"
+    engine, reference = start_engine(path, routing_replay=is_mixture), Reference(path)
     for number in range(10):
         reference.perturb(seed=number)
         stale = engine.prompt_logprobs(PROBE)
@@ -63,6 +66,40 @@ def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architectur
         for one in found.values():
             expected = reference.logprobs([*prompt, *one.token_ids])[len(prompt) - 1 :]
             assert largest_error(one.rollout_logprobs, expected) < 1e-4
+            if is_mixture:
+                assert recorded_experts(one, prompt).equal(reference.experts([*prompt, *one.token_ids[:-1]]))
+
+
+def recorded_experts(completion: Completion, prompt: list[int]) -> torch.Tensor:
+    """Of a model with two layers and two experts a token, in ascending order: [positions, layers, experts per token]."""
+    assert completion.routed_experts is not None
+    flat = torch.frombuffer(bytearray(completion.routed_experts), dtype=torch.uint8).long()
+    return flat.view(len(prompt) + len(completion.token_ids) - 1, 2, 2).sort(-1).values
+
+
+def test_experts_are_recorded_from_the_cache_after_an_interruption_and_under_the_weights_that_chose_them(tmp_path):
+    path = make_tiny_model(tmp_path, architecture="qwen3_moe")
+    engine, reference = start_engine(path, routing_replay=True), Reference(path)
+    prompt = (PROBE * 2)[:48]  # three blocks of the cache
+
+    def check(found: dict[str, Completion], prompt: list[int]) -> None:
+        for one in found.values():
+            assert recorded_experts(one, prompt).equal(reference.experts([*prompt, *one.token_ids[:-1]]))
+
+    first = run(engine, *(request(f"r{i}", prompt, seed=i) for i in range(4)))
+    check(first, prompt)
+    check(run(engine, request("cached", prompt, seed=4)), prompt)
+    later = [*prompt, *first["r0"].token_ids, 5, 6, 7]
+    check(run(engine, request("second turn", later, seed=5)), later)
+    for name in ("given up", "resumed"):
+        engine.add(request(name, prompt, seed=6))
+    tokens = [output.token_ids[0] for _ in range(6) for output in engine.step() if output.request_id == "resumed"]
+    engine.abort(["given up", "resumed"])
+    kept = completion(tokens, [0.0] * len(tokens), reason=FinishReason.ABORTED)
+    check(run(engine, request("goes on", prompt, seed=6, kept=kept)), [*prompt, *tokens])
+    reference.perturb(seed=1)
+    engine.load(iter(reference.named_parameters()))
+    check(run(engine, request("under new weights", prompt, seed=7)), prompt)
 
 
 async def test_a_model_with_another_shape_is_refused_by_name(tmp_path):

@@ -120,6 +120,7 @@ class Play:
                 "loss_mask": segment.loss_mask,
                 "rollout_logprobs": segment.logprobs,
                 "policy_versions": segment.policy_versions,
+                "routed_experts": segment.routed_experts,
                 "token_rewards": segment.token_rewards if transcript.has_earned else None,
                 "turns": segment.turns,
                 "messages": as_json(segment.messages),

@@ -26,6 +26,8 @@ class Segment:
     token_rewards: list[float] = field(default_factory=list[float])
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Each from its `start` to before its `end`."""
+    experts: list[bytes | None] = field(default_factory=list[bytes | None])
+    """Of each turn, as `Completion.routed_experts`, of the positions that turns before it had not read; None where a turn has none."""
     messages: list[Message] = field(default_factory=list[Message])
     """Those of its prompt first."""
     num_messages: list[int] = field(default_factory=list[int])
@@ -46,6 +48,7 @@ class Segment:
 
     def sample(self, completion: Completion) -> None:
         start = len(self.token_ids)
+        self.experts.append(self._not_yet_known(completion.routed_experts))
         self._add(completion.token_ids, completion.rollout_logprobs, completion.policy_versions, is_sampled=True)
         reason = str(completion.finish_reason)
         self.turns.append({"start": start, "end": len(self.token_ids), "finish_reason": reason})
@@ -53,11 +56,19 @@ class Segment:
     def drop_last_turn(self) -> None:
         """And what was written before it."""
         self.turns.pop()
+        self.experts.pop()
         end = self.turns[-1]["end"] if self.turns else 0
         for each in (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.token_rewards):
             del each[end:]
         del self.messages[self.num_messages.pop() :]
         self.texts.pop()
+
+    @property
+    def routed_experts(self) -> bytes | None:
+        """Of all positions but the last; None where the last turn has none."""
+        if not self.experts or self.experts[-1] is None:
+            return None
+        return b"".join(each for each in self.experts if each is not None)
 
     @property
     def replies(self) -> list[int]:
@@ -72,6 +83,10 @@ class Segment:
             if turn["start"] > end_before:
                 found[self.messages[reply - 1]["role"]] += turn["start"] - end_before
         return found
+
+    def _not_yet_known(self, experts: bytes | None) -> bytes | None:
+        """Of the context so far. A position keeps the experts with which it was read first, as a token keeps its log-prob."""
+        return None if experts is None else experts[sum(len(each) for each in self.experts if each) :]
 
     def _add(
         self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, is_sampled: bool

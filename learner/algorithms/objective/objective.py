@@ -172,6 +172,7 @@ class Objective:
         """
         config = self.config
         is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
+        is_regularized |= config.router_aux_loss_coefficient != 0
         if is_regularized or config.value is not None or config.distillation is not None:
             return bool(update.loss_mask_NT.any())
         # Absent where filters left no token to correct. Corrections may need the present policy: only its passes know what they drop.

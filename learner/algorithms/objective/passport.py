@@ -31,6 +31,10 @@ def formula(parts: Parts) -> dict[str, Any]:
         "proximal": {"name": config.proximal, "formula": _PROXIMAL[config.proximal]}
         | ({"decay": config.proximal_decay} if config.clips_around_average else {}),
         "kl": _kl(parts),
+        "router_aux_loss": {
+            "formula": "coefficient·E·Σₑ fₑ·Pₑ, f of the update's recorded choices",
+            "coefficient": config.router_aux_loss_coefficient,
+        },
         "entropy": {"formula": "−coefficient·entropy", "coefficient": config.entropy_coefficient},
         "distillation": config.distillation
         and config.distillation.model_dump(mode="json") | {"formula": docstring_sections(kl.partition_kl)["Formula"]},

@@ -23,6 +23,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
         ("per_update",),
         "`algorithm.sft`: minus coefficient times the mean log π of the demonstrations' tokens.",
     ),
+    "router_aux_loss": (
+        ("per_update",),
+        "`algorithm.router_aux_loss_coefficient` times the load-balance loss of the experts.",
+    ),
     "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),
@@ -61,6 +65,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "mismatch_off_policy_steps": (
         ("min",),
         "Off-policy steps of those tokens: beyond 0 the difference is that of the policy's last steps as well.",
+    ),
+    "routing_differs": (
+        ("share",),
+        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not have made.",
     ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),

@@ -16,8 +16,10 @@ class ScriptedEngine:
         at_step: dict[int, Callable[[], object]] | None = None,
         length: Callable[[EngineRequest], int] = lambda request: request.sampling.max_tokens,
         refusal: Callable[[EngineRequest], str | None] = lambda request: None,
+        records_experts: bool = False,
     ) -> None:
-        """`length` says how many tokens a request gets, `refusal` why it gets none."""
+        """`length` says how many tokens a request gets, `refusal` why it gets none. With `records_experts` a finished request tells of
+        each position how long its request was when it read it: the experts of a model with one layer and one expert a token."""
         self._length = length
         self._refusal = refusal
         self.weight = 0.0
@@ -27,6 +29,7 @@ class ScriptedEngine:
         self.added: list[EngineRequest] = []
         self.at_step = at_step or {}
         """What else happens in the engine's thread during a step, by how many tokens each request had before it."""
+        self._records_experts = records_experts
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._held: list[EngineOutput] = []
 
@@ -75,9 +78,14 @@ class ScriptedEngine:
                     token_ids=[request.seed % 100 + num_done],
                     logprobs=[-self.weight],
                     finish_reason=FinishReason.LENGTH if is_last else None,
+                    routed_experts=self._experts(request, num_done) if is_last else None,
                 )
             )
             self._running[request_id] = (request, num_done + 1)
             if is_last:
                 del self._running[request_id]
         return outputs
+
+    def _experts(self, request: EngineRequest, num_done: int) -> bytes | None:
+        length = len(request.prompt_token_ids) + num_done
+        return bytes([length % 256] * length) if self._records_experts else None

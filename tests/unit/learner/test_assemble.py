@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import tensor
@@ -95,3 +98,28 @@ def test_a_trajectory_without_rewards_of_tokens_trains_beside_one_that_has_them(
 def test_an_episode_that_failed_before_its_first_token_does_not_train():
     batch = _assemble(make_group(0, rewards=(1.0, None, 0.5), lengths=(2, 0, 3)))
     assert (batch.num_failed, len(batch.rows), batch.tensors.rewards_N.tolist()) == (1, 2, [1.0, 0.5])
+
+
+def _with_experts(num_experts: int, *recorded: bytes | None):
+    """Of a model with two layers and one expert a token, a trajectory of one prompt token and two of the completion for each record."""
+    routing: Any = SimpleNamespace(num_layers=2, num_experts_per_token=1, num_experts=num_experts)
+    count = len(recorded)
+    group = make_group(0, rewards=(0.0,) * count, lengths=(2,) * count, prompt_length=1, routed_experts=recorded)
+    return assemble([group], current_version=0, vocabulary_size=VOCABULARY, routing=routing)
+
+
+def test_recorded_experts_come_as_positions_by_layers():
+    batch = _with_experts(256, bytes([0, 255, 7, 8]), None)
+    assert batch.rows[0].segments[0].experts.tolist() == [[[0], [255]], [[7], [8]]]
+    assert batch.rows[1].segments[0].experts is None and batch.num_without_experts == 1
+    two_bytes = _with_experts(257, bytes([0, 1, 7, 0, 8, 0, 9, 0]))
+    assert two_bytes.rows[0].segments[0].experts.tolist() == [[[256], [7]], [[8], [9]]]
+
+
+def test_experts_of_another_model_are_refused():
+    with pytest.raises(
+        DataError, match=r"field 'routed_experts': 8 bytes, and 2x2x1 experts of the learner's model are 4"
+    ):
+        _with_experts(256, bytes(8))
+    with pytest.raises(DataError, match=r"field 'routed_experts': expert 8, and the model has 8"):
+        _with_experts(8, bytes([0, 8, 7, 7]))

@@ -71,6 +71,40 @@ def test_a_column_of_the_prompts_weighs_what_they_teach(model_path: Path):
     assert norms[0] == 0 and norms[1] > 0
 
 
+def test_a_mixture_learns_with_the_experts_that_were_recorded(tmp_path: Path):
+    """All passes of a step follow them, so that the first update's ratio is 1; adapters' reference, another model, chooses for itself."""
+    path = make_tiny_model(tmp_path, architecture="qwen3_moe")
+    mathematics = {"proximal": "recompute", "kl": {"loss": {"estimator": "k3", "coefficient": 0.1}}}
+    lora = {"rank": 2, "target_modules": ["q_proj", "v_proj"]}
+    found: dict[bool, dict[str, float]] = {}
+    for replays in (False, True):
+        learner = Learner(
+            make_config(
+                path,
+                algorithm=mathematics | ({"router_aux_loss_coefficient": 0.5} if replays else {}),
+                rollout={"routing_replay": replays},
+                learner={"lora": lora, "mini_batches": 2},
+            )
+        )
+        groups = [
+            make_group(i, rewards=(1.0, 0.0), lengths=(5, 5), routed_experts=(bytes([6, 7] * 2 * 9), None))
+            for i in range(2)
+        ]
+        found[replays] = dict(learner.update(*groups).metrics)
+    free, replayed = found[False], found[True]
+    assert replayed["updates/ratio_min/1"] == replayed["updates/ratio_max/1"] == 1.0
+    assert replayed["learner/policy_logprob_mean"] != free["learner/policy_logprob_mean"]
+    assert replayed["learner/reference_logprob_mean"] == free["learner/reference_logprob_mean"]
+    assert replayed["learner/without_experts"] == 2.0
+    # Two of eight experts, drawn blindly: the router chooses both in 1 of 28 positions, and one of them in 12.
+    assert 0.5 < replayed["learner/routing_differs"] < 0.95
+    terms = ("learner/policy_loss", "learner/kl_loss", "learner/router_aux_loss")
+    assert replayed["learner/loss"] == pytest.approx(sum(replayed[term] for term in terms))
+    # All choices are of experts 6 and 7: 0.5 · 8 · (P₆ + P₇).
+    assert 0 < replayed["learner/router_aux_loss"] < 4
+    assert not {"learner/without_experts", "learner/routing_differs"} & free.keys()
+
+
 def test_micro_batches_and_layouts_change_nothing(model_path: Path):
     results = []
     for max_tokens, packing in ((16384, "auto"), (30, "auto"), (30, "padded")):

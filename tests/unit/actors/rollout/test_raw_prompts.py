@@ -46,17 +46,24 @@ class Telling:
     def ids(self, text: str) -> list[int]:
         return self.encoder.encode_on(text)
 
-    def say(self, asked: Asked, sampled_ids: list[int], reason: FinishReason = STOP) -> Said:
+    def say(
+        self, asked: Asked, sampled_ids: list[int], reason: FinishReason = STOP, *, expert: int | None = None
+    ) -> Said:
+        """`expert` reads every position, in a model with one layer and one expert a token; None: the engine does not tell."""
         self.transcript.take(asked.events)
-        count = len(sampled_ids)
+        count, prompt = len(sampled_ids), self.transcript.prompt_for(asked)
         completion = Completion(
-            token_ids=sampled_ids, rollout_logprobs=[-1.0] * count, policy_versions=[4] * count, finish_reason=reason
+            token_ids=sampled_ids,
+            rollout_logprobs=[-1.0] * count,
+            policy_versions=[4] * count,
+            finish_reason=reason,
+            routed_experts=None if expert is None else bytes([expert] * (len(prompt.token_ids) + count - 1)),
         )
-        return self.transcript.add(asked, self.transcript.prompt_for(asked), completion)
+        return self.transcript.add(asked, prompt, completion)
 
-    def after(self, raw: RawPrompt, text: str, **asked) -> Said:
+    def after(self, raw: RawPrompt, text: str, *, expert: int | None = None, **asked) -> Said:
         """The model says this text after a raw prompt, and ends its turn."""
-        return self.say(Asked(raw=raw, **asked), [*self.ids(text), self.end])
+        return self.say(Asked(raw=raw, **asked), [*self.ids(text), self.end], expert=expert)
 
     @property
     def segments(self):
@@ -169,6 +176,26 @@ def test_a_turn_that_was_taken_back_leaves_nothing():
     telling.transcript._withdraw(1)
     assert telling.rows() == before
     assert telling.transcript._text_of(telling.segments[0]) == f"{BEGINNING}yes<|im_end|>"
+
+
+def test_a_position_keeps_the_experts_that_read_it_first():
+    telling = Telling()
+    first, second = f"{BEGINNING}yes<|im_end|>{BETWEEN}", f"{BEGINNING}yes<|im_end|>{BETWEEN}no<|im_end|>{BETWEEN}"
+    telling.after(BEGINNING, "yes", expert=1)
+    (segment,) = telling.segments
+    num_first = len(segment.prompt_token_ids) + len(segment.token_ids) - 1
+    assert segment.routed_experts == bytes([1] * num_first)
+    telling.after(first, "no", expert=2)
+    num_second = len(segment.context_ids) - 1 - num_first
+    assert segment.routed_experts == bytes([1] * num_first + [2] * num_second)
+    telling.after(second, "perhaps")
+    assert segment.routed_experts is None, "of the last turn nothing is known"
+    telling.transcript._withdraw(2)
+    assert segment.routed_experts == bytes([1] * num_first + [2] * num_second)
+    telling.transcript._withdraw(1)
+    telling.after(first, "no")
+    telling.after(second, "yes", expert=3)
+    assert segment.routed_experts == bytes([1] * num_first + [3] * (len(segment.context_ids) - 1 - num_first))
 
 
 def test_token_ids_come_with_the_answer_where_they_are_wanted():

@@ -97,6 +97,18 @@ async def test_a_ticket_becomes_a_batch(make_worker):
     assert info_of(batch, 0) == {"answer": "2"}
 
 
+async def test_experts_come_with_their_trajectory(make_worker):
+    worker = make_worker(ScriptedEngine(records_experts=True))
+    await worker.load(*weights(1))
+    (batch,) = await collect(worker.generate([ticket(0)]))
+    assert batch["routed_experts"].to_pylist() == [bytes([6] * 6)] * 2, (
+        "four of the prompt, and two of three that were sampled"
+    )
+    plain = make_worker(ScriptedEngine())
+    await plain.load(*weights(1))
+    assert (await collect(plain.generate([ticket(0)])))[0]["routed_experts"].null_count == 2
+
+
 async def test_groups_come_as_they_finish(make_worker):
     worker = make_worker(ScriptedEngine())
     await worker.load(*weights(1))

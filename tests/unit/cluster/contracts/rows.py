@@ -38,6 +38,6 @@ def row(**changed: Any) -> dict[str, Any]:
 
 def before(*rows: dict[str, Any]) -> pa.RecordBatch:
     """A batch as schema 2 has it, which knew no segments."""
-    later = ["segment_index", "num_segments", "turns", "messages", "environment", "failed_stage"]
+    later = ["routed_experts", "segment_index", "num_segments", "turns", "messages", "environment", "failed_stage"]
     kept = to_batch(rows).select([name for name in SCHEMA.names if name not in later])
     return kept.replace_schema_metadata({"treadwheel.schema_version": "2"})

@@ -144,3 +144,25 @@ def test_a_node_with_the_label_is_a_spot_node_and_none_is_one_without_the_settin
     assert elastic.is_spot({"ray.io/market-type": "spot", "zone": "a"})
     assert not elastic.is_spot({"ray.io/market-type": "on-demand"}) and not elastic.is_spot({})
     assert not configured().elastic.is_spot({"": ""})
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"prefix_caching": False}, "routing_replay=true needs prefix_caching=true"),
+        ({"enforce_eager": False}, "routing_replay=true needs enforce_eager=true on CPUs"),
+    ],
+)
+def test_routing_is_replayed_where_the_engine_returns_experts(rollout, message):
+    configured(rollout={"routing_replay": True, "enforce_eager": False, "gpus_per_worker": 1.0})
+    with pytest.raises(ValidationError, match=message):
+        configured(rollout={"routing_replay": True, **rollout})
+
+
+def test_experts_are_balanced_where_they_are_recorded():
+    balancing = {"algorithm": {"router_aux_loss_coefficient": 0.01}}
+    configured(**balancing, rollout={"routing_replay": True})
+    with pytest.raises(
+        ValidationError, match=r"router_aux_loss_coefficient=0\.01 counts the experts that the engine chose"
+    ):
+        configured(**balancing)

@@ -47,6 +47,11 @@ def test_a_batch_survives_the_wire():
             {"reference_top_ids": [1, 2, 3], "reference_top_logprobs": [-1.0] * 5 + [-math.inf]},
             "reference_top_logprobs",
         ),
+        (
+            {"routed_experts": bytes(3)},
+            "routed_experts",
+        ),  # four positions are read: two of the prompt, two of the completion
+        ({"routed_experts": b""}, "routed_experts"),
         ({"rollout_logprobs": [-0.5, math.nan, -1.0]}, "rollout_logprobs"),
         ({"reward": math.inf}, "reward"),
         ({"reward": None}, "reward"),

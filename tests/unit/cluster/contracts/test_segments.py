@@ -118,6 +118,14 @@ def test_a_batch_of_the_version_before_is_read_as_single_segments():
     assert validate(before(row(), row(sample_index=1))).equals(to_batch([row(), row(sample_index=1)]))
 
 
+def test_a_batch_of_schema_3_has_no_experts():
+    batch = to_batch([row(), row(sample_index=1)])
+    third = batch.drop_columns(["routed_experts"]).replace_schema_metadata({"treadwheel.schema_version": "3"})
+    assert validate(third).equals(batch)
+    with pytest.raises(DataError, match=r"missing \['turns'\]"):
+        validate(third.drop_columns(["turns"]))
+
+
 def test_a_batch_of_the_version_before_that_lacks_more_is_refused():
     with pytest.raises(DataError, match=r"missing \['seed'\]"):
         validate(upgraded(before(row()).drop_columns(["seed"])))

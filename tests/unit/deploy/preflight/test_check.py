@@ -272,6 +272,13 @@ def test_an_adapters_target_that_matches_no_module_is_named(tmp_path, model):
     assert "no linear layer of the model is named 'query'; it has: q_proj, k_proj" in message
 
 
+def test_experts_are_replayed_of_mixtures_alone(tmp_path, model):
+    message = refusal(run(tmp_path, model, "rollout.routing_replay=true"))
+    assert "rollout.routing_replay=true: Qwen3ForCausalLM has no router that is known here" in message
+    mixture = make_tiny_model(tmp_path / "mixture", architecture="qwen3_moe")
+    check(run(tmp_path, mixture, "rollout.routing_replay=true"))
+
+
 def test_adapters_on_layers_that_are_there_pass(tmp_path, model):
     check(run(tmp_path, model, "learner.lora={target_modules: [q_proj, layers.0.mlp.up_proj]}"))
 
