@@ -1,6 +1,6 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed. `make help` lists the targets.
-# Tests run on two processes: unit tests with a thread each; integration tests, which wait for much that starts, file by file, and so the
-# long proofs marked `beside`. The others run one after the other: some of them need both cores.
+# Tests run on two processes: unit tests with a thread each; integration tests and long proofs, which wait for much that starts, file by
+# file. Proofs marked `alone` promise a time, for which they need both cores.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,8 +36,8 @@ test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: re
 	@$(INTEGRATION) -m "not acceptance"
 
 acceptance: $(STAMP) ## the long proofs
-	@$(INTEGRATION) -m beside
-	@$(PYTEST) tests/integration -m "acceptance and not beside"
+	@$(INTEGRATION) -m "acceptance and not alone"
+	@$(PYTEST) tests/integration -m alone
 
 test-all: test acceptance ## test and acceptance; .ci/run is check and this
 

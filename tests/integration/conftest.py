@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
 _LONGEST = (
-    *("pages", "kuberay", "shows", "interrupt", "faults", "ray_cluster"),
+    *("pages", "kuberay", "shows", "run_of_ranks", "starting", "interrupt", "faults", "ray_cluster"),
     *("reward_parts", "judge_server", "async", "groups", "distillation"),
 )
 """Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.faults import ACTORS, Run, assert_equal_bit_for_bit, undisturbed_run, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.alone, pytest.mark.timeout(1800)]
 NUM_WAVES = 4
 LIMITS_S = {
     "rollout_worker": 90.0,

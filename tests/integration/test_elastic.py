@@ -10,7 +10,7 @@ from tests.integration.ray_head import ray_head
 from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.alone, pytest.mark.timeout(1800)]
 LIMITS_S = {"rollout_worker": 120.0, "reward_service": 60.0, "learner": 120.0}
 """From the failure that was noticed to the replacement that serves, three of them at a time. Ray's head takes a core of the two while a
 lost seat waits for a node."""

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.beside,
     pytest.mark.timeout(1800),
 ]
 NUM_NOTICES = 6

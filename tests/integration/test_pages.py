@@ -13,7 +13,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.beside,
     pytest.mark.timeout(1800),
 ]
 STARTERS = ROOT / "deploy/starters"

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.beside,
     pytest.mark.timeout(1800),
 ]
 
