@@ -26,11 +26,9 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_they_ended(way: s
     file = write_run(tmp_path, model, deterministic=False, num_steps=2, checkpoint__every_steps=1, **WAYS[way])
     one = Run(tmp_path / "one").to_end(file, "num_steps=3")
     two = Run(tmp_path / "two").to_end(file, *TWO)
-    assert {actor for event in two.events("started") for actor in event["actors"]} >= {
-        "learner-0",
-        "learner-1",
-        "rollout-1",
-    }
+    (started,) = two.events("started")
+    came = {*started["actors"], *(event["actor"] for event in two.events("worker_joined"))}
+    assert came >= {"learner-0", "learner-1", "rollout-0", "rollout-1"}
     resumed = two.to_end(file, "num_steps=3")
     assert [event["recorded_steps"] for event in resumed.events("resumed")] == [2]
     # Every seed is a trajectory's own, whoever samples it.
