@@ -29,8 +29,8 @@ from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.worker_pool import Member, WorkerPool
 
-_PAUSE = 20
-"""After a dealing, as a multiple of the time that it took: dealings take a twentieth of the driver's time at most."""
+_PAUSE = 50
+"""After a dealing, as a multiple of the time that it took: dealings take a fiftieth of the driver's time."""
 _LONGEST_PAUSE_S = 0.05
 
 
