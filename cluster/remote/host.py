@@ -26,10 +26,10 @@ SEARCH_PATH = "TREADWHEEL_PATH"
 """Variable with the driver's search path for modules, which is searched after an actor's own: a user's rewards are found there."""
 _END = object()
 
-Told = tuple[GroupSummary | Refusal | None, int | None]
+_Told = tuple[GroupSummary | Refusal | None, int | None]
 """Of a stream of batches: an item in words, None after the last; and the number by which the driver asks for the next, None where none
 comes."""
-Answer = tuple[pa.RecordBatch | None, Told]
+_Answer = tuple[pa.RecordBatch | None, _Told]
 """Two objects: a batch, None where no group was sampled, and what the driver reads of it."""
 
 
@@ -99,20 +99,20 @@ class Host:
         yield None
 
     @ray.method(num_returns=2)
-    async def first_batch(self, method: str, *args: Any) -> Answer:
-        """The first item of an asynchronous generator's. The driver owns what a call returns, and keeps it when this actor ends."""
+    async def first_batch(self, method: str, *args: Any) -> _Answer:
+        """The first item of an asynchronous generator. The driver owns what a call returns: it outlives this actor."""
         return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)))
 
     @ray.method(num_returns=2)
-    async def next_batch(self, number: int) -> Answer:
+    async def next_batch(self, number: int) -> _Answer:
         """The next item of the stream with this number. Raises what the generator raises."""
         return await self._taken(number, self._streams.pop(number))
 
-    async def _taken(self, number: int, stream: "BatchStream") -> Answer:
+    async def _taken(self, number: int, stream: "BatchStream") -> _Answer:
         item = await stream.take()
-        if not await stream.is_over():
-            self._streams[number] = stream
-        rest = number if number in self._streams else None
+        rest = None if await stream.is_over() else number
+        if rest is not None:
+            self._streams[rest] = stream
         if isinstance(item, pa.RecordBatch):
             return item, (summarize(item), rest)
         return None, (item, rest)

@@ -86,7 +86,8 @@ class Dispatcher:
     async def run(self) -> None:
         """Deals for as long as it is not cancelled.
 
-        A dealing looks at the whole fleet, however little changed. So what changes within the pause after it goes with the next one.
+        A dealing looks at the whole fleet, however little changed. So what changes within the pause after it goes with the next one. A
+        deterministic run makes no pause: what is sampled together must not depend on how long a dealing took.
         """
         now = asyncio.get_running_loop().time
         while True:
@@ -99,7 +100,8 @@ class Dispatcher:
             for lane, jobs in self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching):
                 self._start(lane, jobs)
             self._note_sampling()
-            await asyncio.sleep(min((now() - began) * _PAUSE, _LONGEST_PAUSE_S))
+            if not self._is_deterministic:
+                await asyncio.sleep(min((now() - began) * _PAUSE, _LONGEST_PAUSE_S))
 
     @contextlib.asynccontextmanager
     async def generating(self, training: Training) -> AsyncIterator[None]:

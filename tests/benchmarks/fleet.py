@@ -77,6 +77,7 @@ def _rows(size: int, measured: dict[str, float]) -> list[dict[str, Any]]:
         ("driver's CPU", "cpu_ms", "ms/group", None),
         ("driver's CPU beyond that of an idle fleet", "own_cpu_ms", "ms/group", "<= 0.5"),
         ("of it in the event loop's thread", "loop_ms", "ms/group", None),
+        ("driver's CPU while nobody samples", "idle_ms_per_s", "ms/s", None),
         ("growth of the driver's memory", "growth_kb", "KB/group", "<= 4"),
         ("lateness of a group, median", "late_ms_median", "ms", None),
         ("lateness of a group, 99 of 100", "late_ms_99", "ms", None),
@@ -233,8 +234,8 @@ async def measure(size: int) -> dict[str, float]:
             idle_share = await _idle_share()
             tasks.create_task(_change(fleet, processes, size))
             measured = await run(config, rollouts)
-            idle_ms = 1000 * idle_share / measured["groups_per_s"]
-            return {**measured, "own_cpu_ms": measured["cpu_ms"] - idle_ms}
+            own_cpu_ms = measured["cpu_ms"] - 1000 * idle_share / measured["groups_per_s"]
+            return {**measured, "own_cpu_ms": own_cpu_ms, "idle_ms_per_s": 1000 * idle_share}
     finally:
         office.close()
         await asyncio.to_thread(ray.shutdown)
