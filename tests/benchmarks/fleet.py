@@ -184,7 +184,7 @@ async def measure(size: int) -> dict[str, float]:
     )
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     os.environ["PYTHONPATH"] = os.getcwd()  # actors on this machine inherit it, and find this file
-    await asyncio.to_thread(lambda: ray.init(num_cpus=2, **options))
+    await asyncio.to_thread(lambda: ray.init(address="local", num_cpus=2, **options))
 
     async def join(actor: RemoteActor) -> None: ...
 
