@@ -296,14 +296,14 @@ async def run(config: RunConfig, rollouts: Production) -> dict[str, float]:
                 continue
             num_groups += size
             memory.append((num_groups, own.memory_info().rss))
-    seconds = time.monotonic() - began
+    seconds, num_judged = time.monotonic() - began, len(buffer.lateness_s)
     # Of the second half: in the first, caches and connections fill.
     (groups_half, bytes_half), (groups_end, bytes_end) = memory[(len(memory) - 1) // 2], memory[-1]
     late_ms = [1000 * each for each in statistics.quantiles(buffer.lateness_s, n=100)]
     return {
-        "groups_per_s": num_groups / seconds,
-        "cpu_ms": 1000 * (sum(own.cpu_times()[:2]) - cpu) / num_groups,
-        "loop_ms": 1000 * (time.thread_time() - loop_s) / num_groups,
+        "groups_per_s": num_judged / seconds,
+        "cpu_ms": 1000 * (sum(own.cpu_times()[:2]) - cpu) / num_judged,
+        "loop_ms": 1000 * (time.thread_time() - loop_s) / num_judged,
         "growth_kb": (bytes_end - bytes_half) / 1024 / (groups_end - groups_half),
         "late_ms_median": late_ms[49],
         "late_ms_99": late_ms[98],
