@@ -7,6 +7,7 @@ own, so that the actor answers `progress` while it computes.
 import asyncio
 import importlib
 import inspect
+import itertools
 import os
 import socket
 import sys
@@ -14,15 +15,22 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pyarrow as pa
 import ray
 
 from cluster.contracts.phases import Phase, Timeline
 from cluster.contracts.schema import added, summarize
-from cluster.contracts.types import Progress, Refusal
+from cluster.contracts.types import GroupSummary, Progress, Refusal
 
 SEARCH_PATH = "TREADWHEEL_PATH"
 """Variable with the driver's search path for modules, which is searched after an actor's own: a user's rewards are found there."""
 _END = object()
+
+_Told = tuple[GroupSummary | Refusal | None, int | None]
+"""Of a stream of batches: an item in words, None after the last; and the number by which the driver asks for the next, None where none
+comes."""
+_Answer = tuple[pa.RecordBatch | None, _Told]
+"""Two objects: a batch, None where no group was sampled, and what the driver reads of it."""
 
 
 class Host:
@@ -43,6 +51,8 @@ class Host:
         """What the methods say; and what the driver is told, by an object that has a timeline of its own."""
         self._object: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._streams: dict[int, BatchStream] = {}
+        self._numbers = itertools.count()
 
     def __repr__(self) -> str:
         """What Ray's dashboard and logs call the actor."""
@@ -88,18 +98,24 @@ class Host:
             yield item
         yield None
 
-    async def stream_batches(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """What an asynchronous generator yields: a Refusal as it is, a trajectory batch as three items: None, batch, summary.
+    @ray.method(num_returns=2)
+    async def first_batch(self, method: str, *args: Any) -> _Answer:
+        """The first item of an asynchronous generator. The driver owns what a call returns: it outlives this actor."""
+        return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)))
 
-        None announces the batch: the driver waits for it, and so never fetches the batch. The summary proves that the batch is whole.
-        """
-        async for batch in getattr(self._object, method)(*args):
-            if isinstance(batch, Refusal):
-                yield batch
-                continue
-            yield None
-            yield batch
-            yield summarize(batch)
+    @ray.method(num_returns=2)
+    async def next_batch(self, number: int) -> _Answer:
+        """The next item of the stream with this number. Raises what the generator raises."""
+        return await self._taken(number, self._streams.pop(number))
+
+    async def _taken(self, number: int, stream: "BatchStream") -> _Answer:
+        item = await stream.take()
+        rest = None if await stream.is_over() else number
+        if rest is not None:
+            self._streams[rest] = stream
+        if isinstance(item, pa.RecordBatch):
+            return item, (summarize(item), rest)
+        return None, (item, rest)
 
     async def tell(self, told: float) -> tuple[Progress, tuple[Phase, ...]]:
         """`progress`, and the phases since `told`, which is the end of the last one that the driver has."""
@@ -138,6 +154,33 @@ class Host:
         if inspect.iscoroutinefunction(function):
             return await function(*args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_phase, function, *args)
+
+
+class BatchStream:
+    """An asynchronous generator that is asked item by item, and goes on meanwhile."""
+
+    def __init__(self, items: AsyncIterator[Any]) -> None:
+        self._items = items
+        self._next = self._ahead()
+
+    async def take(self) -> Any:
+        """The next item, None after the last. Raises what the generator raises."""
+        item = await self._next
+        if item is _END:
+            return None
+        self._next = self._ahead()
+        return item
+
+    async def is_over(self) -> bool:
+        """Whether the item taken is known to be the last: a generator that waits for nothing ends at once."""
+        await asyncio.sleep(0)
+        return self._next.done() and self._next.exception() is None and self._next.result() is _END
+
+    def _ahead(self) -> "asyncio.Task[Any]":
+        return asyncio.create_task(self._item())
+
+    async def _item(self) -> Any:
+        return await anext(self._items, _END)
 
 
 def _build(factory: str, arguments: dict[str, Any]) -> Any:

@@ -1,22 +1,7 @@
-"""Streaming calls, driver side. Items are waited for where they lie and stay there: only summaries come to the driver."""
+"""Streaming calls, driver side. Items are waited for where they lie and stay there."""
 
 import asyncio
 from typing import Any
-
-from cluster.contracts.types import GroupSummary, Refusal
-
-
-async def next_batch(stream: Any) -> tuple[GroupSummary | Refusal, Any] | None:
-    """(summary, object ref) of the next batch of `Host.stream_batches`, (Refusal, None) for a refused prompt, None after the last."""
-    first = await anext(stream, None)
-    if first is None:
-        return None
-    if isinstance(refusal := await first, Refusal):
-        return refusal, None
-    batch = await _next_object_ref(stream)
-    described = await anext(stream, None)
-    # Without a summary the stream ended early, and the error stands in the batch's place.
-    return await (batch if described is None else described), batch
 
 
 async def object_refs(stream: Any) -> list[Any]:

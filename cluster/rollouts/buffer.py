@@ -69,6 +69,8 @@ class Buffer:
         self._in_waves = in_waves
         self._prompts_depend_on_steps = prompts_depend_on_steps
         self._taken_up_to = 0
+        self._awaited: int | None = None
+        """An unfinished group that the present `take` waits for."""
         self._version = version
         self._next_index = next_index
         self._num_taken = version * groups_per_step
@@ -200,15 +202,16 @@ class Buffer:
         """
         began = _now()
         self._stragglers.begin_wait()
-        while self._num_ready(count) < count:
-            in_front = blocking(self._live, count)
-            patience_s = self._stragglers.patience_s(is_blocked=bool(in_front), now=_now())
+        self._awaited = None
+        while not self._is_ready(count):
+            is_blocked = len(self._finished_at) >= count
+            patience_s = self._stragglers.patience_s(is_blocked=is_blocked, now=_now())
             if patience_s is None:
                 await self._change(count, stall_s, goes_on)
             elif patience_s > 0:
                 await self._change_within(patience_s)
             else:
-                self._drop_stragglers(in_front)
+                self._drop_stragglers(blocking(self._live, count))
         self._counters.learner_wait_s = _now() - began
         return self._take_first(count)
 
@@ -280,6 +283,16 @@ class Buffer:
             return self._taken_up_to
         first = list(islice(self._live, self._groups_per_step))
         return first[-1] + 1 if len(first) == self._groups_per_step else 2**62
+
+    def _is_ready(self, count: int) -> bool:
+        """Whether the first `count` groups are finished. Asked after every change: it walks through them only when the one that it found
+        unfinished last has been finished or dropped."""
+        known = self._awaited
+        if len(self._finished_at) < count or (known in self._live and self._live[known] is None):
+            return False
+        first = islice(self._live.items(), count)
+        self._awaited = next((index for index, group in first if group is None), None)
+        return self._awaited is None
 
     def _num_ready(self, most: int) -> int:
         """Finished groups at the front; counts no further than `most`."""

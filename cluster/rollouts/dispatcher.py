@@ -29,6 +29,10 @@ from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.worker_pool import Member, WorkerPool
 
+_PAUSE = 50
+"""After a dealing, as a multiple of the time that it took: dealings take a fiftieth of the driver's time."""
+_LONGEST_PAUSE_S = 0.05
+
 
 class Dispatcher:
     """Keeps the workers' places filled."""
@@ -80,16 +84,24 @@ class Dispatcher:
         self._moved.set()
 
     async def run(self) -> None:
-        """Deals for as long as it is not cancelled."""
+        """Deals for as long as it is not cancelled.
+
+        A dealing looks at the whole fleet, however little changed. So what changes within the pause after it goes with the next one. A
+        deterministic run makes no pause: what is sampled together must not depend on how long a dealing took.
+        """
+        now = asyncio.get_running_loop().time
         while True:
             await self._wake.wait()
             self._wake.clear()
+            began = now()
             self._drop_guilty()
             lanes = self._serving_lanes()
             self._start_groups(lanes)
             for lane, jobs in self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching):
                 self._start(lane, jobs)
             self._note_sampling()
+            if not self._is_deterministic:
+                await asyncio.sleep(min((now() - began) * _PAUSE, _LONGEST_PAUSE_S))
 
     @contextlib.asynccontextmanager
     async def generating(self, training: Training) -> AsyncIterator[None]:
@@ -208,7 +220,6 @@ class Dispatcher:
         self._queue = [job for job in self._queue if job not in started]
         lane.take(jobs)
         self.wake()  # what was queued may leave places for new groups
-        self._note_sampling()
         self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
 
     def _serving_lanes(self) -> list[Lane]:
@@ -256,7 +267,6 @@ class Dispatcher:
         self._enqueue(
             [job.again(sampled.get(job.ticket.index, job.sampled if keeps_sampled else None)) for job in left]
         )
-        self._note_sampling()
 
     async def _stream(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job]) -> None:
         """Passes the finished groups on, as they come."""
@@ -279,7 +289,6 @@ class Dispatcher:
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
                 self._judging.start(job, Group(pieces=(object_ref,), summary=summary))
-            self._note_sampling()
             self.wake()
 
     async def _drop(self, job: Job, why: str) -> None:
@@ -327,14 +336,13 @@ class Dispatcher:
         # Else it keeps its place until its stream ends: a worker that hangs would be given group after group.
         if is_heard and lane.pop(job.ticket.index) is job:
             job.drop("straggler")
-        self._note_sampling()
         self.wake()
 
     def _note_sampling(self) -> None:
         self._clock.note(self._lanes.values())
         works = {
             "sampling": any(lane.under_way for lane in self._lanes.values()),
-            "judging": bool(self._judging.groups()),
+            "judging": self._judging.is_any,
             "fetching": bool(self._num_fetching),
         }
         self._note_work(*(work for work, is_done in works.items() if is_done))

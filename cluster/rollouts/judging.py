@@ -46,6 +46,11 @@ class Judging:
         """Of the group that is being judged."""
         return sampled.job if (sampled := self._under_way.get(index)) else None
 
+    @property
+    def is_any(self) -> bool:
+        """Whether a group is being judged."""
+        return bool(self._under_way)
+
     def groups(self) -> dict[int, Group]:
         """As they were sampled. Evaluations have negative indices."""
         return {index: sampled.group for index, sampled in self._under_way.items()}

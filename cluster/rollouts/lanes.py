@@ -183,6 +183,8 @@ class ByIndex:
 
 def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
     """Gives each job in turn to the lane with most free places, while any has one."""
+    if not jobs:
+        return []
     heap = [(-lane.num_free, place) for place, lane in enumerate(lanes) if lane.num_free > 0]
     heapq.heapify(heap)
     shares: dict[int, list[Job]] = {}

@@ -106,6 +106,8 @@ class Scorers:
 
     async def _scores(self, ticket: Ticket, group: Group) -> list[Scores]:
         """Of the models of the group's recipe, one a trajectory. A model that dies is replaced, and the group waits for it."""
+        if not self._models:
+            return []
         names = self._reward.models_for(ticket.prompt.info())
         of_models = await asyncio.gather(*(self._scores_of(name, group) for name in names))
         return [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]

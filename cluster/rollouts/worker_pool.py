@@ -53,7 +53,7 @@ class Member:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """While this is open the worker does not leave: Ray takes back what it made when it ends before its stream does."""
+        """While this is open the worker does not leave: what it has not told yet would go with it."""
         self._num_users += 1
         self._is_idle.clear()
         try:

@@ -1,151 +1,105 @@
-"""A simulated fleet: real Ray actors with scripted engines. What the controller costs per group, and whether it stays flat.
+"""A simulated fleet: what the driver spends on a group, how late groups come, and whether that stays flat with the fleet.
 
-A scripted worker sleeps as long as a completion of log-normal length would take and returns a real trajectory batch; dispatch,
-streaming, scoring, buffer and staleness bound are the real ones. Every worker is a process of some 150 MB, so that the largest
-fleet of a machine is its memory's: FLEET=8,32,128 says which to measure.
+Real: the driver with its dispatcher, buffer, ticket office, supervisor, worker pool and scorers; a Ray actor call of its own for
+every ticket of every worker; the batch of each group in the object store; a reward service; deaths, joins, leaves and stragglers.
+Simulated: a worker sleeps instead of sampling, and the judge does not look. `NUM_PROCESSES` processes hold all workers of a fleet, so
+that 512 of them fit into a machine: a worker that dies takes those of its process along, as a node does, and one that joins need not start.
+
+CPU is that of the driver's process, Ray's threads in it included; it counts from the third step on. On a machine whose cores the workers
+share, throughput is the machine's. FLEET=8,32 says which sizes to measure.
 """
 
 import asyncio
 import os
-import random
+import signal
+import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import ray
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.schema import added, columns_of, to_batch
-from cluster.contracts.types import ActorKind, Prompt, Scores, Ticket
+from cluster.contracts.types import ActorKind, Group, Prompt, sample_seed
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
-from cluster.supervision.supervisor import Supervisor
+from cluster.supervision.supervisor import Start, Supervisor, heartbeats
 from cluster.supervision.tasks import background
+from cluster.supervision.timesheet import Timesheet
 from deploy.cluster_up.seats import Seats
 from deploy.cluster_up.wiring import make_scorers, production
+from tests.benchmarks._fleet_actors import MEAN_S, PER_GROUP, TOKENS, sampling_s
 
-SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32").split(","))
-SECONDS = 30.0
+SIZES = tuple(int(size) for size in os.environ.get("FLEET", "8,32,128,512").split(","))
+SECONDS = float(os.environ.get("FLEET_SECONDS", "30"))
 SLOTS = 4
 """Groups that a worker samples at the same time."""
-MEAN_S, SIGMA = 2.0, 0.6
-"""Of a group, log-normal: its longest completion decides."""
-TOKENS = 256
-_BYTES_PER_WORKER = 250 * 1024**2
+SEED = 0
+HEAD_OF_LINE_S = 8.0
+"""A step that is ready but for stragglers drops them after that."""
+BOUND = 8
+CHANGE_S = 6.0
+"""Between changes of the fleet, in turn: a process dies with its workers; an eighth of the workers leave; as many join."""
+IDLE_S = 10.0
+NUM_PROCESSES = 8
+_BYTES_PER_PROCESS = 300 * 1024**2
 
 
 def rows() -> list[dict[str, Any]]:
-    """Per size: groups/s against slots that are always busy, controller CPU per group, and growth of the driver's memory."""
+    """Per size: groups/s against slots that are always busy; the driver's CPU per group, its growth, and how late groups come."""
     found: list[dict[str, Any]] = []
-    cpu_of_first: float | None = None
     for size in SIZES:
-        if psutil.virtual_memory().available < size * _BYTES_PER_WORKER:
+        if psutil.virtual_memory().available < (NUM_PROCESSES + 1) * _BYTES_PER_PROCESS:
             found.append({"name": f"fleet of {size}", "value": "not run: its processes do not fit into memory"})
             continue
-        measured = asyncio.run(_measure(size))
-        cpu_of_first = cpu_of_first or measured["cpu_ms_per_group"]
-        found += _rows(size, measured, cpu_of_first)
-    return found
+        found += _rows(size, asyncio.run(measure(size)))
+    cpu = [row for row in found if row["name"].endswith("idle fleet")]
+    return [*found, *(_flatness(row, cpu[0]) for row in cpu[1:])]
 
 
-def _rows(size: int, measured: dict[str, float], cpu_of_first: float) -> list[dict[str, Any]]:
+def _rows(size: int, measured: dict[str, float]) -> list[dict[str, Any]]:
     ideal = size * SLOTS / MEAN_S
+    throughput = {
+        "name": f"fleet of {size}: throughput",
+        "value": measured["groups_per_s"],
+        "unit": "groups/s",
+        "baseline": "every slot always busy",
+        "baseline_value": ideal,
+        "ratio": measured["groups_per_s"] / ideal,
+    }
+    others = [
+        ("driver's CPU", "cpu_ms", "ms/group", None),
+        ("driver's CPU beyond that of an idle fleet", "own_cpu_ms", "ms/group", "<= 0.5"),
+        ("of it in the event loop's thread", "loop_ms", "ms/group", None),
+        ("driver's CPU while nobody samples", "idle_ms_per_s", "ms/s", None),
+        ("growth of the driver's memory", "growth_kb", "KB/group", "<= 4"),
+        ("lateness of a group, median", "late_ms_median", "ms", None),
+        ("lateness of a group, 99 of 100", "late_ms_99", "ms", None),
+    ]
     return [
-        {
-            "name": f"fleet of {size}: throughput",
-            "value": measured["groups_per_s"],
-            "unit": "groups/s",
-            "baseline": "every slot always busy",
-            "baseline_value": ideal,
-            "ratio": measured["groups_per_s"] / ideal,
-        },
-        {
-            "name": f"fleet of {size}: controller CPU",
-            "value": measured["cpu_ms_per_group"],
-            "unit": "ms/group",
-            "baseline": f"fleet of {SIZES[0]}",
-            "baseline_value": cpu_of_first,
-            "ratio": measured["cpu_ms_per_group"] / cpu_of_first,
-            "aim": "<= 1.5",
-        },
-        {
-            "name": f"fleet of {size}: growth of driver memory",
-            "value": measured["growth_kb_per_group"],
-            "unit": "KB/group",
-            "aim": "<= 4",
-        },
+        throughput,
+        *(
+            {"name": f"fleet of {size}: {name}", "value": measured[key], "unit": unit, "aim": aim}
+            for name, key, unit, aim in others
+        ),
     ]
 
 
-class ScriptedWorker:
-    """Sleeps instead of sampling."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    async def generate(self, tickets: Sequence[Ticket]) -> AsyncIterator[pa.RecordBatch]:
-        tasks = [asyncio.create_task(self._group(ticket)) for ticket in tickets]
-        for task in asyncio.as_completed(tasks):
-            yield await task
-
-    async def _group(self, ticket: Ticket) -> pa.RecordBatch:
-        await asyncio.sleep(random.Random(ticket.seed).lognormvariate(0.0, SIGMA) * MEAN_S / _lognormal_mean())
-        return to_batch([partial(_row, ticket, self._name)(sample) for sample in range(ticket.num_trajectories)])
-
-
-class Scorer:
-    """Judges without looking."""
-
-    async def score_several(self, asked: list[tuple[int, Sequence[Scores]]], *batches: pa.RecordBatch) -> list[Any]:
-        scored = map(self._score, batches)
-        return [(number, (columns, added(columns))) for (number, _), columns in zip(asked, scored, strict=True)]
-
-    def _score(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        size = batch.num_rows
-        return columns_of(
-            batch,
-            reward=[1.0] * size,
-            reward_status=["ok"] * size,
-            reward_components=[[]] * size,
-            reward_message=[None] * size,
-        )
-
-
-def _lognormal_mean() -> float:
-    return 2.718281828 ** (SIGMA**2 / 2)
-
-
-def _row(ticket: Ticket, worker: str, sample: int) -> dict[str, Any]:
-    now = datetime.now(UTC)
+def _flatness(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     return {
-        "run_id": "fleet",
-        "group_id": ticket.group_id,
-        "ticket_index": ticket.index,
-        "sample_index": sample,
-        "prompt_id": ticket.prompt.prompt_id,
-        "prompt_token_ids": [1] * 32,
-        "completion_token_ids": [2] * TOKENS,
-        "loss_mask": [True] * TOKENS,
-        "rollout_logprobs": [-1.0] * TOKENS,
-        "policy_versions": [ticket.policy_version] * TOKENS,
-        "reward_components": {},
-        "finish_reason": "stop",
-        "prompt_text": "a prompt",
-        "completion_text": "a completion",
-        "info": "{}",
-        "worker": worker,
-        "started_at": now,
-        "finished_at": now,
-        "seed": sample,
+        "name": f"{row['name']}, flat",
+        "value": row["value"],
+        "unit": row["unit"],
+        "baseline": first["name"],
+        "baseline_value": first["value"],
+        "ratio": row["value"] / first["value"],
+        "aim": "<= 1.5",
     }
 
 
@@ -161,45 +115,94 @@ class _Silent:
     def event(self, kind: str, **fields: Any) -> None: ...
 
 
-async def _measure(size: int) -> dict[str, float]:
-    per_group = 4
+class SharedProcess(RemoteActor):
+    """A worker in a process that holds others: its end is not theirs."""
+
+    def __init__(self, spec: ActorSpec, process: RemoteActor) -> None:
+        super().__init__(spec, process._handle, process.pid, process.node_id)
+
+    async def kill(self) -> None: ...
+
+
+class Processes:
+    """Where workers are, by their numbers."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._living: dict[int, asyncio.Task[RemoteActor]] = {}
+
+    async def start(self, spec: ActorSpec) -> RemoteActor:
+        number = int(spec.name.rpartition("-")[2]) % NUM_PROCESSES
+        if number not in self._living:
+            crowd = _spec(f"crowd-{number}", ActorKind.ROLLOUT_WORKER, "Crowd")
+            self._living[number] = asyncio.create_task(self._start(crowd))
+        return SharedProcess(spec, await self._living[number])
+
+    async def kill(self, number: int) -> None:
+        process = await self._living.pop(number)
+        os.kill(process.pid, signal.SIGKILL)
+
+
+class TimedBuffer(Buffer):
+    """Knows when each group would have come if nothing but its sampling took time."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.lateness_s: list[float] = []
+        self._due: dict[int, float] = {}
+
+    def start(self, limit: int | None = None) -> range:
+        started = super().start(limit)
+        self._due |= {index: time.monotonic() + sampling_s(sample_seed(SEED, index)) for index in started}
+        return started
+
+    def add(self, index: int, group: Group) -> None:
+        self.lateness_s.append(time.monotonic() - self._due.pop(index))
+        super().add(index, group)
+
+    def drop(self, index: int, **why: Any) -> None:
+        self._due.pop(index, None)
+        super().drop(index, **why)
+
+
+async def measure(size: int) -> dict[str, float]:
+    """The figures of `_rows` for a fleet of `size` workers."""
     config = RunConfig.model_validate(
         {
             "model": {"path": "none"},
             "prompts": "none",
-            "buffer": {"groups_per_step": 2 * size, "trajectories_per_group": per_group, "max_off_policy_steps": 4},
-            "rollout": {"max_concurrent_sequences": SLOTS * per_group},
+            "buffer": {
+                "groups_per_step": 2 * size,
+                "trajectories_per_group": PER_GROUP,
+                "max_off_policy_steps": BOUND,
+                "max_head_of_line_s": HEAD_OF_LINE_S,
+            },
+            "rollout": {"max_concurrent_sequences": SLOTS * PER_GROUP},
+            "supervision": {"max_restarts": 1000, "backoff_s": 0.1},
             "deterministic": False,
         }
     )
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     os.environ["PYTHONPATH"] = os.getcwd()  # actors on this machine inherit it, and find this file
-    await asyncio.to_thread(lambda: ray.init(num_cpus=2, **options))
+    await asyncio.to_thread(lambda: ray.init(address="local", num_cpus=2, **options))
 
     async def join(actor: RemoteActor) -> None: ...
 
     office = TicketOffice(
         source=Mixture.of(_Prompts()),
-        seed=0,
-        trajectories_per_group=per_group,
+        seed=SEED,
+        trajectories_per_group=PER_GROUP,
         sampling=SamplingConfig(max_tokens=TOKENS),
         num_ahead=2 * size,
     )
     supervisor = Supervisor(config.supervision, _Silent())
     start = Seats({}, start_s=600.0, events=_Silent()).start
+    processes = Processes(start)
     try:
         async with background() as tasks:
-            fleet = WorkerPool(
-                [_worker(number) for number in range(size)],
-                joining=_worker,
-                start=start,
-                supervisor=supervisor,
-                join=join,
-                tasks=tasks,
-            )
-            services = WorkerPool(
-                [_service(0)], joining=_service, start=start, supervisor=supervisor, join=join, tasks=tasks
-            )
+            pool = partial(WorkerPool, supervisor=supervisor, join=join, tasks=tasks)
+            fleet = pool([_worker(number) for number in range(size)], joining=_worker, start=processes.start)
+            services = pool([_service(0)], joining=_service, start=start)
             scorers = make_scorers(
                 config,
                 start=start,
@@ -213,58 +216,97 @@ async def _measure(size: int) -> dict[str, float]:
                 keep=lambda verdicts: None,
             )
             rollouts = production(
-                config, scorers=scorers, fleet=fleet, supervisor=supervisor, tasks=tasks, office=office
+                config,
+                scorers=scorers,
+                fleet=fleet,
+                supervisor=supervisor,
+                tasks=tasks,
+                office=office,
+                note_work=Timesheet(lambda lines: None).note_work,
             )
             await rollouts.start()
             while not fleet.is_complete:
                 await asyncio.sleep(0.1)
             rollouts.run(tasks)
-            return await _run(config, rollouts)
+            living = lambda: [*fleet.workers(), *services.workers()]
+            beats = heartbeats(living, supervisor, heal=fleet.replace, report=lambda: None, early=asyncio.Event())
+            tasks.create_task(beats)
+            idle_share = await _idle_share()
+            tasks.create_task(_change(fleet, processes, size))
+            measured = await run(config, rollouts)
+            own_cpu_ms = measured["cpu_ms"] - 1000 * idle_share / measured["groups_per_s"]
+            return {**measured, "own_cpu_ms": own_cpu_ms, "idle_ms_per_s": 1000 * idle_share}
     finally:
         office.close()
         await asyncio.to_thread(ray.shutdown)
 
 
+async def _idle_share() -> float:
+    """Of a core, what the driver takes while nobody samples: Ray's threads and heartbeats."""
+    own = psutil.Process()
+    began, cpu = time.monotonic(), sum(own.cpu_times()[:2])
+    await asyncio.sleep(IDLE_S)
+    return (sum(own.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
+
+
+async def _change(fleet: WorkerPool, processes: Processes, size: int) -> None:
+    for number in range(NUM_PROCESSES):
+        await asyncio.sleep(CHANGE_S)
+        await processes.kill(number)
+        await asyncio.sleep(CHANGE_S)
+        fleet.want(size - size // 8)
+        await asyncio.sleep(CHANGE_S)
+        fleet.want(size)
+
+
 def _worker(number: int) -> ActorSpec:
-    return _spec(f"rollout-{number}", ActorKind.ROLLOUT_WORKER, "ScriptedWorker", name=f"rollout-{number}")
+    return _spec(f"rollout-{number}", ActorKind.ROLLOUT_WORKER, "Crowd")
 
 
 def _service(number: int) -> ActorSpec:
-    return _spec(f"reward-{number}", ActorKind.REWARD_SERVICE, "Scorer")
+    return _spec(f"reward-{number}", ActorKind.REWARD_SERVICE, "Judge")
 
 
-def _spec(actor: str, kind: ActorKind, factory: str, **arguments: Any) -> ActorSpec:
-    path = f"tests.benchmarks.fleet:{factory}"
-    return ActorSpec(name=actor, kind=kind, factory=path, arguments=arguments)
+def _spec(actor: str, kind: ActorKind, factory: str) -> ActorSpec:
+    return ActorSpec(name=actor, kind=kind, factory=f"tests.benchmarks._fleet_actors:{factory}", arguments={})
 
 
-async def _run(config: RunConfig, rollouts: Production) -> dict[str, float]:
+async def run(config: RunConfig, rollouts: Production) -> dict[str, float]:
     """The controller's loop without a learner: whole steps are taken as fast as they come."""
     size = config.buffer.groups_per_step
-    buffer = Buffer(groups_per_step=size, max_off_policy_steps=config.buffer.max_off_policy_steps)
+    buffer = TimedBuffer(
+        groups_per_step=size,
+        max_off_policy_steps=config.buffer.max_off_policy_steps,
+        max_head_of_line_s=config.buffer.max_head_of_line_s,
+    )
     own = psutil.Process()
     version = num_groups = 0
-    began, cpu = 0.0, 0.0
+    began, cpu, loop_s = 0.0, 0.0, 0.0
     memory: list[tuple[int, int]] = []
     async with rollouts.generating(into=buffer):
-        while version < 3 or time.monotonic() - began < SECONDS:
+        while version < 3 or time.monotonic() - began < SECONDS or len(memory) < 2:
             await buffer.take(size, stall_s=300.0)
             version += 1
             buffer.advance(version)
             if version < 3:  # the pipeline fills
                 continue
             if version == 3:
-                began, cpu = time.monotonic(), sum(own.cpu_times()[:2])
+                began, cpu, loop_s = time.monotonic(), sum(own.cpu_times()[:2]), time.thread_time()
+                buffer.lateness_s.clear()
                 continue
             num_groups += size
             memory.append((num_groups, own.memory_info().rss))
-    seconds = time.monotonic() - began
+    seconds, num_judged = time.monotonic() - began, len(buffer.lateness_s)
     # Of the second half: in the first, caches and connections fill.
-    (groups_half, bytes_half), (groups_end, bytes_end) = memory[len(memory) // 2], memory[-1]
+    (groups_half, bytes_half), (groups_end, bytes_end) = memory[(len(memory) - 1) // 2], memory[-1]
+    late_ms = [1000 * each for each in statistics.quantiles(buffer.lateness_s, n=100)]
     return {
-        "groups_per_s": num_groups / seconds,
-        "cpu_ms_per_group": 1000 * (sum(own.cpu_times()[:2]) - cpu) / num_groups,
-        "growth_kb_per_group": (bytes_end - bytes_half) / 1024 / (groups_end - groups_half),
+        "groups_per_s": num_judged / seconds,
+        "cpu_ms": 1000 * (sum(own.cpu_times()[:2]) - cpu) / num_judged,
+        "loop_ms": 1000 * (time.thread_time() - loop_s) / num_judged,
+        "growth_kb": (bytes_end - bytes_half) / 1024 / (groups_end - groups_half),
+        "late_ms_median": late_ms[49],
+        "late_ms_99": late_ms[98],
     }
 
 

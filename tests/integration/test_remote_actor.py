@@ -131,6 +131,7 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
                 if summary == REFUSED:
                     has_arrived.touch()
         assert arrived[0][0].num_trajectories == 1 and arrived[1:] == [(REFUSED, None)]
+        assert (await arrived[0][1]).num_rows == 1, "the driver owns it: it outlives its maker"
         assert (type(caught.value), caught.value.kind, caught.value.actor) == (WorkerError, FailureKind.DEATH, "w")
 
 

@@ -131,6 +131,8 @@ class Objective:
 
         `prepare` drops the same groups.
         """
+        if not any(each.is_of_a_group for each in self._parts.filters):
+            return None  # the driver makes no tensors of groups that nobody looks at
         return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
 
     @torch.no_grad()

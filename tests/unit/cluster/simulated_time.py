@@ -29,6 +29,16 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def compute(self, seconds: float) -> None:
+        self._clock.now += seconds
+
+
+def pass_time(seconds: float) -> None:
+    """Takes so long without a wait, as computing does. Inside a simulated loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _SimulatedLoop)
+    loop.compute(seconds)
+
 
 def run_simulated(work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end from second 0 on. RuntimeError when it waits for what can never come."""

@@ -34,6 +34,20 @@ class Choosy:
         yield REFUSED
         yield to_batch([row()])
 
+    async def nothing(self) -> AsyncIterator[Any]:
+        for each in ():
+            yield each
+
+    async def then_fail(self) -> AsyncIterator[Any]:
+        yield REFUSED
+        raise ValueError("computed badly")
+
+    async def lingering(self) -> AsyncIterator[Any]:
+        self.end, self.went_on = asyncio.Event(), False
+        yield REFUSED
+        self.went_on = True
+        await self.end.wait()
+
 
 REFUSED = Refusal(group_id="00000001", prompt_id="p1", reason="too long")
 
@@ -55,10 +69,32 @@ def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
     assert repr(Host("learner-0", title="tuesday/learner-0#2")) == "tuesday/learner-0#2"
 
 
-async def test_a_refusal_goes_between_the_batches_of_a_stream(host):
+async def test_a_refusal_goes_between_the_batches_of_a_stream_whose_last_item_says_so(host):
     await host.build(f"{__name__}:Choosy", {})
-    items = [item async for item in host.stream_batches("generate")]
-    assert items[:2] == [REFUSED, None] and items[3].group_id == "00000007"
+    none, (refused, rest) = await host.first_batch("generate")
+    assert (none, refused, rest) == (None, REFUSED, 0)
+    batch, (summary, rest) = await host.next_batch(rest)
+    assert (batch.num_rows, summary.group_id, rest) == (1, "00000007", None)
+
+
+async def test_a_stream_without_items_is_over_with_its_first_answer(host):
+    await host.build(f"{__name__}:Choosy", {})
+    assert await host.first_batch("nothing") == (None, (None, None))
+
+
+async def test_what_fails_after_an_item_is_raised_by_the_next_call(host):
+    await host.build(f"{__name__}:Choosy", {})
+    _, (_, rest) = await host.first_batch("then_fail")
+    with pytest.raises(ValueError, match="badly"):
+        await host.next_batch(rest)
+
+
+async def test_a_stream_goes_on_while_nobody_asks_and_its_end_is_an_answer_of_its_own_when_it_comes_later(host):
+    await host.build(f"{__name__}:Choosy", {})
+    _, (refused, rest) = await host.first_batch("lingering")
+    assert refused == REFUSED and host._object.went_on
+    host._object.end.set()
+    assert await host.next_batch(rest) == (None, (None, None))
 
 
 class Computing:

@@ -183,6 +183,19 @@ async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_ag
     assert [index for index, _ in await taking] == [0, 1]
 
 
+async def test_groups_put_back_are_taken_at_once_although_an_earlier_take_waited_for_one_behind_them():
+    buffer = Buffer(groups_per_step=2, max_off_policy_steps=2)
+    buffer.start()
+    for index in (0, 1, 3, 4):
+        buffer.add(index, group())
+    taken = await buffer.take(2)
+    waiting = asyncio.create_task(buffer.take(2))  # for group 2
+    await asyncio.sleep(0)
+    waiting.cancel()
+    buffer.put_back(taken, lost=())
+    assert [index for index, _ in await asyncio.wait_for(buffer.take(2), 60)] == [0, 1]
+
+
 async def test_bytes_of_groups_that_wait_for_their_scores_count():
     buffer = Buffer(groups_per_step=1, max_off_policy_steps=3, max_size_bytes=100)
     buffer.start(limit=2)

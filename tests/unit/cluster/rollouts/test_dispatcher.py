@@ -6,10 +6,11 @@ import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError, LostError
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.lanes import ToFreePlaces
 from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
-from tests.unit.cluster.simulated_time import simulated
+from tests.unit.cluster.simulated_time import pass_time, simulated
 
 
 @simulated
@@ -259,3 +260,22 @@ async def test_what_was_handed_over_outlives_a_receiver_that_dies_before_it_bega
         await scene.production._dispatcher.hand_over(leaving, copy=at_home, deadline_s=9.0)
         assert [index for index, _ in await buffer.take(8)] == [*range(8)]
     assert given == (["half at home"] * 2 if given_again else ["half at home"])
+
+
+@simulated
+async def test_what_changes_within_the_pause_after_a_dealing_goes_with_the_next_one(monkeypatch):
+    """A look at the fleet takes 0.5 ms, and 25 ms pass before the next: 200 changes, one a millisecond, are 8 looks and not 200."""
+    scene = Scene()
+    looks, deal = [], ToFreePlaces.deal
+
+    def slow_look(self, queue, lanes, *, num_fetching):
+        looks.append(pass_time(0.0005))
+        return deal(self, queue, lanes, num_fetching=num_fetching)
+
+    async with scene.running():
+        await settled()
+        monkeypatch.setattr(ToFreePlaces, "deal", slow_look)
+        for _ in range(200):
+            scene.production._dispatcher.wake()
+            await asyncio.sleep(0.001)
+    assert len(looks) == 8
