@@ -22,6 +22,7 @@ from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from actors.rollout.stop_seam import StopSeam
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
+from cluster.contracts.importing import importing
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
@@ -44,9 +45,10 @@ class VllmEngine:
         """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
-        import vllm
-        from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        with importing():
+            import vllm
+            from vllm.exceptions import VLLMClientError
+            from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         self._vllm: Any = vllm
         self._refusals = (ValueError, VLLMClientError)
@@ -71,12 +73,8 @@ class VllmEngine:
         if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
-        try:
-            self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(
-                f"vLLM cannot serve model.path={config.model.path!r} with these settings: {error}"
-            ) from error
+        with importing():  # vLLM imports as much again while it builds, collects by itself, and freezes what it made
+            self._engine: Any = _built(vllm, arguments, model=config.model)
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 
@@ -253,6 +251,13 @@ class VllmEngine:
         if seam.is_past:
             del self._seams[request_id]
         return ends
+
+
+def _built(vllm: Any, arguments: Any, *, model: ModelConfig) -> Any:
+    try:
+        return vllm.LLMEngine.from_engine_args(arguments)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
 
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
