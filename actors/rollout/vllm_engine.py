@@ -22,7 +22,7 @@ from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from actors.rollout.stop_seam import StopSeam
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
-from cluster.contracts.importing import importing
+from cluster.contracts.importing import importing_for_good
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
@@ -45,7 +45,7 @@ class VllmEngine:
         """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
-        with importing():
+        with importing_for_good():
             import vllm
             from vllm.exceptions import VLLMClientError
             from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -73,7 +73,9 @@ class VllmEngine:
         if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
-        with importing():  # vLLM imports as much again while it builds, collects by itself, and freezes what it made
+        with (
+            importing_for_good()
+        ):  # vLLM imports as much again while it builds, collects by itself, and freezes what it made
             self._engine: Any = _built(vllm, arguments, model=config.model)
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
