@@ -22,6 +22,7 @@ from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from actors.rollout.stop_seam import StopSeam
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
+from cluster.contracts.importing import importing_for_good
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
@@ -45,9 +46,10 @@ class VllmEngine:
         """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
-        import vllm
-        from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        with importing_for_good():
+            import vllm
+            from vllm.exceptions import VLLMClientError
+            from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         self._vllm: Any = vllm
         self._refusals = (ValueError, VLLMClientError)
@@ -72,12 +74,9 @@ class VllmEngine:
         if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
-        try:
-            self._engine: Any = _started(vllm, arguments, replays=rollout.routing_replay)
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(
-                f"vLLM cannot serve model.path={config.model.path!r} with these settings: {error}"
-            ) from error
+        # vLLM imports as much again while it builds, collects by itself, and freezes what it made.
+        with importing_for_good():
+            self._engine: Any = _built(vllm, arguments, model=config.model, replays=rollout.routing_replay)
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 
@@ -258,14 +257,17 @@ class VllmEngine:
         return ends
 
 
-def _started(vllm: Any, arguments: Any, *, replays: bool) -> Any:
+def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> Any:
     """The engine; `replays`: it returns the experts that it chose."""
-    if not (replays and vllm.platforms.current_platform.is_cpu()):
-        return vllm.LLMEngine.from_engine_args(arguments)
-    # vLLM refuses this for CPUs when the configuration is made, since its own worker for them does not record experts; ours does.
-    config = arguments.create_engine_config()
-    config.aux_output_config.enable_return_routed_experts = True
-    return vllm.LLMEngine.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
+    try:
+        if not (replays and vllm.platforms.current_platform.is_cpu()):
+            return vllm.LLMEngine.from_engine_args(arguments)
+        # vLLM refuses this for CPUs when the configuration is made, since its own worker for them does not record experts; ours does.
+        config = arguments.create_engine_config()
+        config.aux_output_config.enable_return_routed_experts = True
+        return vllm.LLMEngine.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"vLLM cannot serve model.path={model.path!r} with these settings: {error}") from error
 
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:

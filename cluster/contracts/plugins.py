@@ -27,6 +27,7 @@ from pydantic import (
 
 from cluster.contracts.discovery import Takes, broken, callables
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.importing import importing
 from cluster.contracts.protocols import PromptSource
 
 
@@ -147,7 +148,8 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     if not colon:
         module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        with importing():
+            found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # foreign code: the user sees what its import raises, as one message
         raise ConfigError(
             f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import ray
+import ray._private.node
 import ray.exceptions
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]  compiled
 from ray.job_config import JobConfig
@@ -39,6 +40,19 @@ class _Job(JobConfig):
         return True
 
 
+class _Node(ray._private.node.Node):
+    """The first node of a cluster of our own, without processes that nobody asks anything: a dashboard without modules, for which Ray waits
+    even where it is told to leave it out; an autoscaler's monitor; one of logs, whose lines the driver does not take. Ray has no public
+    way to say so."""
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        self._webui_url = ""
+
+    def start_monitor(self) -> None: ...
+
+    def start_log_monitor(self) -> None: ...
+
+
 @contextlib.asynccontextmanager
 async def connected(address: str | None, *, run_dir: RunDirectory | None = None) -> AsyncIterator[None]:
     """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this.
@@ -48,7 +62,7 @@ async def connected(address: str | None, *, run_dir: RunDirectory | None = None)
     metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
     address = named(address)
     if address is None:
-        with _environment_of_own_cluster():
+        with _environment_of_own_cluster(), _few_processes():
             local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
             async with _initialized("local", metadata, **local):
                 yield
@@ -166,6 +180,15 @@ def _environment_of_own_cluster() -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         _read_environment_again()
+
+
+@contextlib.contextmanager
+def _few_processes() -> Iterator[None]:
+    usual, ray._private.node.Node = ray._private.node.Node, _Node
+    try:
+        yield
+    finally:
+        ray._private.node.Node = usual
 
 
 def _read_environment_again() -> None:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.importing import importing_for_good
 from cluster.contracts.protocols import Demonstrations
 from cluster.record.stored_models import local_model
 
 
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:
-    from actors.rollout.worker import RolloutWorker
+    with importing_for_good():
+        from actors.rollout.worker import RolloutWorker
 
     return RolloutWorker.with_vllm(_with_local_policy(config), name=name, run_id=run_id, num_threads=num_threads)
 
@@ -22,8 +24,9 @@ def reward_service(*, config: RunConfig, num_threads: int, name: str) -> Any:
 
 
 def reward_model(*, config: RunConfig, num_threads: int, model: str) -> Any:
-    from actors.reward_model import Reading, RewardModel
-    from learner.model.sequence_classification import SequenceClassifier
+    with importing_for_good():
+        from actors.reward_model import Reading, RewardModel
+        from learner.model.sequence_classification import SequenceClassifier
 
     field = f"reward.models.{model}"
     own = local_model(config.reward.models[model], field=field)
@@ -39,8 +42,9 @@ def judge_server(*, config: RunConfig, num_threads: int, server: str, name: str,
 
 
 def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
-    from actors.reference_scorer import ReferenceScorer
-    from learner.model.reference import ReferenceModel, reference_models
+    with importing_for_good():
+        from actors.reference_scorer import ReferenceScorer
+        from learner.model.reference import ReferenceModel, reference_models
 
     distillation = config.algorithm.distillation
     loaded = {
@@ -69,7 +73,8 @@ def learner_rank(
     rendezvous: str,
     probe_token_ids: Sequence[int] = (),
 ) -> Any:
-    from learner.learner import Learner
+    with importing_for_good():
+        from learner.learner import Learner
 
     config = _with_local_critic(_with_local_policy(config))
     return Learner(

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
+from cluster.contracts.importing import importing
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -20,7 +21,8 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def load_formatter(config: RunConfig) -> "ChatFormatter":
-    from actors.chat.formatter import ChatFormatter
+    with importing():  # transformers
+        from actors.chat.formatter import ChatFormatter
 
     check_folder(config.model.path, field="model.path")
     # A hub out of reach is one error, not a line per retry.
@@ -49,10 +51,11 @@ def readings(reward: RewardConfig) -> dict[str, "Reading"]:
 
 def check_critic(config: RunConfig) -> None:
     """The same for the model that a critic starts from, which must be of the policy's architecture, too."""
-    from transformers import AutoModel
+    with importing():
+        from transformers import AutoModel
 
-    from learner.model.critic import refuse_another_architecture
-    from learner.model.loading import skeleton
+        from learner.model.critic import refuse_another_architecture
+        from learner.model.loading import skeleton
 
     value = config.algorithm.value
     if value is None or value.path is None:

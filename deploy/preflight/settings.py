@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.importing import importing
 from cluster.record.run_directory import RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -27,7 +28,8 @@ def check_tensor_parallel(config: RunConfig) -> None:
 
 
 def check_mathematics(config: RunConfig) -> "Objective":
-    from learner.algorithms.objective import Objective
+    with importing():  # torch
+        from learner.algorithms.objective import Objective
 
     try:
         objective = Objective.of_run(config)

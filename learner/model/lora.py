@@ -2,12 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,11 +14,17 @@ from cluster.weights.adapter import PREFIX
 from cluster.weights.manifest import Adapter
 from learner.distributed import whole
 
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
 _ADAPTER = "default"
 
 
 def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> None:
     """Puts adapters in, in place, as `drawn_adapters`; only they train. Raises ConfigError for what would not train exactly."""
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
     if lora.dropout:
         raise ConfigError(
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
@@ -33,12 +36,13 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
         )
     except ValueError as error:
         raise ConfigError(f"learner.lora.target_modules={lora.target_modules!r}: {headline(error)}") from error
-    if isinstance(causal_lm.get_output_embeddings(), LoraLayer):
+    layers = _layers(causal_lm)
+    if causal_lm.get_output_embeddings() in layers.values():
         raise ConfigError(
             "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
         )
-    for name, part in causal_lm.named_modules():
-        if isinstance(part, LoraLayer) and not isinstance(part.get_base_layer(), nn.Linear):
+    for name, part in layers.items():
+        if not isinstance(part.get_base_layer(), nn.Linear):
             raise ConfigError(
                 f"learner.lora.target_modules names {name}, a {type(part.get_base_layer()).__name__}; only linear layers can be merged"
             )
@@ -72,19 +76,19 @@ def drawn_adapters(causal_lm: nn.Module, *, seed: int) -> dict[str, Tensor]:
 @contextlib.contextmanager
 def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
     """The base model: what the run started from."""
-    layers = [part for part in causal_lm.modules() if isinstance(part, LoraLayer)]
-    for layer in layers:
+    layers = _layers(causal_lm)
+    for layer in layers.values():
         layer._disable_adapters = True
     try:
         yield
     finally:
-        for layer in layers:
+        for layer in layers.values():
             layer._disable_adapters = False
 
 
 def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
     """What the adapter's tensors are: an engine needs it to load them."""
-    targets = {name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    targets = {name.rpartition(".")[2] for name in _layers(causal_lm)}
     return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
 
 
@@ -97,7 +101,7 @@ def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name as in the base model, whole tensor) of every parameter, adapters added in; all ranks must call it."""
-    layers = {name: part for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}
+    layers = _layers(causal_lm)
     for name, parameter in causal_lm.named_parameters():
         if is_adapter(name):
             continue
@@ -114,3 +118,12 @@ def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
             whole(part.get_parameter(f"{_ADAPTER}.weight").detach()).float() for part in (layer.lora_A, layer.lora_B)
         )
         yield plain, torch.addmm(base.float(), up, down, alpha=layer.scaling[_ADAPTER])
+
+
+def _layers(causal_lm: nn.Module) -> dict[str, "LoraLayer"]:
+    """Those that have adapters, by name. A model without any needs no peft, which takes a moment to import."""
+    if not any(is_adapter(name) for name, _ in causal_lm.named_parameters()):
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {name: part for name, part in causal_lm.named_modules() if isinstance(part, LoraLayer)}

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 
+import psutil
 import pytest
 import ray
 
@@ -33,6 +35,9 @@ async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_tr
     for _ in range(2):  # one after the other in one process, each with a token of its own
         async with connected(None):
             assert await niceness.remote() == os.nice(0), "workers are not behind everything else on the machine"
+            running = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+            assert any("gcs_server" in command for command in running)
+            assert not [each for each in running if re.search(r"/(dashboard|monitor|log_monitor)\.py ", each)]
             tokens.add(os.environ["RAY_AUTH_TOKEN"])
             address = ray.get_runtime_context().gcs_address
             if len(tokens) == 1:

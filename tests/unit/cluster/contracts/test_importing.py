@@ -1,0 +1,58 @@
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from cluster.contracts.importing import importing
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_is_imported_is_not_walked_meanwhile_and_is_old_afterwards():
+    with importing():
+        assert not gc.isenabled()
+        made = Cycle()
+    assert gc.isenabled()
+    assert any(each is made for each in gc.get_objects(generation=2))
+
+
+def test_what_was_there_can_still_be_collected():
+    before = Cycle()
+    gone = weakref.ref(before)
+    with importing():
+        pass
+    del before
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_import_that_fails_leaves_the_collector_on():
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_is_imported_for_good_is_never_walked_again():
+    # In a process of its own: this one keeps its objects.
+    code = (
+        "import gc\nfrom cluster.contracts.importing import importing_for_good\n"
+        "with importing_for_good():\n    import decimal\n"
+        "print(gc.get_freeze_count() > 1000, gc.isenabled())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert said.stdout.split() == ["True", "True"]
