@@ -147,6 +147,14 @@ class _Bucket:
         )
 
 
+def bucket_sizes(manifest: WeightManifest) -> list[int]:
+    """Bytes of each bucket, the padding between its tensors included."""
+    sizes = [0] * len(manifest.bucket_digests)
+    for entry in manifest.tensors:
+        sizes[entry.bucket] = entry.offset_bytes + entry.size_bytes
+    return sizes
+
+
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
     """Hashes everything (about a second per gigabyte). Raises WeightsError naming the first bucket that differs."""
     version = manifest.policy_version
@@ -155,18 +163,28 @@ def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
             f"policy version {version}: {len(buckets)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
             "publish the version again"
         )
-    for index, (bucket, expected) in enumerate(zip(buckets, manifest.bucket_digests, strict=True)):
-        found = _digest(bucket)
-        if found != expected:
-            raise WeightsError(
-                f"policy version {version}: bucket {index} of {len(buckets)} ({bucket.nbytes} bytes) has digest {found[:16]}…, "
-                f"the manifest says {expected[:16]}…: it was altered on the way; publish the version again"
-            )
+    for index, bucket in enumerate(buckets):
+        verify_bucket(manifest, index, bucket)
+    verify_table(manifest)
+
+
+def verify_bucket(manifest: WeightManifest, index: int, bucket: np.ndarray) -> None:
+    """Hashes one bucket. Raises WeightsError when it is not the manifest's."""
+    found, expected = _digest(bucket), manifest.bucket_digests[index]
+    if found != expected:
+        raise WeightsError(
+            f"policy version {manifest.policy_version}: bucket {index} of {len(manifest.bucket_digests)} ({bucket.nbytes} bytes) "
+            f"has digest {found[:16]}…, the manifest says {expected[:16]}…: it was altered on the way; publish the version again"
+        )
+
+
+def verify_table(manifest: WeightManifest) -> None:
+    """Raises WeightsError when the manifest's digest is not that of its tensor table and bucket digests."""
     found = _digest_of_table(manifest.tensors, manifest.bucket_digests)
     if found != manifest.digest:
         raise WeightsError(
-            f"policy version {version}: the manifest's tensor table has digest {found[:16]}…, it says {manifest.digest[:16]}…: "
-            "it was altered on the way; publish the version again"
+            f"policy version {manifest.policy_version}: the manifest's tensor table has digest {found[:16]}…, it says "
+            f"{manifest.digest[:16]}…: it was altered on the way; publish the version again"
         )
 
 
@@ -176,9 +194,16 @@ def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[
         # Buckets from an object store are read-only, which torch cannot express.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         memory = [torch.from_numpy(bucket) for bucket in buckets]
+    for index, bucket in enumerate(memory):
+        yield from unpack_bucket(manifest, index, bucket)
+
+
+def unpack_bucket(manifest: WeightManifest, index: int, bucket: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `unpack`, of one bucket (uint8, on any device)."""
     for entry in manifest.tensors:
-        content = memory[entry.bucket][entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-        yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
+        if entry.bucket == index:
+            content = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+            yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:
