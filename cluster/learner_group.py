@@ -4,6 +4,7 @@ Nothing is lost by a death: the ranks go back to their last checkpoint and are f
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +24,16 @@ from cluster.contracts.errors import (
     failure_of_its_actor,
 )
 from cluster.contracts.provenance import Provenance, unknown
-from cluster.contracts.types import Group, GroupSummary, StepStats
+from cluster.contracts.types import Group, GroupSummary, RankGroup, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.record.run_directory import checkpoint_name
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
+
+_GIVE_UP_S = 10.0
+"""For a message to a rank that answers while it learns."""
 
 
 class LearnerGroup:
@@ -135,13 +139,27 @@ class LearnerGroup:
 
     async def publish(self) -> list[Any]:
         """Object refs of the buckets of the current weights and, last, of their manifest."""
-        async with self._turn:
-            while True:
-                try:
-                    calls = (rank.call_for_object_refs("publish", deadline_s=self._publish_s) for rank in self._ranks)
-                    return (await together(*calls))[0]
-                except (WorkerError, DeadlineError, LostError) as error:
-                    await self._recover(error)
+        return await self._published("publish")
+
+    async def pack(self) -> list[Any]:
+        """Has the first rank keep the buckets of the current weights, for `send`. Object refs of their manifest and of their Packed."""
+        return await self._published("pack")
+
+    async def send(self, group: RankGroup) -> None:
+        """What was packed last, to all other members of `group`, while the ranks do something else.
+
+        Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
+        first rank's failure, which the next call that needs it heals.
+        """
+        if not self._ranks or not self._are_built:
+            raise LostError("the learner is restarted: what it packed is gone")
+        await self._ranks[0].call("send", group, deadline_s=group.timeout_s + _GIVE_UP_S)
+
+    async def give_up(self, group: RankGroup) -> None:
+        """All members that wait in `group` raise BroadcastError. With the first rank they do so anyway."""
+        if self._ranks:
+            with contextlib.suppress(TreadwheelError):
+                await self._ranks[0].call("give_up", group, deadline_s=_GIVE_UP_S)
 
     def is_save_due(self) -> bool:
         return self._saving.is_due(self.version)
@@ -327,6 +345,16 @@ class LearnerGroup:
             await asyncio.gather(*(rank.kill() for rank in ranks))
             raise failed[0]
         return ranks
+
+    async def _published(self, method: str) -> list[Any]:
+        """Object refs of what the method of every rank makes of the current weights on rank 0; a death on the way is healed."""
+        async with self._turn:
+            while True:
+                try:
+                    calls = (rank.call_for_object_refs(method, deadline_s=self._publish_s) for rank in self._ranks)
+                    return (await together(*calls))[0]
+                except (WorkerError, DeadlineError, LostError) as error:
+                    await self._recover(error)
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.

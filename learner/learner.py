@@ -8,6 +8,7 @@ An update whose loss or gradient is not finite changes no weights; the step's ot
 all the same: versions, schedule and ledger move on.
 """
 
+import asyncio
 import gc
 import json
 import math
@@ -21,10 +22,12 @@ import pyarrow as pa
 import torch
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import LostError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.schema import joined
-from cluster.contracts.types import Progress, StepStats
+from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
 from cluster.record.storage import Storage
+from cluster.weights.process_group import Sender
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.assemble import assemble
@@ -74,6 +77,9 @@ class Learner:
         """Policy version: completed optimizer steps."""
         self._last_step: StepStats | None = None
         self._learned: pa.RecordBatch | None = None
+        self._host = rendezvous.rpartition(":")[0] or "127.0.0.1"
+        self._sender: Sender | None = None
+        """Where weights go through process groups; on rank 0."""
         _prepare_torch(config)
         device = choose_device(config.learner)
         self._ranks = Ranks.join(
@@ -207,6 +213,42 @@ class Learner:
         yield from self._publisher.publish(self.version)
         self._phases.enter("waiting")
 
+    def pack(self) -> Iterator[Any]:
+        """On rank 0 the manifest of the current weights and a Packed of them; nothing on the others, which must iterate as well.
+
+        Rank 0 keeps the buckets in its memory, for `send`, in place of those that it kept.
+        """
+        self._phases.enter("publishing", step=self.version)
+        parts = self._publisher.parts(self.version)
+        if self._rank == 0:
+            self._sender = self._sender or Sender(self._host, device=self._ranks.device)
+            manifest = self._sender.keep(parts)
+            yield manifest.model_dump()
+            yield Packed(
+                policy_version=manifest.policy_version,
+                digest=manifest.digest,
+                total_bytes=manifest.total_bytes,
+                sender=self._sender.id,
+                address=self._sender.address,
+                backend=self._config.weights_backend,
+                receivers_per_worker=self._config.rollout.tensor_parallel_size,
+            )
+        else:
+            left = list(parts)
+            assert not left, "rank 0 has all of them"
+        self._phases.enter("waiting")
+
+    async def send(self, group: RankGroup) -> None:
+        """What rank 0 packed last, to all other members of `group`; beside whatever the rank does. Raises as `Sender.send` does."""
+        if self._sender is None:
+            raise LostError(f"group {group.name}: the learner that packed its weights is gone")
+        await asyncio.to_thread(self._sender.send, group)
+
+    async def give_up(self, group: RankGroup) -> None:
+        """All members that wait in `group` raise BroadcastError."""
+        if self._sender is not None:
+            self._sender.give_up(group)  # a message to this process's own store; threads may all be sending
+
     # Checkpoints
 
     def save(self, directory: str, extra: Mapping[str, Any]) -> None:
@@ -256,6 +298,8 @@ class Learner:
         Without it that group's threads outlive the interpreter, which now and then aborts them natively.
         """
         self._saver.close()
+        if self._sender is not None:
+            self._sender.close()
         del self.networks, self.policy, self.optimizer, self._passes, self._first_look
         del self._guard, self._updater, self._saver, self._publisher, self._ranks
         leave()

@@ -6,6 +6,7 @@ Shapes: C probe tokens after the first.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,6 +38,11 @@ class Publisher:
 
     def publish(self, policy_version: int) -> Iterator[Any]:
         """See `Learner.publish`."""
+        for part in self.parts(policy_version):
+            yield part.model_dump() if isinstance(part, WeightManifest) else part
+
+    def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
+        """What `packing` yields, on rank 0; all ranks must iterate."""
         canary = Canary(
             token_ids=self._probe,
             logprobs=probe_logprobs(self._networks, self._probe, device=self._ranks.device),
@@ -56,7 +62,7 @@ class Publisher:
             named, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
         ):
             self._phases.move()
-            yield part.model_dump() if isinstance(part, WeightManifest) else part
+            yield part
 
 
 def spread_token_ids(causal_lm: PreTrainedModel, *, num_tokens: int) -> list[int]:

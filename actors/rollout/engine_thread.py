@@ -8,12 +8,12 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cluster.contracts.errors import DataError, WeightsError, WorkerError
+from cluster.contracts.errors import BroadcastError, DataError, WeightsError, WorkerError
 from cluster.contracts.phases import Timeline
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
 from cluster.contracts.types import Completion, EngineUse, FinishReason, Proof
@@ -30,7 +30,8 @@ class Update:
     """New weights, and the test that the engine computes with them."""
 
     policy_version: int
-    tensors: Callable[[], Iterator[tuple[str, Any]]]
+    tensors: Callable[[], Any]
+    """What the engine loads."""
     adapter: Any = None
     """What the tensors are an adapter of; None when they are the whole model."""
     probe_token_ids: Sequence[int]
@@ -92,6 +93,8 @@ class EngineThread:
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
+        self._is_torn = False
+        """A load broke off in the middle: nothing is sampled, and requests wait, until one succeeds."""
         self.timeline = Timeline("starting")
         self._last_step = time.time()
         self._use = self._use_before = EngineUse()
@@ -138,7 +141,8 @@ class EngineThread:
     def update(self, update: Update) -> Future[tuple[Proof, float]]:
         """Loads between two steps and attests: the proof, and the seconds that sampling stood still for it.
 
-        A WeightsError also ends every unfinished request, and nothing is served after it.
+        A WeightsError also ends every unfinished request, and nothing is served after it. After a BroadcastError requests wait for the
+        next update.
         """
         done: Future[tuple[Proof, float]] = Future()
         done.set_running_or_notify_cancel()
@@ -176,10 +180,10 @@ class EngineThread:
 
     def _loop(self, engine: Engine) -> None:
         while True:
-            self._enter("sampling" if self._active else "idle")
+            self._enter("sampling" if self._active and not self._is_torn else "idle")
             if self._held and not self._active:
                 self._obey_held(engine)
-            elif self._active and self._commands.empty():
+            elif self._active and not self._is_torn and self._commands.empty():
                 self._step(engine)
             else:
                 self._obey(engine)
@@ -217,7 +221,7 @@ class EngineThread:
         self.timeline.enter(phase, step=self._policy_version if self._active else None)
 
     def _start(self, engine: Engine, requests: Sequence[EngineRequest], sink: Sink) -> None:
-        if self._policy_version is None:
+        if self._policy_version is None and not self._is_torn:
             for request in requests:
                 sink(request.request_id, WeightsError(f"nothing is served: {self._refusal}"))
             return
@@ -247,7 +251,7 @@ class EngineThread:
             active.sink(output.request_id, done)
 
     def _update(self, engine: Engine, update: Update, done: Future[tuple[Proof, float]]) -> None:
-        if self._on_update == "finish" and self._active:
+        if self._on_update == "finish" and self._active and not self._is_torn:
             self._held.append(lambda engine: self._update(engine, update, done))
             return
         self._enter("loading weights")
@@ -261,11 +265,15 @@ class EngineThread:
                 engine.load_adapter(update.tensors(), update.adapter)
             # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
             proof = update.prove(engine.prompt_logprobs(update.probe_token_ids))
+        except BroadcastError as error:
+            self._policy_version, self._is_torn = None, True
+            done.set_exception(error)
+            return
         except WeightsError as error:
             self._refuse(engine, error)
             done.set_exception(error)
             return
-        self._policy_version = update.policy_version
+        self._policy_version, self._is_torn = update.policy_version, False
         self._use_before, self._use = self._use, EngineUse()
         if self._on_update == "abort_and_resume":
             self._resume(engine)
@@ -277,7 +285,7 @@ class EngineThread:
             engine.add(dataclasses.replace(active.request, kept=kept))
 
     def _refuse(self, engine: Engine, error: WeightsError) -> None:
-        self._policy_version = None
+        self._policy_version, self._is_torn = None, False
         self._refusal = f"the last load failed: {error}"
         ended, self._active = self._active, {}
         engine.abort(list(ended))

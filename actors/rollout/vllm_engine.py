@@ -9,8 +9,8 @@ import os
 import tempfile
 import warnings
 from bisect import insort
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
 from cluster.weights.manifest import Adapter
+from cluster.weights.process_group import Incoming
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
@@ -112,23 +113,26 @@ class VllmEngine:
         num_running, num_waiting = scheduler.get_request_counts()
         return EngineUse(num_running=num_running, num_waiting=num_waiting, cache_share=scheduler.get_kv_cache_usage())
 
-    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+    def load(self, tensors: Iterable[tuple[str, Any]] | Incoming) -> None:
         """New weights by checkpoint name, as CPU tensors, between two steps. Running requests go on, on their present key-value cache.
 
-        Raises WeightsError when vLLM refuses them; what it serves then is undefined until a load succeeds.
+        Incoming ones are taken from their group by each of the engine's processes. Raises WeightsError when vLLM refuses them, and
+        BroadcastError when the group breaks; what vLLM serves then is undefined until a load succeeds.
         """
-        update = {
-            "tensors": tensors if self._in_one_process else list(tensors),
-            "repair_tied_head": self._repair_tied_head,
-        }
+        if not self._in_one_process and not isinstance(tensors, Incoming):
+            tensors = list(tensors)
+        update = {"tensors": tensors, "repair_tied_head": self._repair_tied_head}
         try:
             self._engine.collective_rpc("start_weight_update")
             self._engine.collective_rpc("update_weights", args=(update,))
             self._engine.collective_rpc("finish_weight_update")
+            failures = chain.from_iterable(self._engine.collective_rpc("drain_failures"))
         except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
             raise WeightsError(
                 f"vLLM refused the new weights: {type(error).__name__}: {error}; learner and rollout workers must start from the same model"
             ) from error
+        for failure in failures:
+            raise failure
         self._forget_prefixes()
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:

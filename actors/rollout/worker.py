@@ -27,9 +27,10 @@ from cluster.contracts.environment_config import SINGLE_TURN
 from cluster.contracts.errors import DataError, DeadlineError, EngineError, WeightsError, headline
 from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
-from cluster.contracts.types import Attestation, Completion, Printed, Progress, Refusal, Ticket
+from cluster.contracts.types import Attestation, Completion, Printed, Progress, RankGroup, Refusal, Ticket
 from cluster.weights.attestation import Attestor
-from cluster.weights.manifest import WeightManifest, unpack, verify
+from cluster.weights.manifest import WeightManifest, unpack, verify, verify_table
+from cluster.weights.process_group import Incoming
 
 T = TypeVar("T")
 AnyGroup = GroupInProgress | EpisodeGroup
@@ -154,10 +155,25 @@ class RolloutWorker:
 
         `manifest` is a WeightManifest as a dict, each bucket a uint8 array. What running requests do meanwhile is `on_update`'s.
         """
-        started = time.monotonic()
         parsed = WeightManifest.model_validate(dict(manifest))
+        return await self._take(parsed, lambda: unpack(parsed, buckets), check=partial(verify, parsed, buckets))
+
+    async def receive(self, manifest: Mapping[str, Any], group: RankGroup, first_rank: int) -> Attestation:
+        """As `load`, from the sender of `group`, in which the engine's processes have the ranks from `first_rank` on.
+
+        Raises BroadcastError when a member of the group is lost: nothing is sampled then, and requests wait, until a later load succeeds.
+        """
+        parsed = WeightManifest.model_validate(dict(manifest))
+        incoming = Incoming(group=group, first_rank=first_rank, manifest=parsed)
+        return await self._take(parsed, lambda: incoming, check=partial(verify_table, parsed))
+
+    async def _take(
+        self, parsed: WeightManifest, tensors: Callable[[], Any], *, check: Callable[[], None]
+    ) -> Attestation:
+        """`check` raises WeightsError for what is wrong before any of it is loaded."""
+        started = time.monotonic()
         try:
-            await asyncio.to_thread(verify, parsed, buckets)
+            await asyncio.to_thread(check)
             if self._attestor.needs_start:
                 measured = await self._wait_for(self._engine.probe(parsed.canary.token_ids))
                 await asyncio.to_thread(self._attestor.start, parsed.canary, measured)
@@ -166,7 +182,7 @@ class RolloutWorker:
             raise
         update = Update(
             policy_version=parsed.policy_version,
-            tensors=lambda: unpack(parsed, buckets),
+            tensors=tensors,
             adapter=parsed.adapter,
             probe_token_ids=parsed.canary.token_ids,
             prove=partial(self._attestor.compare, parsed),

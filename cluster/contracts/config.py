@@ -5,7 +5,7 @@ Here are the sections together, and the rules that hold between them; a section'
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -188,6 +188,13 @@ class RunConfig(Section):
         episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
         rounds = _NUM_TRIES * math.ceil(size / episodes.max_processes)
         return self.rollout.timeout_s + rounds * (episodes.timeout_s + episodes.cleanup_s)
+
+    @property
+    def weights_backend(self) -> Literal["gloo", "nccl"]:
+        """Of the process groups that weights are broadcast in. NCCL takes no GPU twice: parts of one are not enough for it."""
+        if self.weights.backend != "auto":
+            return self.weights.backend
+        return "nccl" if self.learner.gpus_per_rank >= 1 and self.rollout.gpus_per_worker >= 1 else "gloo"
 
     @property
     def learner_scores_reference(self) -> bool:

@@ -105,6 +105,12 @@ class LostError(TreadwheelError):
     kind = FailureKind.LOST
 
 
+class BroadcastError(TreadwheelError):
+    """A process group lost a member in the middle of a broadcast: the others are in order, and get the weights in another group."""
+
+    kind = FailureKind.LOST
+
+
 class UnavailableError(TreadwheelError):
     """What a judge calls is away: nothing about the completion is known, and asking later may help."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cluster.contracts.types import BroadcastStats, Completion, EngineUse, FinishReason, Prompt
+from cluster.contracts.types import BroadcastStats, Completion, EngineUse, FinishReason, Prompt, RankGroup
 
 if TYPE_CHECKING:
     from cluster.contracts.sampling_config import SamplingConfig
@@ -76,8 +76,12 @@ class Engine(Protocol):
         """How full it is now."""
         ...
 
-    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
-        """New weights by checkpoint name, as torch CPU tensors, between two steps; running requests go on. Resets prefix caches."""
+    def load(self, tensors: Any) -> None:
+        """New weights between two steps; running requests go on. Resets prefix caches.
+
+        They are (checkpoint name, torch CPU tensor), or a cluster.weights.process_group.Incoming to take them from. Raises
+        BroadcastError when that breaks off: the engine computes nothing of use then, until a load succeeds.
+        """
         ...
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Any) -> None:
@@ -140,6 +144,22 @@ class PublishingLearner(Protocol):
 
     async def publish(self) -> list[Any]:
         """Object refs of the buckets of the current weights and, last, of their manifest."""
+        ...
+
+    async def pack(self) -> list[Any]:
+        """Has the first rank keep the buckets of the current weights, for `send`. Object refs of their manifest and of their Packed."""
+        ...
+
+    async def send(self, group: RankGroup) -> None:
+        """Returns once every other member of `group` has what was packed last.
+
+        Raises BroadcastError when a member is lost, and LostError when `group` is not of what was packed last. Many groups may be
+        sent to at a time, while the learner learns too.
+        """
+        ...
+
+    async def give_up(self, group: RankGroup) -> None:
+        """All members that wait in `group` raise BroadcastError. Raises nothing: the first rank may be lost as well."""
         ...
 
 

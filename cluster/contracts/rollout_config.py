@@ -104,6 +104,9 @@ class RolloutConfig(Section):
 
 class WeightsConfig(Section):
     transport: Resources[Plugin] = Plugin(name="object_store")
+    backend: Resources[Literal["auto", "gloo", "nccl"]] = "auto"
+    """Of the process groups of `weights.transport=collective`. auto is nccl where the learner's ranks and the engines have whole GPUs, and
+    gloo, through the hosts' memory, elsewhere."""
     bucket_bytes: Resources[PositiveInt] = 256 * 1024**2
     """Weights travel in buckets of at most this size (one tensor at least)."""
     canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cluster.contracts.errors import TreadwheelError
 
@@ -331,6 +331,38 @@ class BroadcastStats:
     attestations: tuple[Attestation, ...]
     failures: tuple[tuple[str, TreadwheelError], ...] = ()
     """Names of the workers that did not prove the version, and why. They serve nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Weights that the learner's first rank keeps, to send them to rank groups; `policy_version`, `digest` and `total_bytes` are their
+    manifest's."""
+
+    policy_version: int
+    digest: str
+    total_bytes: int
+    sender: str
+    """Of that rank's process: another one has nothing of these."""
+    address: str
+    """host:port of the store where the members of a group find each other; the sender listens there."""
+    backend: Literal["gloo", "nccl"]
+    receivers_per_worker: int
+    """Processes of a rollout worker's engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """A process group: the learner's first rank, which is rank 0 and sends, and engines' processes. Other members are another group."""
+
+    name: str
+    size: int
+    sender: str
+    address: str
+    backend: Literal["gloo", "nccl"]
+    timeout_s: float
+    """How long a broadcast may take a member, the wait for the others included."""
+    lasts: bool
+    """Until a member leaves; else for one broadcast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

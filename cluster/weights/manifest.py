@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,9 @@ def packing(
     """Bucket after bucket, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), and the manifest last.
 
     Buckets are hashed while the next ones fill and travel: memory is bounded by three buckets if the caller lets each go before it asks
-    for the next. Tensors come from any device; those
-    that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
-    as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
+    for the next. Tensors come from any device; those that share their memory (tied embeddings) travel once, under the first name. One
+    may hand in a generator that gathers shards as it goes: a tensor is not needed any more once the next is asked for. Raises
+    WeightsError when nothing comes.
     """
     hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []
@@ -158,6 +159,14 @@ class _Bucket:
         )
 
 
+def bucket_sizes(manifest: WeightManifest) -> list[int]:
+    """Bytes of each bucket, the padding between its tensors included."""
+    sizes = [0] * len(manifest.bucket_digests)
+    for entry in manifest.tensors:
+        sizes[entry.bucket] = entry.offset_bytes + entry.size_bytes
+    return sizes
+
+
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
     """Hashes everything, buckets side by side. Raises WeightsError naming the first bucket that differs."""
     version = manifest.policy_version
@@ -167,18 +176,27 @@ def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
             "publish the version again"
         )
     with _hashers() as hashers:
-        digests = list(hashers.map(_digest, buckets))
-    for index, (bucket, found, expected) in enumerate(zip(buckets, digests, manifest.bucket_digests, strict=True)):
-        if found != expected:
-            raise WeightsError(
-                f"policy version {version}: bucket {index} of {len(buckets)} ({bucket.nbytes} bytes) has digest {found[:16]}…, "
-                f"the manifest says {expected[:16]}…: it was altered on the way; publish the version again"
-            )
+        list(hashers.map(partial(verify_bucket, manifest), range(len(buckets)), buckets))
+    verify_table(manifest)
+
+
+def verify_bucket(manifest: WeightManifest, index: int, bucket: np.ndarray) -> None:
+    """Hashes one bucket. Raises WeightsError when it is not the manifest's."""
+    found, expected = _digest(bucket), manifest.bucket_digests[index]
+    if found != expected:
+        raise WeightsError(
+            f"policy version {manifest.policy_version}: bucket {index} of {len(manifest.bucket_digests)} ({bucket.nbytes} bytes) "
+            f"has digest {found[:16]}…, the manifest says {expected[:16]}…: it was altered on the way; publish the version again"
+        )
+
+
+def verify_table(manifest: WeightManifest) -> None:
+    """Raises WeightsError when the manifest's digest is not that of its tensor table and bucket digests."""
     found = _digest_of_table(manifest.tensors, manifest.bucket_digests)
     if found != manifest.digest:
         raise WeightsError(
-            f"policy version {version}: the manifest's tensor table has digest {found[:16]}…, it says {manifest.digest[:16]}…: "
-            "it was altered on the way; publish the version again"
+            f"policy version {manifest.policy_version}: the manifest's tensor table has digest {found[:16]}…, it says "
+            f"{manifest.digest[:16]}…: it was altered on the way; publish the version again"
         )
 
 
@@ -188,9 +206,16 @@ def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[
         # Buckets from an object store are read-only, which torch cannot express.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         memory = [torch.from_numpy(bucket) for bucket in buckets]
+    for index, bucket in enumerate(memory):
+        yield from unpack_bucket(manifest, index, bucket)
+
+
+def unpack_bucket(manifest: WeightManifest, index: int, bucket: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `unpack`, of one bucket (uint8, on any device)."""
     for entry in manifest.tensors:
-        content = memory[entry.bucket][entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-        yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
+        if entry.bucket == index:
+            content = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+            yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsError
+from cluster.contracts.errors import WeightsError
 from cluster.contracts.protocols import ActorHandle, PublishingLearner
-from cluster.contracts.types import Attestation, BroadcastStats
+from cluster.contracts.types import BroadcastStats
+from cluster.weights.delivery import fetched, proof_of, stats_of
 
 
 class ObjectStoreTransport:
@@ -28,7 +29,7 @@ class ObjectStoreTransport:
         """Raises what the learner raises, and DeadlineError when its manifest cannot be fetched."""
         started = time.monotonic()
         *buckets, manifest = await learner.publish()
-        self._manifest = await self._fetched(manifest)
+        self._manifest = await fetched(manifest, within_s=self._timeout_s, before=self._manifest)
         self._object_refs = [manifest, *buckets]
         return await self._deliver(workers, started=started, publish_seconds=time.monotonic() - started)
 
@@ -36,50 +37,17 @@ class ObjectStoreTransport:
         """Raises WeightsError when nothing was published yet."""
         if not self._object_refs:
             raise WeightsError("nothing was published yet: broadcast once before workers catch up")
-        return await self._deliver(workers, started=time.monotonic(), publish_seconds=0.0)
-
-    async def _fetched(self, manifest: Any) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await manifest
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"driver, fetching the manifest of the learner's weights: not there after {self._timeout_s:g} s "
-                f"(weights.timeout_s); last published policy version: {self._manifest.get('policy_version', 'none')}"
-            ) from error
+        return await self._deliver(workers, started=time.monotonic())
 
     async def _deliver(
-        self, workers: Sequence[ActorHandle], *, started: float, publish_seconds: float
+        self, workers: Sequence[ActorHandle], *, started: float, publish_seconds: float = 0.0
     ) -> BroadcastStats:
         manifest, object_refs = self._manifest, self._object_refs
-        results = await asyncio.gather(*(self._load(worker, manifest, object_refs) for worker in workers))
-        return BroadcastStats(
-            policy_version=manifest["policy_version"],
-            digest=manifest["digest"],
-            size_bytes=manifest["total_bytes"],
-            seconds=time.monotonic() - started,
-            publish_seconds=publish_seconds,
-            attestations=tuple(result for result in results if isinstance(result, Attestation)),
-            failures=tuple(
-                (worker.name, result)
-                for worker, result in zip(workers, results, strict=True)
-                if not isinstance(result, Attestation)
-            ),
+        loads = (
+            proof_of(worker, "load", *object_refs, published=manifest, deadline_s=self._timeout_s) for worker in workers
         )
-
-    async def _load(
-        self, worker: ActorHandle, manifest: dict[str, Any], object_refs: Sequence[Any]
-    ) -> Attestation | TreadwheelError:
-        try:
-            proof: Attestation = await worker.call("load", *object_refs, deadline_s=self._timeout_s)
-        except TreadwheelError as error:
-            return error
-        if (proof.policy_version, proof.digest) == (manifest["policy_version"], manifest["digest"]):
-            return proof
-        return WeightsError(
-            f"{worker.name} attests policy version {proof.policy_version} (digest {proof.digest[:16]}…), but version "
-            f"{manifest['policy_version']} (digest {manifest['digest'][:16]}…) was published"
-        )
+        results = await asyncio.gather(*loads)
+        return stats_of(manifest, workers, results, started=started, publish_seconds=publish_seconds)
 
 
 object_store = ObjectStoreTransport

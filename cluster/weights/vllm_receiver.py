@@ -1,4 +1,4 @@
-"""Weights that arrive as host tensors go into a vLLM that serves, by vLLM's public WeightTransferEngine interface.
+"""Weights that arrive go into a vLLM that serves, by vLLM's public WeightTransferEngine interface.
 
 vLLM makes one receiver in each of the engine's processes, by the backend's name. vLLM packs matrices for its kernels and frees the
 originals, so weights cannot be assigned: they go through its layerwise reload, between start and finish.
@@ -14,21 +14,25 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
+from vllm.utils.nccl import unpinned_nccl_env
+
+from cluster.contracts.errors import BroadcastError, TreadwheelError, WeightsError
+from cluster.weights.process_group import Incoming, Receiver
 
 BACKEND = "treadwheel_host_tensors"
 
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):
-    """Host tensors need no rendezvous."""
+    """Host tensors need no rendezvous, and a group comes with its weights: its members change."""
 
 
 @dataclass
 class HostTensors(WeightTransferUpdateInfo):
     """One chunk of an update."""
 
-    tensors: Iterable[tuple[str, torch.Tensor]]
-    """Checkpoint names and CPU tensors; they must stay alive until the update is finished."""
+    tensors: Iterable[tuple[str, torch.Tensor]] | Incoming
+    """Checkpoint names and CPU tensors, which must stay alive until the update is finished; or the group to take them from."""
     repair_tied_head: bool = True
     """False leaves vLLM's stale vocabulary head of tied models as it is on CPU, to show that the canary catches it."""
 
@@ -40,6 +44,12 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
     update_info_cls = HostTensors
 
     _repair_tied_head = True
+    failures: tuple[TreadwheelError, ...] = ()
+    """Why the last update is not whole."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._receiver = Receiver()
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         pass
@@ -58,7 +68,20 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
     def receive_weights(self, update_info: HostTensors) -> None:
         self._repair_tied_head = update_info.repair_tied_head
         model: Any = self.model
-        model.load_weights(iter(update_info.tensors))
+        tensors = update_info.tensors
+        if not isinstance(tensors, Incoming):
+            model.load_weights(iter(tensors))
+            return
+        place = self.parallel_config.rank
+        try:
+            with (
+                unpinned_nccl_env()
+            ):  # the learner has not the variables that vLLM may set for NCCL among its own processes
+                model.load_weights(self._receiver.tensors(tensors, place=place, device=self.device))
+        except (BroadcastError, WeightsError) as error:
+            # The update still has to be finished, or the next one would go on with half of this one's layers. And an error of one
+            # process leaves the others' answers unread, for vLLM's next call to take for its own.
+            self.failures = (error,)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -66,7 +89,7 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
             self._pack_tied_heads()
 
     def shutdown(self) -> None:
-        pass
+        self._receiver.leave()
 
     def _forget_kernels_of_experts(self) -> None:
         # vLLM packs experts for CPUs where it makes their kernel, once: later weights would be read as packed, and are not.
@@ -86,6 +109,13 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
 class ReceiverRegistration:
     """vLLM mixes this into its worker class (`worker_extension_cls`): importing it registers the receiver in that process."""
+
+    weight_transfer_engine: HostTensorReceiver
+
+    def drain_failures(self) -> tuple[TreadwheelError, ...]:
+        """Why the last update is not whole; in a tuple, because vLLM takes an error that is returned for one that was raised."""
+        failures, self.weight_transfer_engine.failures = self.weight_transfer_engine.failures, ()
+        return failures
 
 
 def register() -> None:

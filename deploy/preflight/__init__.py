@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
-from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
@@ -128,7 +127,7 @@ def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
-    problems.attempt(resolve, config.weights.transport, home=TRANSPORTS, field="weights.transport")
+    problems.attempt(settings.check_weights, config)
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)
     return problems.attempt(settings.check_mathematics, config)

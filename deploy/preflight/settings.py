@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
+from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.record.run_directory import RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -24,6 +25,24 @@ def check_tensor_parallel(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.tensor_parallel_size={needed} needs as many GPUs, rollout.gpus_per_worker={config.rollout.gpus_per_worker:g}; "
             f"set rollout.gpus_per_worker={needed}"
+        )
+
+
+def check_weights(config: RunConfig) -> None:
+    transport = config.weights.transport
+    resolve(transport, home=TRANSPORTS, field="weights.transport")
+    if transport.name != "collective":
+        return
+    learner, rollout = config.learner, config.rollout
+    if config.weights_backend == "nccl" and (learner.gpus_per_rank < 1 or rollout.gpus_per_worker < 1):
+        raise ConfigError(
+            f"weights.backend=nccl needs whole GPUs on both sides, but learner.gpus_per_rank={learner.gpus_per_rank:g} and "
+            f"rollout.gpus_per_worker={rollout.gpus_per_worker:g}; use weights.backend=gloo"
+        )
+    if learner.lora is not None and learner.lora.publish == "adapter":
+        raise ConfigError(
+            "weights.transport=collective carries whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
+            "use weights.transport=object_store, or learner.lora.publish=merged"
         )
 
 

@@ -1,6 +1,10 @@
 """New weights into a running vLLM: exact for tied and untied models, attested, and never served when they are wrong."""
 
-from collections.abc import AsyncIterator
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +13,16 @@ import torch
 
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
-from cluster.contracts.errors import WeightsError
+from cluster.contracts.errors import BroadcastError, WeightsError
 from cluster.contracts.prompts_config import PromptsConfig
-from cluster.contracts.types import Completion, FinishReason, Prompt, Ticket
+from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Ticket
+from cluster.weights.manifest import WeightManifest
+from cluster.weights.process_group import Incoming, Member, Sender
 from tests.integration.engines import (
     PROBE,
     Reference,
     completion,
+    end,
     largest_error,
     mean_error,
     published,
@@ -23,6 +30,7 @@ from tests.integration.engines import (
     run,
     start_engine,
 )
+from tests.integration.faults import Run, until, write_run
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
@@ -169,3 +177,101 @@ async def test_one_call_gives_the_same_batches_bit_for_bit(tmp_path):
         )
     worker.stop()
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_the_processes_of_an_engine_take_weights_from_a_group_and_again_when_it_broke_in_the_middle(
+    tmp_path, monkeypatch, num_processes
+):
+    if num_processes > 1:
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(num_processes))))
+    path = make_tiny_model(tmp_path, tied=True)
+    engine, reference = start_engine(path, tensor_parallel_size=num_processes), Reference(path)
+    sender = Sender("127.0.0.1", device=torch.device("cpu"))
+
+    def incoming(seed: int, *, name: str) -> Incoming:
+        reference.perturb(seed=seed)
+        manifest, *buckets = published(reference, version=seed)
+        parsed = sender.keep([*buckets, WeightManifest.model_validate(manifest)])
+        group = RankGroup(
+            name=name,
+            size=1 + num_processes,
+            sender=sender.id,
+            address=sender.address,
+            backend="gloo",
+            timeout_s=240.0,
+            lasts=True,
+        )
+        return Incoming(group=group, first_rank=1, manifest=parsed)
+
+    def load(weights: Incoming, send: Any) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(send, weights.group)
+            engine.load(weights)
+            sending.result()
+
+    for seed in range(2):
+        load(incoming(seed, name="whole"), sender.send)
+        assert largest_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 1e-4
+    with pytest.raises(BroadcastError, match="group broken"):
+        load(incoming(2, name="broken"), lambda group: _send_half(sender, group))
+    load(incoming(3, name="again"), sender.send)
+    assert largest_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 1e-4
+    sender.close()
+    end(engine)
+
+
+def _send_half(sender: Sender, group: RankGroup) -> None:
+    member = Member(group, rank=0, device=torch.device("cpu"))
+    for bucket in sender._kept[: len(sender._kept) // 2]:
+        member.finish(member.start(torch.from_numpy(bucket)))
+    sender.give_up(group)
+    member.leave()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_and_has_it_join_again(tmp_path):
+    file = write_run(
+        tmp_path,
+        make_tiny_model(tmp_path / "model"),
+        num_steps=100_000,
+        deterministic=False,
+        algorithm={},
+        buffer={"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 1},
+        rollout__num_workers=2,
+        rollout__cpus_per_worker=0.4,
+        weights={"transport": "collective"},
+        supervision={"heartbeat_s": 1, "hang_s": 600},  # the worker is to be killed here
+    )
+    run = Run(tmp_path / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
+        with _killed_at_last(run, "rollout-1"):
+            until(lambda: _version(run, "rollout-0") > run.events("broadcast")[-1]["policy_version"], process=driver)
+        until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
+        goes_on_from = run.num_steps()
+        until(lambda: run.num_steps() >= goes_on_from + 2, process=driver)
+        driver.press_ctrl_c()
+        assert driver.exit_code() == 130, driver.output
+    assert [event["actor"] for event in run.events("failure")] == ["rollout-1"], "it cost itself alone"
+    sent = [event["num_workers"] for event in run.events("broadcast")]
+    assert 1 in sent and sent[-1] == 2, "to the living one, and to both when it was back"
+    assert "rollout-1" in {event["actor"] for event in run.events("attested")}, "it caught up"
+    assert run.problems() == ()
+
+
+@contextlib.contextmanager
+def _killed_at_last(run: Run, actor: str) -> Iterator[None]:
+    """It stands still, then it is gone."""
+    assert run.strike(actor, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        run.strike(actor)
+
+
+def _version(run: Run, actor: str) -> int:
+    """That it serves, and maybe alone: a broadcast is told when all have it, or are lost."""
+    status = json.loads(run.directory.read_text("status.json"))
+    return next((each["policy_version"] for each in status["actors"] if each["actor"] == actor), 0)

@@ -7,6 +7,7 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import (
+    BroadcastError,
     CheckpointError,
     ClaimLostError,
     ConfigError,
@@ -18,7 +19,7 @@ from cluster.contracts.errors import (
     StorageError,
     WorkerError,
 )
-from cluster.contracts.types import ActorKind, Group, GroupSummary, StepStats
+from cluster.contracts.types import ActorKind, Group, GroupSummary, RankGroup, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
 from cluster.remote.actor import RemoteActor
@@ -342,6 +343,38 @@ async def test_a_death_while_publishing_publishes_the_same_version_again():
     await scene.learn(1)
     assert await scene.group.publish() == ["weights 1"]
     assert scene.group.version == 1
+
+
+GROUP = RankGroup(name="g", size=2, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True)
+
+
+async def test_a_death_while_packing_packs_the_same_version_again():
+    scene = Scene(("pack", 1, death("learner-0", "pack")))
+    await scene.group.start()
+    await scene.learn(1)
+    assert await scene.group.pack() == ["pack 1"]
+    assert scene.num_killed == 1
+
+
+async def test_weights_are_sent_while_the_ranks_learn_and_a_lost_member_or_rank_restarts_nobody():
+    scene = Scene(("send", 1, BroadcastError("a worker is lost")), ("send", 1, death("learner-0", "send")))
+    await scene.group.start()
+    await scene.learn(1)
+    async with scene.group._turn:  # as an update holds it
+        for error in (BroadcastError, WorkerError):
+            with pytest.raises(error):
+                await scene.group.send(GROUP)
+        await scene.group.send(GROUP)
+    assert scene.num_killed == 0
+
+
+async def test_ranks_that_are_not_there_have_nothing_to_send_and_nothing_to_give_up():
+    scene = Scene(("give_up", 0, death("learner-0", "give_up")))
+    with pytest.raises(LostError):
+        await scene.group.send(GROUP)
+    await scene.group.give_up(GROUP)
+    await scene.group.start()
+    await scene.group.give_up(GROUP)
 
 
 async def test_a_death_while_saving_saves_again():

@@ -1,5 +1,6 @@
 """The learner as its callers see it, with a tiny model."""
 
+import asyncio
 import json
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -13,10 +14,12 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, ConfigError, DataError, NumericsError
+from cluster.contracts.errors import CheckpointError, ConfigError, DataError, LostError, NumericsError
 from cluster.contracts.schema import with_columns
+from cluster.contracts.types import RankGroup
 from cluster.record.storage import Storage
 from cluster.weights.manifest import Canary, WeightManifest, unpack
+from cluster.weights.process_group import Incoming, Receiver
 from learner import memory
 from learner.checkpoint import saving
 from learner.checkpoint.model_folder import ModelFolder
@@ -150,6 +153,29 @@ def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: st
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     error = (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean()
     assert error < (1e-4 if dtype == "float32" else 0.1)
+
+
+async def test_packed_weights_are_the_published_ones_and_reach_a_group_while_the_rank_learns(model_path: Path):
+    learner = Learner(make_config(model_path))
+    *buckets, published = learner.publish()
+    described, packed = learner.pack()
+    manifest = WeightManifest.model_validate(described)
+    assert described == published and packed.digest == manifest.digest
+    assert (packed.backend, packed.receivers_per_worker) == ("gloo", 1)
+    group = RankGroup(
+        name="g", size=2, sender=packed.sender, address=packed.address, backend="gloo", timeout_s=240.0, lasts=False
+    )
+    incoming = Incoming(group=group, first_rank=1, manifest=manifest)
+    learner.update(*_groups(learner))  # in place: what was packed must not change with it
+    receiving = asyncio.to_thread(lambda: dict(Receiver().tensors(incoming, place=0, device=torch.device("cpu"))))
+    received, _ = await asyncio.gather(receiving, learner.send(group))
+    wanted = dict(unpack(manifest, buckets))
+    assert received.keys() == wanted.keys() and all(torch.equal(received[name], wanted[name]) for name in wanted)
+    restarted = Learner(make_config(model_path))
+    await restarted.give_up(group)
+    with pytest.raises(LostError, match="is gone"):
+        await restarted.send(group)
+    learner.close()
 
 
 def test_a_resumed_learner_still_says_what_the_starting_files_compute(model_path: Path, tmp_path: Path):

@@ -1,3 +1,5 @@
+import dataclasses
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -5,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.rollout.engine_thread import EngineThread, Outcome, Update
-from cluster.contracts.errors import DataError, WeightsError
+from cluster.contracts.errors import BroadcastError, DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Completion, EngineUse, Proof
@@ -79,6 +81,41 @@ def test_finish_ends_running_requests_under_the_old_version():
     completion, updated, _ = sampled(on_update="finish", new=update(2))
     assert completion.policy_versions == [1] * 6
     assert updated.result()[0].canary_mean_error == 2.0
+
+
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+def test_after_a_load_that_broke_off_nothing_is_sampled_and_requests_wait_for_the_next_one(on_update):
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcomes: dict[str, Future[Outcome]] = {name: Future() for name in ("first", "second")}
+    broken: list[Future[tuple[Proof, float]]] = []
+
+    def submit(name: str) -> None:
+        request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
+        thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
+
+    def breaks_off() -> Any:
+        yield "w", np.full(1, 2.0)
+        raise BroadcastError("a member is lost")
+
+    torn = dataclasses.replace(update(2), tensors=breaks_off)
+    engine.at_step = {1: lambda: broken.append(thread.update(torn))}
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    submit("first")
+    while not broken:
+        time.sleep(0.001)
+    assert isinstance(broken[0].exception(timeout=120), BroadcastError)
+    assert thread.policy_version is None
+    submit("second")
+    num_steps = len(engine.compositions)
+    thread.update(dataclasses.replace(torn)).exception(timeout=120)  # it breaks off again
+    assert len(engine.compositions) == num_steps, "nothing was sampled meanwhile"
+    thread.update(update(3)).result(timeout=120)
+    first, second = (outcomes[name].result(timeout=120) for name in ("first", "second"))
+    thread.stop()
+    assert isinstance(first, Completion) and isinstance(second, Completion)
+    assert first.policy_versions == ([1] * 4 if on_update == "finish" else [1, 1, 3, 3])
+    assert second.policy_versions == [3] * 4
 
 
 def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():

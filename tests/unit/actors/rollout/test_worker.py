@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ import torch
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.errors import DeadlineError, WeightsError, WorkerError
+from cluster.contracts.errors import BroadcastError, DeadlineError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import info_of
-from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
+from cluster.contracts.types import Prompt, RankGroup, Refusal, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
 from cluster.weights.manifest import Canary
+from cluster.weights.process_group import Incoming
 from tests.models import make_tokenizer
 from tests.packed import pack
 from tests.unit.actors.scripted_engine import ScriptedEngine
@@ -325,6 +327,53 @@ async def test_loaded_buckets_are_let_go(make_worker):
     del bucket
     gc.collect()
     assert alive() is None
+
+
+class TakesFromGroups(ScriptedEngine):
+    """Its load tells what it is to load, as a number, or breaks off."""
+
+    def __init__(self, *loads: float | BroadcastError) -> None:
+        super().__init__()
+        self.taken: list[Incoming] = []
+        self._loads = list(loads)
+
+    def load(self, tensors: Any) -> None:
+        self.taken.append(tensors)
+        load = self._loads.pop(0)
+        if isinstance(load, BroadcastError):
+            raise load
+        self.weight = load
+
+
+GROUP = RankGroup(name="g", size=3, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True)
+
+
+async def test_what_a_group_brings_is_attested_as_what_is_loaded(make_worker):
+    engine = TakesFromGroups(2.0, 2.0)
+    worker, (manifest, _) = make_worker(engine), weights(2)
+    attestation = await worker.receive(manifest, GROUP, 2)
+    assert (attestation.policy_version, attestation.digest) == (2, manifest["digest"])
+    assert [(each.group, each.first_rank) for each in engine.taken] == [(GROUP, 2)]
+    manifest, _ = weights(3)  # the engine still computes with the old ones
+    with pytest.raises(WeightsError, match="does not compute policy version 3"):
+        await worker.receive(manifest, GROUP, 2)
+
+
+async def test_a_manifest_that_was_altered_is_refused_before_anything_is_received(make_worker):
+    engine = TakesFromGroups()
+    manifest, _ = weights(2)
+    manifest["tensors"][0]["name"] = "other"
+    with pytest.raises(WeightsError, match="tensor table"):
+        await make_worker(engine).receive(manifest, GROUP, 2)
+    assert not engine.taken
+
+
+async def test_a_broadcast_that_breaks_in_the_middle_of_a_first_load_leaves_the_noise_floor_measured(make_worker):
+    engine = TakesFromGroups(BroadcastError("a member is lost"), 2.0)
+    worker, (manifest, _) = make_worker(engine), weights(2)
+    with pytest.raises(BroadcastError):
+        await worker.receive(manifest, GROUP, 1)
+    assert (await worker.receive(manifest, GROUP, 1)).noise_floor == 0.0
 
 
 async def test_an_engine_that_does_not_start_says_why():

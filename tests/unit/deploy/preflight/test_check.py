@@ -88,6 +88,18 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["weights.backend=nccl"], "weights.backend=nccl needs whole GPUs on both sides, but learner.gpus_per_rank=0"),
+        (["learner.lora.publish=adapter"], "carries whole models, and learner.lora.publish=adapter"),
+    ],
+)
+def test_what_groups_cannot_carry_is_refused(tmp_path, model, settings, said):
+    message = refusal(run(tmp_path, model, "weights.transport=collective", *settings))
+    assert message.count(said) == 1
+
+
 def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
     entries = {f"model/{path.name}": writing.seal(path) for path in model.iterdir()}

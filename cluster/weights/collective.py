@@ -1,0 +1,178 @@
+"""Weights over torch.distributed: the learner's first rank sends each bucket once, to the processes of all engines at the same time.
+
+The driver's end: it says who is in a process group, and sees that each broadcast ends. When a member is lost the others give up, and get
+the weights in a group without it. `process_group.py` has both other ends.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any
+
+from cluster.contracts.errors import (
+    BroadcastError,
+    DeadlineError,
+    LostError,
+    TreadwheelError,
+    WeightsError,
+    WorkerError,
+)
+from cluster.contracts.protocols import ActorHandle, PublishingLearner
+from cluster.contracts.types import BroadcastStats, Packed, RankGroup
+from cluster.weights.delivery import Result, fetched, proof_of, stats_of
+
+_GRACE_S = 30.0
+"""That a worker's call may take beyond the group's own limit: a silent member is to cost itself alone, not those that waited for it."""
+_VAIN_ROUNDS = 2
+"""In a row, in which no worker gets anything though none is lost. Then each gets it by itself, or is to blame."""
+_LEARNER_LOST = (WorkerError, DeadlineError, LostError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """The group of the fleet, kept from broadcast to broadcast."""
+
+    group: RankGroup
+    workers: Sequence[ActorHandle]
+
+    def serves(self, packed: Packed, workers: Sequence[ActorHandle]) -> bool:
+        """Whether these very processes are its members."""
+        same = len(workers) == len(self.workers) and all(map(lambda one, other: one is other, workers, self.workers))
+        return same and packed.sender == self.group.sender
+
+
+class CollectiveTransport:
+    """The weights stay in the learner's memory, so that a worker may join while the learner is busy."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        """`timeout_s` is how long a broadcast may take a member of the group, its wait for the others included."""
+        self._timeout_s = timeout_s
+        self._name = uuid.uuid4().hex[:8]
+        self._generations = count(1)
+        self._learner: PublishingLearner | None = None
+        self._manifest: Any = None
+        """Object ref of what was packed last."""
+        self._packed: Packed | None = None
+        self._lasting: _Lasting | None = None
+
+    async def broadcast(self, learner: PublishingLearner, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """Raises what the learner raises when it packs. A learner that dies while it sends packs again, and all workers get that."""
+        started = time.monotonic()
+        self._learner = learner
+        while True:
+            packed = await self._pack(learner)
+            publish_seconds = time.monotonic() - started
+            try:
+                results = await self._deliver(learner, packed, workers, joins=False)
+            except _LEARNER_LOST:
+                continue
+            return stats_of(asdict(packed), workers, results, started=started, publish_seconds=publish_seconds)
+
+    async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """From the learner's memory, while it learns. Raises WeightsError when nothing was published yet."""
+        started = time.monotonic()
+        packed, learner = self._packed, self._learner
+        if packed is None or learner is None:
+            raise WeightsError("nothing was published yet: broadcast once before workers catch up")
+        try:
+            results = await self._deliver(learner, packed, workers, joins=True)
+        except _LEARNER_LOST as error:
+            lost = f"policy version {packed.policy_version} went with the learner: {error}"
+            results = [LostError(lost) for _ in workers]
+        return stats_of(asdict(packed), workers, results, started=started)
+
+    async def _pack(self, learner: PublishingLearner) -> Packed:
+        manifest, packed = await learner.pack()
+        before = asdict(self._packed) if self._packed else {}
+        found: Packed = await fetched(packed, within_s=self._timeout_s, before=before)
+        self._manifest, self._packed = manifest, found
+        return found
+
+    async def _deliver(
+        self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
+    ) -> list[Result]:
+        """In the workers' order. Raises the learner's own failure."""
+        results: dict[str, Result] = {}
+        num_vain = 0
+        while waiting := [worker for worker in workers if worker.name not in results]:
+            sent, *received = await self._round(learner, packed, waiting, joins=joins)
+            found = dict(zip((worker.name for worker in waiting), received, strict=True))
+            ended = {name: result for name, result in found.items() if not isinstance(result, BroadcastError)}
+            results |= ended
+            if len(ended) == len(found):
+                break
+            if sent is not None and not isinstance(sent, BroadcastError):
+                raise sent
+            num_vain = 0 if ended else num_vain + 1
+            if num_vain == _VAIN_ROUNDS:
+                alone = await asyncio.gather(*(self._alone(learner, packed, worker) for worker in waiting))
+                results |= zip((worker.name for worker in waiting), alone, strict=True)
+        return [results[worker.name] for worker in workers]
+
+    async def _alone(self, learner: PublishingLearner, packed: Packed, worker: ActorHandle) -> Result:
+        sent, result = await self._round(learner, packed, [worker], joins=True)
+        if sent is not None and not isinstance(sent, BroadcastError):
+            raise sent
+        if not isinstance(result, BroadcastError):
+            return result
+        return WorkerError(f"{worker.name} does not get the weights: {result}", actor=worker.name, stage="receive")
+
+    async def _round(
+        self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
+    ) -> list[Any]:
+        """Why the learner could not send to all, None when it did; then the workers' results. Nobody is waited for in vain."""
+        group = self._group(packed, workers, joins=joins)
+        has_given_up = False
+
+        async def watched(call: Awaitable[Any]) -> Any:
+            nonlocal has_given_up
+            is_whole = False
+            try:
+                result = await call
+                is_whole = not isinstance(result, TreadwheelError)
+            except TreadwheelError as error:
+                result = error
+            finally:
+                if not is_whole and not has_given_up:
+                    has_given_up = True
+                    self._lasting = self._lasting if joins else None
+                    await learner.give_up(group)
+            return result
+
+        receiving = (
+            proof_of(
+                worker,
+                "receive",
+                self._manifest,
+                group,
+                1 + number * packed.receivers_per_worker,
+                published=asdict(packed),
+                deadline_s=self._timeout_s + _GRACE_S,
+            )
+            for number, worker in enumerate(workers)
+        )
+        return await asyncio.gather(*map(watched, (learner.send(group), *receiving)))
+
+    def _group(self, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool) -> RankGroup:
+        """A worker that joins gets a group for itself, over gloo: beside NCCL's kernels a learning rank has kernels of its own."""
+        if not joins and self._lasting and self._lasting.serves(packed, workers):
+            return self._lasting.group
+        group = RankGroup(
+            name=f"{self._name}-{next(self._generations)}",
+            size=1 + len(workers) * packed.receivers_per_worker,
+            sender=packed.sender,
+            address=packed.address,
+            backend="gloo" if joins else packed.backend,
+            timeout_s=self._timeout_s,
+            lasts=not joins,
+        )
+        if not joins:
+            self._lasting = _Lasting(group, list(workers))
+        return group
+
+
+collective = CollectiveTransport
+"""The name in `weights.transport`."""

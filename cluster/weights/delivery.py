@@ -1,0 +1,64 @@
+"""What every transport's driver side does: asks a worker for its proof, and says what a broadcast came to."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsError
+from cluster.contracts.protocols import ActorHandle
+from cluster.contracts.types import Attestation, BroadcastStats
+
+Result = Attestation | TreadwheelError
+"""Of one worker."""
+
+
+Published = Mapping[str, Any]
+"""A version's `policy_version`, `digest` and `total_bytes`, as its manifest says; empty before the first."""
+
+
+async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any:
+    """What the learner says of the weights that it published, `before` them. Raises DeadlineError when it cannot be had in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await object_ref
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"driver, fetching the manifest of the learner's weights: not there after {within_s:g} s (weights.timeout_s); "
+            f"last published policy version: {before.get('policy_version', 'none')}"
+        ) from error
+
+
+async def proof_of(worker: ActorHandle, method: str, *args: Any, published: Published, deadline_s: float) -> Result:
+    """Has the worker load by `method`. Its proof, or why there is none: its failure, or a proof of other weights than the published."""
+    try:
+        proof: Attestation = await worker.call(method, *args, deadline_s=deadline_s)
+    except TreadwheelError as error:
+        return error
+    if (proof.policy_version, proof.digest) == (published["policy_version"], published["digest"]):
+        return proof
+    return WeightsError(
+        f"{worker.name} attests policy version {proof.policy_version} (digest {proof.digest[:16]}…), but version "
+        f"{published['policy_version']} (digest {published['digest'][:16]}…) was published"
+    )
+
+
+def stats_of(
+    published: Published,
+    workers: Sequence[ActorHandle],
+    results: Sequence[Result],
+    *,
+    started: float,
+    publish_seconds: float = 0.0,
+) -> BroadcastStats:
+    """Of a broadcast that `started` (monotonic clock) with these workers and ends now; `results` are in their order."""
+    each = list(zip(workers, results, strict=True))
+    return BroadcastStats(
+        policy_version=published["policy_version"],
+        digest=published["digest"],
+        size_bytes=published["total_bytes"],
+        seconds=time.monotonic() - started,
+        publish_seconds=publish_seconds,
+        attestations=tuple(result for _, result in each if isinstance(result, Attestation)),
+        failures=tuple((worker.name, result) for worker, result in each if not isinstance(result, Attestation)),
+    )

@@ -1,0 +1,308 @@
+"""Both ends of a collective broadcast: `Sender` in the learner's first rank, `Receiver` in each process of an engine.
+
+A group is made of its own store and backend and is no process's default one: learner ranks and vLLM have theirs. Every wait ends: with a
+lost member's closed connection, with the mark of a group that was given up, or when the broadcast has taken the group's `timeout_s`; all
+raise BroadcastError.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  torch documents it there
+from torch.distributed import distributed_c10d as c10d
+
+from cluster.contracts.errors import BroadcastError, LostError
+from cluster.contracts.types import RankGroup
+from cluster.weights.manifest import WeightManifest, bucket_sizes, unpack_bucket, verify_bucket
+
+_CONNECT_S = 60.0
+"""To reach a store that listens already, and for each of its answers."""
+_LOOK_S = 0.5
+"""How often a member that waits looks whether the group was given up."""
+_GIVEN_UP = "given up"
+_NUM_HASHED_BESIDE = 4
+"""Copies of buckets in host memory that are hashed while the next ones are loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """Weights that a worker's engine is to take from a group: what an engine loads in place of tensors."""
+
+    group: RankGroup
+    first_rank: int
+    """In the group, of the engine's processes."""
+    manifest: WeightManifest
+
+
+class Member:
+    """This process in one group."""
+
+    def __init__(self, group: RankGroup, *, rank: int, device: torch.device) -> None:
+        """Returns once all members have come."""
+        self._group = group
+        self._num_rounds, self._until = 0, 0.0
+        self.begin_round()
+        with self._breaking():
+            host, _, port = group.address.rpartition(":")
+            patience = timedelta(seconds=min(_CONNECT_S, group.timeout_s))
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience)
+            self._store = c10d.PrefixStore(group.name, store)
+            # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
+            self._store.set(_here(rank), "")
+            here = [_here(each) for each in range(group.size)]
+            self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
+            make = _nccl if group.backend == "nccl" else _gloo
+            self._backend: Any = make(self._store, group, rank=rank, device=device)
+
+    def begin_round(self) -> None:
+        """To be called before each broadcast but the first."""
+        self._num_rounds += 1
+        self._until = time.monotonic() + self._group.timeout_s
+
+    def start(self, bucket: torch.Tensor) -> Any:
+        """Rank 0's bucket is on its way to all others, into this one's place. What it returns goes to `finish`."""
+        options = c10d.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        with self._breaking():
+            return self._backend.broadcast([bucket], options)
+
+    def finish(self, work: Any) -> None:
+        """Returns once the bucket has been sent, or is here."""
+        with self._breaking():
+            self._wait(work.is_completed, longest_pause_s=0.002)
+            work.wait()
+
+    def confirm(self) -> None:
+        """Tells rank 0 that this member has everything."""
+        with self._breaking():
+            self._store.add(f"received {self._num_rounds}", 1)
+
+    def await_confirmations(self) -> None:
+        """On rank 0: returns once all other members have everything."""
+        key, num_receivers = f"received {self._num_rounds}", self._group.size - 1
+        with self._breaking():
+            self._wait(lambda: self._store.add(key, 0) == num_receivers, longest_pause_s=0.05)
+
+    def leave(self) -> None:
+        """Returns at once. The others' operations fail as soon as this process's have ended."""
+        # gloo stops no operation that waits for a silent member, and its end waits for the operation: not here.
+        ending, self._backend = [self._backend], None
+        threading.Thread(target=_end, args=(ending,), name="leaving a group", daemon=True).start()
+
+    def _wait(self, is_over: Callable[[], bool], *, longest_pause_s: float) -> None:
+        looked = time.monotonic()
+        pause_s = 0.0002
+        while not is_over():
+            now = time.monotonic()
+            if now > self._until:
+                raise BroadcastError(f"group {self._group.name} was not done within {self._group.timeout_s:g} s")
+            if now - looked > _LOOK_S:
+                looked = now
+                if self._store.check([_GIVEN_UP]):
+                    raise BroadcastError(f"group {self._group.name} was given up: a member of it is lost")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_pause_s)
+
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Raises BroadcastError for torch's errors, which are RuntimeErrors."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise BroadcastError(f"group {self._group.name} is broken: {error}") from error
+
+
+class Sender:
+    """Rank 0 of all groups: keeps the last version in host memory and sends it. Several threads may send at a time, to a group each."""
+
+    def __init__(self, host: str, *, device: torch.device) -> None:
+        """Listens at `host` for members of groups, as long as it lives."""
+        self.id = uuid.uuid4().hex
+        self._device = device
+        self._kept: tuple[np.ndarray, ...] = ()
+        self._lasting: tuple[str, Member] | None = None
+        self._store, self.address = _listening(host)
+        """Ends with the last reference."""
+
+    def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
+        """Takes the buckets and the manifest that `packing` yields, in place of what it kept."""
+        self._kept = ()  # two versions at a time would take twice the memory
+        *buckets, manifest = parts
+        assert isinstance(manifest, WeightManifest)
+        self._kept = tuple(bucket for bucket in buckets if isinstance(bucket, np.ndarray))
+        return manifest
+
+    def send(self, group: RankGroup) -> None:
+        """Returns once all members have the buckets. Raises BroadcastError, and LostError for a group of another process's weights."""
+        kept = self._kept
+        if group.sender != self.id or not kept:
+            raise LostError(f"group {group.name}: the process that kept its weights is gone")
+        member = self._member(group)
+        try:
+            works = deque[Any]()
+            for bucket in kept:
+                tensor = torch.from_numpy(bucket)
+                works.append(member.start(tensor.to(self._device) if group.backend == "nccl" else tensor))
+                if len(works) > 1:
+                    member.finish(works.popleft())
+            member.finish(works.popleft())
+            member.await_confirmations()
+        except BaseException:
+            self._lasting = None if group.lasts else self._lasting
+            member.leave()
+            raise
+        if not group.lasts:
+            member.leave()
+
+    def give_up(self, group: RankGroup) -> None:
+        """All members that wait in the group raise BroadcastError."""
+        c10d.PrefixStore(group.name, self._store).set(_GIVEN_UP, "")
+
+    def close(self) -> None:
+        """Ends its part in the group that lasts."""
+        if self._lasting:
+            self._lasting[1].leave()
+        self._lasting, self._kept = None, ()
+
+    def _member(self, group: RankGroup) -> Member:
+        if not group.lasts:
+            return Member(group, rank=0, device=self._device)
+        if self._lasting:
+            name, member = self._lasting
+            if name == group.name:
+                member.begin_round()
+                return member
+            self._lasting = None
+            member.leave()
+        self._lasting = group.name, Member(group, rank=0, device=self._device)
+        return self._lasting[1]
+
+
+class Receiver:
+    """A process of an engine, in one group at a time."""
+
+    def __init__(self) -> None:
+        self._joined: tuple[str, Member] | None = None
+
+    def tensors(self, incoming: Incoming, *, place: int, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors as they come; `place` is this process's among the engine's. A bucket's memory is free when its tensors are.
+
+        Raises BroadcastError, and WeightsError for a bucket that is not the manifest's. On the CPU a bucket is hashed before its tensors
+        are given out. With NCCL they are on `device` and given out at once; copies are hashed on the host meanwhile, all before this ends.
+        """
+        manifest, group = incoming.manifest, incoming.group
+        device = device if group.backend == "nccl" else torch.device("cpu")
+        member = self._member(group, rank=incoming.first_rank + place, device=device)
+        try:
+            with ThreadPoolExecutor(_NUM_HASHED_BESIDE, thread_name_prefix="hash") as hashing:
+                beside = deque[Future[None]]()
+                for index, bucket in enumerate(_arriving(member, bucket_sizes(manifest), device=device)):
+                    content = bucket.cpu().numpy()
+                    if device.type == "cpu":
+                        verify_bucket(manifest, index, content)
+                    else:
+                        beside.append(hashing.submit(verify_bucket, manifest, index, content))
+                    yield from unpack_bucket(manifest, index, bucket)
+                    if len(beside) == _NUM_HASHED_BESIDE:
+                        beside.popleft().result()
+                for each in beside:
+                    each.result()
+            member.confirm()
+        except BaseException:
+            self.leave()
+            raise
+        if not group.lasts:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leaves the group, if it is in one."""
+        if self._joined:
+            self._joined[1].leave()
+            self._joined = None
+
+    def _member(self, group: RankGroup, *, rank: int, device: torch.device) -> Member:
+        if self._joined and self._joined[0] == group.name:
+            self._joined[1].begin_round()
+            return self._joined[1]
+        self.leave()
+        self._joined = group.name, Member(group, rank=rank, device=device)
+        return self._joined[1]
+
+
+def _arriving(member: Member, sizes: list[int], *, device: torch.device) -> Iterator[torch.Tensor]:
+    """Buckets (uint8). While one is used the next one travels."""
+    coming: tuple[torch.Tensor, Any] | None = None
+    for size in sizes:
+        # New memory for each: a layer of vLLM's holds its tensors until it has all of them.
+        bucket = torch.empty(size, dtype=torch.uint8, device=device)
+        here, coming = coming, (bucket, member.start(bucket))
+        if here:
+            member.finish(here[1])
+            yield here[0]
+    assert coming is not None, "a manifest has a bucket"
+    member.finish(coming[1])
+    yield coming[0]
+
+
+def _here(rank: int) -> str:
+    return f"here {rank}"
+
+
+def _listening(host: str) -> tuple[TCPStore, str]:
+    """A store at `host` and its address. The port is bound before anybody hears of it, and on this address alone."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((host, 0), family=family, backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, f"{host}:{port}"
+
+
+def _gloo(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:
+    gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=_address_towards(group.address))]
+    options._timeout = timedelta(seconds=group.timeout_s)
+    return gloo(store, rank, group.size, options)
+
+
+def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:
+    torch.cuda.set_device(device)
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=group.timeout_s)
+    # torch ends the process when a collective fails, unless told to end the communicator alone. It reads this when a group is made.
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "2"
+    try:
+        return c10d.ProcessGroupNCCL(store, rank, group.size, options)
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _address_towards(address: str) -> str:
+    """This machine's address on the way to `address` (host:port): what the others reach it by. Nothing is sent."""
+    host, _, port = address.rpartition(":")
+    family = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        way.connect((host, int(port)))
+        return way.getsockname()[0]
+
+
+def _end(ending: list[Any]) -> None:
+    if (backend := ending.pop()) is not None and backend.name() == "nccl":
+        backend.abort()

@@ -1,0 +1,188 @@
+"""Every weight transport keeps the protocol's promises: real bytes go from a learner to workers, without Ray and engines."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsError, WorkerError
+from cluster.contracts.plugins import TRANSPORTS, Plugin, names, resolve
+from cluster.contracts.protocols import Transport
+from cluster.contracts.types import Attestation, Packed, RankGroup
+from cluster.weights.manifest import Canary, WeightManifest, packing, unpack, verify
+from cluster.weights.process_group import Incoming, Receiver, Sender
+from tests.fakes import attestation
+
+CPU = torch.device("cpu")
+CANARY = Canary(token_ids=(1, 2), logprobs=(-1.0,), starting_logprobs=(-1.0,))
+Tensors = dict[str, torch.Tensor]
+
+
+class Learner:
+    """Its weights are of three types and sizes, and lie in several buckets; every version has its own numbers."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.num_published = 0
+        self._sender = Sender("127.0.0.1", device=CPU)
+
+    def weights(self) -> Tensors:
+        return {
+            "embedding": torch.arange(300, dtype=torch.bfloat16).view(100, 3) + self.version,
+            "norm": torch.full((7,), 0.5 + self.version),
+            "steps": torch.tensor(self.version),
+        }
+
+    def packing(self) -> Iterator[Any]:
+        self.num_published += 1
+        return packing(self.weights().items(), policy_version=self.version, bucket_bytes=600, canary=CANARY)
+
+    async def publish(self) -> list[asyncio.Future[Any]]:
+        *buckets, manifest = self.packing()
+        return [_object_ref(value) for value in (*buckets, manifest.model_dump())]
+
+    async def pack(self) -> list[asyncio.Future[Any]]:
+        manifest = self._sender.keep(self.packing())
+        packed = Packed(
+            policy_version=manifest.policy_version,
+            digest=manifest.digest,
+            total_bytes=manifest.total_bytes,
+            sender=self._sender.id,
+            address=self._sender.address,
+            backend="gloo",
+            receivers_per_worker=1,
+        )
+        return [_object_ref(value) for value in (manifest.model_dump(), packed)]
+
+    async def send(self, group: RankGroup) -> None:
+        await asyncio.to_thread(self._sender.send, group)
+
+    async def give_up(self, group: RankGroup) -> None:
+        await asyncio.to_thread(self._sender.give_up, group)
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+class Worker:
+    """Takes weights as a rollout worker's engine would; `error` is raised instead."""
+
+    def __init__(self, name: str, *, error: Exception | None = None, proves: str | None = None) -> None:
+        self.name = name
+        self.served: Tensors = {}
+        self._error = error
+        self._proves = proves
+        self._receiver = Receiver()
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
+        if self._error:
+            raise self._error
+        manifest, self.served = await {"load": self._load, "receive": self._receive}[method](*args)
+        return attestation(self.name, manifest.policy_version, digest=self._proves or manifest.digest)
+
+    async def _load(self, *object_refs: Any) -> tuple[WeightManifest, Tensors]:
+        found, *buckets = [await ref for ref in object_refs]
+        manifest = WeightManifest.model_validate(found)
+        verify(manifest, buckets)
+        return manifest, dict(unpack(manifest, buckets))
+
+    async def _receive(self, object_ref: Any, group: RankGroup, first_rank: int) -> tuple[WeightManifest, Tensors]:
+        manifest = WeightManifest.model_validate(await object_ref)
+        incoming = Incoming(group=group, first_rank=first_rank, manifest=manifest)
+        return manifest, await asyncio.to_thread(lambda: dict(self._receiver.tensors(incoming, place=0, device=CPU)))
+
+    def close(self) -> None:
+        self._receiver.leave()
+
+
+@pytest.fixture(params=names(TRANSPORTS))
+def transport(request: Any) -> Transport:
+    return resolve(Plugin(name=request.param), home=TRANSPORTS, field="weights.transport")(timeout_s=240.0)
+
+
+@pytest.fixture
+def learner() -> Iterator[Learner]:
+    learner = Learner()
+    yield learner
+    learner.close()
+
+
+def serves(worker: Worker, learner: Learner) -> bool:
+    """Whether it has the learner's weights bit for bit, types included."""
+    wanted = learner.weights()
+    return worker.served.keys() == wanted.keys() and all(
+        worker.served[name].dtype == tensor.dtype and torch.equal(worker.served[name], tensor)
+        for name, tensor in wanted.items()
+    )
+
+
+async def test_every_worker_gets_every_version_bit_for_bit_and_proves_it(transport, learner):
+    workers = [Worker("w0"), Worker("w1")]
+    for learner.version in range(3):
+        stats = await transport.broadcast(learner, workers)
+        assert all(serves(worker, learner) for worker in workers)
+        assert (stats.policy_version, stats.size_bytes) == (learner.version, 600 + 28 + 8)
+        assert [(proof.worker, proof.digest) for proof in stats.attestations] == [
+            ("w0", stats.digest),
+            ("w1", stats.digest),
+        ]
+        assert stats.failures == () and stats.publish_seconds <= stats.seconds
+    for worker in workers:
+        worker.close()
+
+
+async def test_a_late_worker_catches_up_without_the_learner_publishing_again(transport, learner):
+    await transport.broadcast(learner, [])
+    late = Worker("late")
+    stats = await transport.catch_up([late])
+    assert serves(late, learner) and learner.num_published == 1
+    assert [proof.worker for proof in stats.attestations] == ["late"]
+
+
+async def test_several_workers_catch_up_at_a_time_and_the_next_broadcast_has_them_all(transport, learner):
+    workers = [Worker(f"w{number}") for number in range(4)]
+    await transport.broadcast(learner, workers[:1])
+    await asyncio.gather(*(transport.catch_up([worker]) for worker in workers[1:]))
+    assert all(serves(worker, learner) for worker in workers)
+    learner.version = 1
+    await transport.broadcast(learner, workers)
+    assert all(serves(worker, learner) for worker in workers)
+    for worker in workers:
+        worker.close()
+
+
+async def test_catching_up_before_any_broadcast_is_an_error(transport):
+    with pytest.raises(WeightsError, match="nothing was published"):
+        await transport.catch_up([Worker("late")])
+
+
+@pytest.mark.parametrize("error", [WorkerError("gone"), DeadlineError("silent"), WeightsError("canary")])
+async def test_a_worker_that_fails_is_reported_and_the_others_are_served(transport, learner, error: TreadwheelError):
+    first, failing, last = Worker("w0"), Worker("w1", error=error), Worker("w2")
+    stats = await transport.broadcast(learner, [first, failing, last])
+    assert stats.failures == (("w1", error),)
+    assert [proof.worker for proof in stats.attestations] == ["w0", "w2"]
+    assert serves(first, learner) and serves(last, learner)
+    for worker in (first, last):
+        worker.close()
+
+
+async def test_a_bug_in_a_worker_is_no_failure_to_be_healed(transport, learner):
+    with pytest.raises(ZeroDivisionError):
+        await transport.broadcast(learner, [Worker("w0", error=ZeroDivisionError())])
+
+
+async def test_an_attestation_of_other_weights_is_a_failure(transport, learner):
+    worker = Worker("w0", proves="old")
+    ((name, error),) = (await transport.broadcast(learner, [worker])).failures
+    assert name == "w0" and isinstance(error, WeightsError)
+    assert "w0 attests policy version 0 (digest old" in str(error)
+    worker.close()
+
+
+def _object_ref(value: object) -> asyncio.Future[Any]:
+    found = asyncio.get_running_loop().create_future()
+    found.set_result(value)
+    return found

@@ -1,0 +1,166 @@
+"""Who is in which group, and that a broadcast ends whoever is lost: the driver's end, against scripted learners and workers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.contracts.errors import BroadcastError, LostError, TreadwheelError, WorkerError
+from cluster.contracts.types import Attestation, Packed, RankGroup
+from cluster.weights.collective import CollectiveTransport
+from tests.fakes import attestation, death
+
+
+class Learner:
+    """Its groups wait until all members have come, or until it is told to give up. `sends` fail in turn; None sends."""
+
+    def __init__(self, *sends: TreadwheelError | None, receivers_per_worker: int = 1, backend: str = "gloo") -> None:
+        self.generation = 1
+        self.version = 0
+        self.sends = list(sends)
+        self.groups: list[RankGroup] = []
+        self._receivers_per_worker, self._backend = receivers_per_worker, backend
+        self._come: dict[str, int] = {}
+        self._changed = asyncio.Condition()
+        self._given_up: set[str] = set()
+
+    async def publish(self) -> list[Any]:
+        raise NotImplementedError
+
+    async def pack(self) -> list[asyncio.Future[Any]]:
+        packed = Packed(
+            policy_version=self.version,
+            digest=str(self.version),
+            total_bytes=8,
+            sender=f"learner {self.generation}",
+            address="here:1",
+            backend=self._backend,
+            receivers_per_worker=self._receivers_per_worker,
+        )
+        objects: list[asyncio.Future[Any]] = [asyncio.Future(), asyncio.Future()]
+        for place, value in zip(objects, (self.version, packed), strict=True):
+            place.set_result(value)
+        return objects
+
+    async def send(self, group: RankGroup) -> None:
+        self.groups.append(group)
+        if self.sends and (error := self.sends.pop(0)):
+            self.generation += 1
+            raise error
+        await self.joined(group, 1)
+
+    async def joined(self, group: RankGroup, num_members: int) -> None:
+        async with self._changed:
+            self._come[group.name] = self._come.get(group.name, 0) + num_members
+            self._changed.notify_all()
+            await self._changed.wait_for(
+                lambda: group.name in self._given_up or self._come[group.name] % group.size == 0
+            )
+            if group.name in self._given_up:
+                raise BroadcastError("given up")
+
+    async def give_up(self, group: RankGroup) -> None:
+        async with self._changed:
+            self._given_up.add(group.name)
+            self._changed.notify_all()
+
+
+class Worker:
+    """Fails in turn; None takes the weights."""
+
+    def __init__(self, name: str, learner: Learner, *outcomes: TreadwheelError | None) -> None:
+        self.name = name
+        self.first_ranks: list[int] = []
+        self._learner = learner
+        self._outcomes = list(outcomes)
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
+        manifest, group, first_rank = args
+        assert method == "receive" and deadline_s > group.timeout_s == 5, "a silent member costs itself alone"
+        self.first_ranks.append(first_rank)
+        if self._outcomes and (error := self._outcomes.pop(0)):
+            raise error
+        await self._learner.joined(group, self._learner._receivers_per_worker)
+        return attestation(self.name, await manifest)
+
+
+@pytest.fixture
+def transport() -> CollectiveTransport:
+    return CollectiveTransport(timeout_s=5)
+
+
+async def test_the_processes_of_all_engines_follow_the_learner_in_one_group_for_many_broadcasts(transport):
+    learner = Learner(receivers_per_worker=2)
+    workers = [Worker("w0", learner), Worker("w1", learner)]
+    for learner.version in range(3):
+        stats = await transport.broadcast(learner, workers)
+        assert len(stats.attestations) == 2 and stats.policy_version == learner.version
+    assert [worker.first_ranks for worker in workers] == [[1, 1, 1], [3, 3, 3]]
+    assert len({group.name for group in learner.groups}) == 1 and learner.groups[0].size == 5
+
+
+async def test_a_replaced_worker_one_more_and_a_restarted_learner_are_another_group_each(transport):
+    learner = Learner()
+    first, second = Worker("w0", learner), Worker("w1", learner)
+    await transport.broadcast(learner, [first])
+    await transport.broadcast(learner, [Worker("w0", learner)])
+    await transport.broadcast(learner, [first, second])
+    learner.generation += 1
+    await transport.broadcast(learner, [first, second])
+    assert len({group.name for group in learner.groups}) == 4
+    assert [group.size for group in learner.groups] == [2, 2, 3, 3]
+
+
+async def test_a_worker_that_dies_in_mid_broadcast_costs_itself_alone(transport):
+    learner, gone = Learner(), death("w1", "receive")
+    workers = [Worker("w0", learner), Worker("w1", learner, gone), Worker("w2", learner)]
+    stats = await transport.broadcast(learner, workers)
+    assert stats.failures == (("w1", gone),)
+    assert [proof.worker for proof in stats.attestations] == ["w0", "w2"]
+    assert [group.size for group in learner.groups] == [4, 3]
+    assert workers[2].first_ranks == [3, 2]
+
+
+async def test_those_who_have_it_are_not_asked_again(transport):
+    learner = Learner(receivers_per_worker=0)  # nobody waits for another: w0 has all of it when w1 is lost
+    workers = [Worker("w0", learner), Worker("w1", learner, BroadcastError("broken"), None)]
+    stats = await transport.broadcast(learner, workers)
+    assert len(stats.attestations) == 2
+    assert [len(worker.first_ranks) for worker in workers] == [1, 2]
+
+
+@pytest.mark.parametrize("error", [death("learner-0", "send"), LostError("restarted")])
+async def test_a_learner_that_dies_while_it_sends_packs_again_and_all_get_it(transport, error):
+    learner = Learner(error)
+    workers = [Worker("w0", learner), Worker("w1", learner)]
+    stats = await transport.broadcast(learner, workers)
+    assert [proof.worker for proof in stats.attestations] == ["w0", "w1"]
+    assert [group.sender for group in learner.groups] == ["learner 1", "learner 2"]
+
+
+async def test_a_worker_that_joins_has_a_group_over_gloo_of_its_own_and_the_fleets_goes_on(transport):
+    learner = Learner(backend="nccl")
+    fleet = [Worker("w0", learner)]
+    await transport.broadcast(learner, fleet)
+    await transport.catch_up([Worker("late", learner)])
+    await transport.broadcast(learner, fleet)
+    (one, late, two) = learner.groups
+    assert one == two and (one.backend, one.lasts) == ("nccl", True)
+    assert (late.backend, late.lasts, late.size) == ("gloo", False, 2) and late.name != one.name
+
+
+async def test_what_went_with_the_learner_cannot_be_caught_up_with(transport):
+    learner = Learner(None, death("learner-0", "send"))
+    await transport.broadcast(learner, [Worker("w0", learner)])
+    ((name, error),) = (await transport.catch_up([Worker("late", learner)])).failures
+    assert name == "late" and isinstance(error, LostError) and "policy version 0 went with the learner" in str(error)
+
+
+async def test_where_nobody_is_lost_and_nobody_gets_anything_each_is_sent_to_by_itself_and_one_is_to_blame(transport):
+    learner = Learner()
+    deaf = Worker("w1", learner, *[BroadcastError("no route to host")] * 9)
+    stats = await transport.broadcast(learner, [Worker("w0", learner), deaf])
+    ((name, error),) = stats.failures
+    assert name == "w1" and isinstance(error, WorkerError) and error.actor == "w1" and "no route to host" in str(error)
+    assert [proof.worker for proof in stats.attestations] == ["w0"]
+    assert [group.size for group in learner.groups] == [3, 3, 2, 2]

@@ -1,0 +1,209 @@
+"""Real gloo groups: the sender in this process, every receiver in one of its own. Whoever is lost, nobody waits without end."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from cluster.contracts.errors import BroadcastError, LostError, WeightsError
+from cluster.contracts.types import RankGroup
+from cluster.weights.manifest import Canary, WeightManifest, packing
+from cluster.weights.process_group import Incoming, Receiver, Sender
+
+CPU = torch.device("cpu")
+CANARY = Canary(token_ids=(1, 2), logprobs=(-1.0,), starting_logprobs=(-1.0,))
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
+
+def weights(version: int) -> list[tuple[str, torch.Tensor]]:
+    """Four buckets of 4,000 bytes: each number of a tensor is its own and the version's."""
+    return [(f"w{i}", torch.full((1000,), float(10 * version + i))) for i in range(4)]
+
+
+def kept(sender: Sender, version: int = 1) -> WeightManifest:
+    return sender.keep(packing(weights(version), policy_version=version, bucket_bytes=4000, canary=CANARY))
+
+
+def group_of(sender: Sender, *, size: int, name: str = "g1", lasts: bool = True, timeout_s: float = 120.0) -> RankGroup:
+    return RankGroup(
+        name=name, size=size, sender=sender.id, address=sender.address, backend="gloo", timeout_s=timeout_s, lasts=lasts
+    )
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    sender = Sender("127.0.0.1", device=CPU)
+    yield sender
+    sender.close()
+
+
+def receiving(pipe: Any) -> None:
+    """A process: takes what it is told to, and says what it got. At its `dies_at`-th tensor it is gone."""
+    torch.set_num_threads(1)
+    receiver = Receiver()
+    while (told := pipe.recv()) is not None:
+        incoming, dies_at = told
+        got: list[tuple[str, float]] = []
+        try:
+            for number, (name, tensor) in enumerate(receiver.tensors(incoming, place=0, device=CPU)):
+                if number == dies_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                got.append((name, float(tensor.sum())))
+            pipe.send(got)
+        except (BroadcastError, WeightsError) as error:
+            pipe.send(error)
+
+
+class Process:
+    def __init__(self) -> None:
+        self._pipe, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=receiving, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def take(self, group: RankGroup, rank: int, manifest: WeightManifest, *, dies_at: int | None = None) -> None:
+        self._pipe.send((Incoming(group=group, first_rank=rank, manifest=manifest), dies_at))
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(240), "no answer"
+        return self._pipe.recv()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid
+        os.kill(self._process.pid, number)
+
+    def await_end(self) -> None:
+        self._process.join()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    made = [Process() for _ in range(3)]
+    yield made
+    for process in made:
+        process.close()
+
+
+def sums(version: int) -> list[tuple[str, float]]:
+    return [(name, float(tensor.sum())) for name, tensor in weights(version)]
+
+
+def test_every_process_gets_every_version_over_one_group(sender, processes):
+    for version in (1, 2):
+        manifest, group = kept(sender, version), group_of(sender, size=4)
+        for rank, process in enumerate(processes, 1):
+            process.take(group, rank, manifest)
+        sender.send(group)
+        assert [process.answer() for process in processes] == [sums(version)] * 3
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_death_in_mid_broadcast_is_seen_by_all_and_the_living_get_it_again(sender, processes, victim):
+    manifest, group = kept(sender), group_of(sender, size=4)
+    for rank, process in enumerate(processes, 1):
+        process.take(group, rank, manifest, dies_at=1 if rank - 1 == victim else None)
+    with in_thread(sender.send, group) as sending:
+        processes[victim].await_end()
+        sender.give_up(
+            group
+        )  # as the driver does: the dead one may be a leaf of the tree, whose end its parent alone sees
+        with pytest.raises(BroadcastError):
+            sending.result(240)
+    living = [process for number, process in enumerate(processes) if number != victim]
+    # A broadcast goes through a tree: one whose branch was whole may have all of it.
+    assert all(isinstance(found, BroadcastError) or found == sums(1) for found in (each.answer() for each in living))
+    again = group_of(sender, size=3, name="g2")
+    for rank, process in enumerate(living, 1):
+        process.take(again, rank, manifest)
+    sender.send(again)
+    assert [process.answer() for process in living] == [sums(1)] * 2
+
+
+def test_a_member_that_is_silent_costs_the_others_no_more_than_the_call_to_give_up(sender, processes):
+    silent, *others = processes
+    manifest, group = kept(sender), group_of(sender, size=4)
+    for rank, process in enumerate(processes, 1):
+        process.take(group, rank, manifest)
+    sender.send(group)  # all have joined
+    for process in processes:
+        process.answer()
+    silent.signal(signal.SIGSTOP)
+    for rank, process in enumerate(processes, 1):
+        process.take(group, rank, manifest)
+    with in_thread(sender.send, group) as sending:
+        sender.give_up(group)
+        with pytest.raises(BroadcastError, match="given up"):
+            sending.result(240)
+    assert [type(process.answer()) for process in others] == [BroadcastError] * 2
+
+
+def test_a_member_that_never_comes_is_waited_for_until_the_groups_limit(sender):
+    group = group_of(sender, size=2, timeout_s=0.2)
+    kept(sender)
+    with pytest.raises(BroadcastError, match=r"not done within 0\.2 s"):
+        sender.send(group)
+
+
+def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
+    manifest = kept(sender)
+    groups = [group_of(sender, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
+    with contextlib.ExitStack() as stack:
+        sending = [stack.enter_context(in_thread(sender.send, group)) for group in groups]
+        for group in groups:
+            assert received(group, manifest) == sums(1)
+        assert [each.result(240) for each in sending] == [None, None]
+
+
+def test_a_bucket_that_is_altered_on_the_way_is_refused_before_its_tensors_are_given_out(sender):
+    manifest = kept(sender)
+    sender._kept[1][7] ^= 1
+    group = group_of(sender, size=2)
+    got: list[str] = []
+    with in_thread(sender.send, group), pytest.raises(WeightsError, match="bucket 1 of 4"):
+        try:
+            incoming = Incoming(group=group, first_rank=1, manifest=manifest)
+            got.extend(name for name, _ in Receiver().tensors(incoming, place=0, device=CPU))
+        finally:
+            sender.give_up(group)
+    assert got == ["w0"]
+
+
+def test_a_restarted_learner_has_nothing_of_what_was_packed_before(sender):
+    manifest = kept(sender)
+    after = Sender("127.0.0.1", device=CPU)
+    assert manifest and after.id != sender.id
+    for group in (group_of(after, size=2), group_of(sender, size=2)):
+        with pytest.raises(LostError, match="is gone"):
+            after.send(group)
+
+
+def test_the_store_listens_at_its_own_host_alone(sender):
+    host, _, port = sender.address.rpartition(":")
+    listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    assert [each.ip for each in listening if each.port == int(port)] == [host] == ["127.0.0.1"]
+    with socket.create_connection((host, int(port))):
+        pass
+
+
+def received(group: RankGroup, manifest: WeightManifest) -> list[tuple[str, float]]:
+    incoming = Incoming(group=group, first_rank=1, manifest=manifest)
+    return [(name, float(tensor.sum())) for name, tensor in Receiver().tensors(incoming, place=0, device=CPU)]
+
+
+@contextlib.contextmanager
+def in_thread(function: Any, *args: Any) -> Iterator[Future[Any]]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(function, *args)
