@@ -74,9 +74,8 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
             return
         place = self.parallel_config.rank
         try:
-            with (
-                unpinned_nccl_env()
-            ):  # the learner has not the variables that vLLM may set for NCCL among its own processes
+            # The learner has not the variables that vLLM may set for NCCL among its own processes.
+            with unpinned_nccl_env():
                 model.load_weights(self._receiver.tensors(tensors, place=place, device=self.device))
         except (BroadcastError, WeightsError) as error:
             # The update still has to be finished, or the next one would go on with half of this one's layers. And an error of one
