@@ -73,9 +73,8 @@ class VllmEngine:
         if self._vllm.platforms.current_platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
-        with (
-            importing_for_good()
-        ):  # vLLM imports as much again while it builds, collects by itself, and freezes what it made
+        # vLLM imports as much again while it builds, collects by itself, and freezes what it made.
+        with importing_for_good():
             self._engine: Any = _built(vllm, arguments, model=config.model)
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
