@@ -23,10 +23,11 @@ from tests.unit.learner.algorithms.batches import Case, mixed
 pytestmark = pytest.mark.slow  # all of every variant
 
 OF_THE_LEARNER = (
-    "monitor.", "sft.", "proximal_decay", "distillation.top_k",
+    "monitor.", "sft.", "proximal_decay", "distillation.top_k", "router_aux_loss_coefficient",
     "value.backbone", "value.path", "value.revision", "value.trust_remote_code", "value.learning_rate", "value.warmup_steps",
 )  # fmt: skip
-"""They say what the learner builds, averages, looks at, imitates and when it steps, and are no part of the loss of a batch."""
+"""They say what the learner builds, averages, looks at, imitates, asks of routers and when it steps, and are no part of the loss of a
+batch."""
 
 OF_THE_LOSS = [field for field in HOMES if field != "selection"]
 """A selection chooses what is in the batch, before there is one."""
