@@ -74,7 +74,7 @@ def _plain_ms(batch: pa.RecordBatch) -> float:
 async def _measure(size: int, batch: pa.RecordBatch) -> tuple[float, dict[str, float]]:
     """Groups/s, and milliseconds of CPU that each party takes for a group."""
     os.environ["PYTHONPATH"] = os.getcwd()  # actors on this machine inherit it, and find this file
-    await asyncio.to_thread(lambda: ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False))
+    await asyncio.to_thread(lambda: ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False))
     supervisor = Supervisor(SupervisionConfig(), _Silent())
     start = Seats({}, start_s=600.0, events=_Silent()).start
 
