@@ -196,6 +196,8 @@ class EngineThread:
         if not isinstance(command, _Abort):
             self._obey_in_turn(engine, command)
             return
+        if command.kept is not None:
+            self._flush(engine)
         aborted = self._abort(engine, command.request_ids)
         if command.kept is not None:
             command.kept.set_result(
@@ -235,6 +237,11 @@ class EngineThread:
         self._use = self._use.most(engine.use())
         self._last_step = time.time()
 
+    def _flush(self, engine: Engine) -> None:
+        """Before weights change or requests end early: every token counts, and as one of the version that sampled it."""
+        for output in engine.flush():
+            self._take(output)
+
     def _take(self, output: EngineOutput) -> None:
         active = self._active[output.request_id]
         if output.refusal is not None:
@@ -256,6 +263,7 @@ class EngineThread:
             return
         self._enter("loading weights")
         started = time.monotonic()
+        self._flush(engine)
         if self._on_update == "abort_and_resume":
             engine.abort(list(self._active))
         try:

@@ -31,6 +31,8 @@ from cluster.weights.process_group import Incoming
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
+_TOLD_TOGETHER = 32
+"""Tokens of a request. Each output costs vLLM and us as much as a fifth of a small model's token on a CPU."""
 _CPU_PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -88,13 +90,30 @@ class VllmEngine:
     def step(self) -> list[EngineOutput]:
         """One forward pass over all running requests; at most one token each. Empty when nothing runs.
 
-        A request that vLLM does not take is an output too, with the reason.
+        vLLM keeps tokens until a request has several: see `flush`. A request that vLLM does not take is an output too, with the reason.
         """
         if self._held:
             held, self._held = self._held, []
             return held
         refused = self._admit()
         return refused + ([self._converted(output) for output in self._engine.step()] if self._running else [])
+
+    def flush(self) -> list[EngineOutput]:
+        """The tokens that running requests have and that `step` has not returned; it does not return them later."""
+        told: list[EngineOutput] = []
+        # vLLM's public interface says them only when a request ends.
+        for state in self._engine.output_processor.request_states.values():
+            token_ids = state.detokenizer.output_token_ids[state.sent_tokens_offset :]
+            if state.stream_interval == 1 or not token_ids:
+                continue
+            state.sent_tokens_offset += len(token_ids)
+            logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
+            told.append(
+                EngineOutput(
+                    request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
+                )
+            )
+        return told
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
@@ -226,10 +245,12 @@ class VllmEngine:
 
     def _params(self, request: EngineRequest) -> Any:
         wanted = structure(request.sampling)
+        looks_for_stops = request.kept is not None and request.sampling.stop  # token by token
         return self._vllm.SamplingParams(
             **vllm_arguments(request, stop_token_ids=self._stop_token_ids),
             structured_outputs=None if wanted is None else self._structured(**wanted),
             output_kind=self._delta,
+            stream_interval=1 if looks_for_stops else _TOLD_TOGETHER,
         )
 
     def _converted(self, output: Any) -> EngineOutput:
@@ -246,7 +267,7 @@ class VllmEngine:
         return EngineOutput(
             request_id=output.request_id,
             token_ids=token_ids,
-            logprobs=[at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)],
+            logprobs=_logprobs_of(token_ids, completion.logprobs),
             finish_reason=_FINISH_REASONS[reason] if reason else None,
             # With the output that vLLM ends a request with; a request that was ended here has none.
             routed_experts=None if completion.routed_experts is None else completion.routed_experts.tobytes(),
@@ -259,6 +280,10 @@ class VllmEngine:
         if seam.is_past:
             del self._seams[request_id]
         return ends
+
+
+def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
+    return [at[token].logprob for token, at in zip(token_ids, found, strict=True)]
 
 
 def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> Any:

@@ -47,7 +47,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """New tokens of one request since the last step."""
+    """New tokens of one request since its last output."""
 
     request_id: str
     token_ids: list[int]
@@ -67,7 +67,11 @@ class Engine(Protocol):
     def add(self, request: EngineRequest) -> None: ...
 
     def step(self) -> list[EngineOutput]:
-        """One forward pass over all running requests. Empty when nothing runs."""
+        """One forward pass over all running requests. It may keep tokens back, until a request has several or ends."""
+        ...
+
+    def flush(self) -> list[EngineOutput]:
+        """What `step` has kept back of running requests."""
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None: ...

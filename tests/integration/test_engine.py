@@ -180,6 +180,21 @@ def test_an_aborted_request_says_no_more(engine):
     assert seen == {"keep", "waiting1", "waiting2"}
 
 
+def test_tokens_are_kept_back_until_there_are_several_and_are_told_when_asked_for(engine):
+    whole = run(engine, request("whole", PROMPT, seed=3, max_tokens=12))["whole"]
+    engine.add(request("again", PROMPT, seed=3, max_tokens=12))
+    told = [output for _ in range(5) for output in engine.step()]
+    assert [len(output.token_ids) for output in told] == [1]
+    asked = engine.flush()
+    assert [len(output.token_ids) for output in asked] == [4] and engine.flush() == []
+    ending = [output for _ in range(7) for output in engine.step()]
+    assert [len(output.token_ids) for output in ending] == [7]
+    outputs = [*told, *asked, *ending]
+    assert {output.request_id for output in outputs} == {"again"}
+    assert [token for output in outputs for token in output.token_ids] == whole.token_ids
+    assert [logprob for output in outputs for logprob in output.logprobs] == whole.rollout_logprobs
+
+
 def test_of_those_that_wait_the_lower_place_starts_first_and_equal_ones_as_they_came(engine):
     for name, place in (("running1", 0), ("running2", 0), ("late", 9), ("old", 1), ("older", 0), ("old too", 1)):
         engine.add(dataclasses.replace(request(name, PROMPT, max_tokens=4), place=place))
@@ -198,7 +213,8 @@ def test_a_request_that_vllm_does_not_take_is_an_output_with_the_reason_and_the_
     assert refusals.keys() == {"unknown", "long", "empty", "form", "types"}
     assert refusals["unknown"].startswith("token id 1000000 is not in the model's vocabulary of ")
     assert "longer than the maximum model length" in refusals["long"]
-    assert [output.request_id for output in outputs if not output.refusal] == ["good"] * 4
+    told = [output for output in outputs if not output.refusal]
+    assert {output.request_id for output in told} == {"good"} and sum(len(output.token_ids) for output in told) == 4
 
 
 def test_a_resumed_request_goes_on_after_its_kept_tokens(engine, reference):

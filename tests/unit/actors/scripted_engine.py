@@ -17,9 +17,11 @@ class ScriptedEngine:
         length: Callable[[EngineRequest], int] = lambda request: request.sampling.max_tokens,
         refusal: Callable[[EngineRequest], str | None] = lambda request: None,
         records_experts: bool = False,
+        told_together: int = 1,
     ) -> None:
         """`length` says how many tokens a request gets, `refusal` why it gets none. With `records_experts` a finished request tells of
-        each position how long its request was when it read it: the experts of a model with one layer and one expert a token."""
+        each position how long its request was when it read it: the experts of a model with one layer and one expert a token. Tokens of a
+        request are kept back until there are as many as `told_together`."""
         self._length = length
         self._refusal = refusal
         self.weight = 0.0
@@ -30,6 +32,8 @@ class ScriptedEngine:
         self.at_step = at_step or {}
         """What else happens in the engine's thread during a step, by how many tokens each request had before it."""
         self._records_experts = records_experts
+        self._told_together = told_together
+        self._kept_back: dict[str, list[tuple[int, float]]] = {}
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._held: list[EngineOutput] = []
 
@@ -42,9 +46,13 @@ class ScriptedEngine:
         held, self._held = self._held, []
         return held or self._advance()
 
+    def flush(self) -> list[EngineOutput]:
+        return [self._told(request_id, None) for request_id, tokens in self._kept_back.items() if tokens]
+
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._running.pop(request_id, None)
+            self._kept_back.pop(request_id, None)
         self._held = [output for output in self._held if output.request_id not in request_ids]
 
     def use(self) -> EngineUse:
@@ -72,19 +80,29 @@ class ScriptedEngine:
                 del self._running[request_id]
                 continue
             is_last = num_done + 1 == self._length(request)
-            outputs.append(
-                EngineOutput(
-                    request_id=request_id,
-                    token_ids=[request.seed % 100 + num_done],
-                    logprobs=[-self.weight],
-                    finish_reason=FinishReason.LENGTH if is_last else None,
-                    routed_experts=self._experts(request, num_done) if is_last else None,
-                )
-            )
+            kept_back = self._kept_back.setdefault(request_id, [])
+            kept_back.append((request.seed % 100 + num_done, -self.weight))
+            if is_last:
+                experts = self._experts(request, num_done)
+                outputs.append(self._told(request_id, FinishReason.LENGTH, routed_experts=experts))
+            elif len(kept_back) == self._told_together:
+                outputs.append(self._told(request_id, None))
             self._running[request_id] = (request, num_done + 1)
             if is_last:
                 del self._running[request_id]
         return outputs
+
+    def _told(
+        self, request_id: str, reason: FinishReason | None, *, routed_experts: bytes | None = None
+    ) -> EngineOutput:
+        tokens, self._kept_back[request_id] = self._kept_back[request_id], []
+        return EngineOutput(
+            request_id=request_id,
+            token_ids=[token for token, _ in tokens],
+            logprobs=[logprob for _, logprob in tokens],
+            finish_reason=reason,
+            routed_experts=routed_experts,
+        )
 
     def _experts(self, request: EngineRequest, num_done: int) -> bytes | None:
         length = len(request.prompt_token_ids) + num_done

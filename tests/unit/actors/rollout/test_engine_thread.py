@@ -32,10 +32,10 @@ def update(version: int, *, is_right: bool = True) -> Update:
 
 
 def sampled(
-    *, on_update: Any, new: Update
+    *, on_update: Any, new: Update, told_together: int = 1
 ) -> tuple[Completion | WeightsError, Future[tuple[Proof, float]], ScriptedEngine]:
     """One request of six tokens; `new` arrives while its third is sampled."""
-    engine = ScriptedEngine()
+    engine = ScriptedEngine(told_together=told_together)
     thread = EngineThread(lambda: engine, on_update=on_update)
     outcome: Future[Completion | WeightsError] = Future()
     updates: list[Future[tuple[Proof, float]]] = []
@@ -55,6 +55,29 @@ def test_continue_marks_each_token_with_the_version_that_sampled_it():
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
     assert completion.token_ids == [10, 11, 12, 13, 14, 15]
     assert updated.result()[0].canary_mean_error == 2.0
+
+
+@pytest.mark.parametrize("told_together", [2, 4, 100])
+@pytest.mark.parametrize("on_update", ["continue", "abort_and_resume"])
+def test_tokens_that_the_engine_kept_back_are_of_the_version_that_sampled_them(on_update, told_together):
+    completion, _, _ = sampled(on_update=on_update, new=update(2), told_together=told_together)
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15]
+    assert completion.policy_versions == [1, 1, 1, 2, 2, 2]
+    assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+
+
+def test_tokens_that_the_engine_kept_back_are_handed_over():
+    engine = ScriptedEngine(told_together=4)
+    thread = EngineThread(lambda: engine, on_update="continue")
+    handed_over: list[Future[dict[str, Completion]]] = []
+    engine.at_step = {2: lambda: handed_over.append(thread.hand_over(["r"]))}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    thread.submit([request], lambda request_id, result: None)
+    while not handed_over:
+        time.sleep(0.001)
+    assert handed_over[0].result(timeout=120)["r"].token_ids == [10, 11, 12]
+    thread.stop()
 
 
 def test_how_full_the_engine_was_is_told_under_two_weights_and_then_forgotten():
