@@ -12,9 +12,14 @@ import numpy as np
 from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector, get_aux_output_connector
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from cluster.weights.vllm_receiver import ReceiverRegistration
 
-class ExpertRecordingWorker(CPUWorker):
-    """Of an engine whose configuration asks for routed experts, without speculative decoding."""
+
+class ExpertRecordingWorker(CPUWorker, ReceiverRegistration):
+    """Of an engine whose configuration asks for routed experts, without speculative decoding.
+
+    It has the weights' extension by itself: vLLM, which mixes that into the class of its first engine in a process, refuses a subclass.
+    """
 
     _connector: AuxOutputWorkerConnector
     _scheduled: Any

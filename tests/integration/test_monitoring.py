@@ -92,6 +92,11 @@ NOT_IN_THIS_RUN = {
         "prompts/num_truncated",
     ),
     "an outage of a judge, a worker that joins": ("time/held_s", "time/join_s"),
+    "experts whose choices are replayed": (
+        "learner/router_aux_loss",
+        "learner/routing_differs",
+        "learner/without_experts",
+    ),
 }
 """Of the dashboard's queries, those that this run has no data for, by the reason."""
 

@@ -101,7 +101,9 @@ def test_experts_are_recorded_from_the_cache_after_an_interruption_and_under_the
     check(run(engine, request("second turn", later, seed=5)), later)
     for name in ("given up", "resumed"):
         engine.add(request(name, prompt, seed=6))
-    tokens = [output.token_ids[0] for _ in range(6) for output in engine.step() if output.request_id == "resumed"]
+    told = [*(output for _ in range(6) for output in engine.step()), *engine.flush()]
+    tokens = [token for output in told if output.request_id == "resumed" for token in output.token_ids]
+    assert len(tokens) == 6
     engine.abort(["given up", "resumed"])
     kept = completion(tokens, [0.0] * len(tokens), reason=FinishReason.ABORTED)
     check(run(engine, request("goes on", prompt, seed=6, kept=kept)), [*prompt, *tokens])
@@ -135,15 +137,14 @@ async def test_an_update_in_flight_is_seen_by_tokens_and_never_by_the_prefix_cac
     for i in range(4):
         engine.add(request(f"new{i}", prompt, seed=i, max_tokens=8))
     new: dict[str, tuple[list[int], list[float]]] = {f"new{i}": ([], []) for i in range(4)}
-    seen_old = set()
-    while outputs := engine.step():
-        for output in outputs:
+    ended: set[str] = set()
+    while len(ended) < 8:
+        for output in engine.step():
             if output.request_id in new:
                 new[output.request_id][0].extend(output.token_ids)
                 new[output.request_id][1].extend(output.logprobs)
-            else:
-                seen_old.add(output.request_id)
-    assert len(seen_old) == 4
+            if output.finish_reason:
+                ended.add(output.request_id)
     for token_ids, logprobs in new.values():
         assert largest_error(logprobs, reference.logprobs([*prompt, *token_ids])[len(prompt) - 1 :]) < 1e-4
 
