@@ -99,20 +99,20 @@ class VllmEngine:
         return refused + ([self._converted(output) for output in self._engine.step()] if self._running else [])
 
     def flush(self) -> list[EngineOutput]:
-        """The tokens that running requests have and that `step` has not returned; it does not return them later."""
-        told: list[EngineOutput] = []
-        # vLLM's public interface says them only when a request ends.
+        """The tokens that `step` has not returned, those beside a probe among them; it does not return them later."""
+        told, self._held = self._held, []
+        # vLLM's public interface says the rest only when a request ends.
         for state in self._engine.output_processor.request_states.values():
-            token_ids = state.detokenizer.output_token_ids[state.sent_tokens_offset :]
-            if state.stream_interval == 1 or not token_ids:
+            if state.stream_interval == 1:  # all are told at once, and not counted
                 continue
-            state.sent_tokens_offset += len(token_ids)
-            logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
-            told.append(
-                EngineOutput(
-                    request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
+            if token_ids := state.detokenizer.output_token_ids[state.sent_tokens_offset :]:
+                state.sent_tokens_offset += len(token_ids)
+                logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
+                told.append(
+                    EngineOutput(
+                        request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
+                    )
                 )
-            )
         return told
 
     def abort(self, request_ids: Sequence[str]) -> None:

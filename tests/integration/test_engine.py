@@ -195,6 +195,17 @@ def test_tokens_are_kept_back_until_there_are_several_and_are_told_when_asked_fo
     assert [logprob for output in outputs for logprob in output.logprobs] == whole.rollout_logprobs
 
 
+def test_what_is_sampled_beside_a_probe_is_told_when_asked_for_and_not_again(engine):
+    whole = run(engine, request("whole", PROMPT, seed=3, max_tokens=12))["whole"]
+    engine.add(request("again", PROMPT, seed=3, max_tokens=12))
+    outputs = engine.step()
+    engine.prompt_logprobs(PROBE)
+    asked = engine.flush()
+    assert sum(len(output.token_ids) for output in asked) >= 1 and engine.flush() == []
+    outputs += [*asked, *(output for _ in range(12) for output in engine.step())]
+    assert [token for output in outputs for token in output.token_ids] == whole.token_ids
+
+
 def test_of_those_that_wait_the_lower_place_starts_first_and_equal_ones_as_they_came(engine):
     for name, place in (("running1", 0), ("running2", 0), ("late", 9), ("old", 1), ("older", 0), ("old too", 1)):
         engine.add(dataclasses.replace(request(name, PROMPT, max_tokens=4), place=place))

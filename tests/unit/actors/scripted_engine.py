@@ -47,7 +47,8 @@ class ScriptedEngine:
         return held or self._advance()
 
     def flush(self) -> list[EngineOutput]:
-        return [self._told(request_id, None) for request_id, tokens in self._kept_back.items() if tokens]
+        held, self._held = self._held, []
+        return held + [self._told(request_id, None) for request_id, tokens in self._kept_back.items() if tokens]
 
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

@@ -66,6 +66,27 @@ def test_tokens_that_the_engine_kept_back_are_of_the_version_that_sampled_them(o
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
 
 
+@pytest.mark.parametrize("told_together", [1, 100])
+@pytest.mark.parametrize("on_update", ["continue", "abort_and_resume"])
+def test_a_token_sampled_beside_a_probe_is_of_its_version_though_the_next_update_follows_at_once(
+    on_update, told_together
+):
+    engine = ScriptedEngine(told_together=told_together)
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcome: Future[Outcome] = Future()
+    engine.at_step = {2: lambda: [thread.update(update(version)) for version in (2, 3)]}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15]
+    assert [-float(version) for version in completion.policy_versions] == completion.rollout_logprobs
+    if on_update == "continue":  # else nothing runs beside a probe
+        assert completion.policy_versions == [1, 1, 1, 2, 3, 3]
+
+
 def test_tokens_that_the_engine_kept_back_are_handed_over():
     engine = ScriptedEngine(told_together=4)
     thread = EngineThread(lambda: engine, on_update="continue")
