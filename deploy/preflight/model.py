@@ -51,15 +51,15 @@ def readings(reward: RewardConfig) -> dict[str, "Reading"]:
 
 def check_critic(config: RunConfig) -> None:
     """The same for the model that a critic starts from, which must be of the policy's architecture, too."""
+    value = config.algorithm.value
+    if value is None or value.path is None:
+        return
     with importing():
         from transformers import AutoModel
 
         from learner.model.critic import refuse_another_architecture
         from learner.model.loading import skeleton
 
-    value = config.algorithm.value
-    if value is None or value.path is None:
-        return
     own = _plain(_check_second(config, value, section="algorithm.value"))
     like = skeleton(_plain(config.model))
     refuse_another_architecture(skeleton(own, kind=AutoModel, field="algorithm.value.path"), like=like, path=value.path)
@@ -150,11 +150,12 @@ def check_adapters(config: RunConfig) -> None:
 
 def check_routing(config: RunConfig) -> None:
     """Raises ConfigError where routing is replayed, for a model, built without its weights, of whose experts none can be."""
+    if not config.rollout.routing_replay:
+        return
     from learner.model.loading import skeleton
     from learner.model.routing import Routing
 
-    if config.rollout.routing_replay:
-        Routing(skeleton(_plain(config.model)))
+    Routing(skeleton(_plain(config.model)))
 
 
 def _check_vocabulary(second: ModelConfig, *, policy: ModelConfig, field: str) -> None:
