@@ -194,7 +194,12 @@ class RunConfig(Section):
         """Of the process groups that weights are broadcast in. NCCL takes no GPU twice: parts of one are not enough for it."""
         if self.weights.backend != "auto":
             return self.weights.backend
-        return "nccl" if self.learner.gpus_per_rank >= 1 and self.rollout.gpus_per_worker >= 1 else "gloo"
+        return "nccl" if self.weights_find_whole_gpus else "gloo"
+
+    @property
+    def weights_find_whole_gpus(self) -> bool:
+        """On both sides of a broadcast."""
+        return self.learner.gpus_per_rank >= 1 and self.rollout.gpus_per_worker >= 1
 
     @property
     def learner_scores_reference(self) -> bool:

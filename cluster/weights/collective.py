@@ -104,8 +104,7 @@ class CollectiveTransport:
             results |= ended
             if len(ended) == len(found):
                 break
-            if sent is not None and not isinstance(sent, BroadcastError):
-                raise sent
+            _refuse_lost_learner(sent)
             num_vain = 0 if ended else num_vain + 1
             if num_vain == _VAIN_ROUNDS:
                 alone = await asyncio.gather(*(self._alone(learner, packed, worker) for worker in waiting))
@@ -114,8 +113,7 @@ class CollectiveTransport:
 
     async def _alone(self, learner: PublishingLearner, packed: Packed, worker: ActorHandle) -> Result:
         sent, result = await self._round(learner, packed, [worker], joins=True)
-        if sent is not None and not isinstance(sent, BroadcastError):
-            raise sent
+        _refuse_lost_learner(sent)
         if not isinstance(result, BroadcastError):
             return result
         return WorkerError(f"{worker.name} does not get the weights: {result}", actor=worker.name, stage="receive")
@@ -124,7 +122,7 @@ class CollectiveTransport:
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
     ) -> list[Any]:
         """Why the learner could not send to all, None when it did; then the workers' results. Nobody is waited for in vain."""
-        group = self._group(packed, workers, joins=joins)
+        group, published = self._group(packed, workers, joins=joins), asdict(packed)
         has_given_up = False
 
         async def watched(call: Awaitable[Any]) -> Any:
@@ -149,7 +147,7 @@ class CollectiveTransport:
                 self._manifest,
                 group,
                 1 + number * packed.receivers_per_worker,
-                published=asdict(packed),
+                published=published,
                 deadline_s=self._timeout_s + _GRACE_S,
             )
             for number, worker in enumerate(workers)
@@ -172,6 +170,12 @@ class CollectiveTransport:
         if not joins:
             self._lasting = _Lasting(group, list(workers))
         return group
+
+
+def _refuse_lost_learner(sent: Any) -> None:
+    """Raises why the learner could not send, where that is its own failure and no receiver's."""
+    if sent is not None and not isinstance(sent, BroadcastError):
+        raise sent
 
 
 collective = CollectiveTransport

@@ -34,7 +34,7 @@ def check_weights(config: RunConfig) -> None:
     if transport.name != "collective":
         return
     learner, rollout = config.learner, config.rollout
-    if config.weights_backend == "nccl" and (learner.gpus_per_rank < 1 or rollout.gpus_per_worker < 1):
+    if config.weights_backend == "nccl" and not config.weights_find_whole_gpus:
         raise ConfigError(
             f"weights.backend=nccl needs whole GPUs on both sides, but learner.gpus_per_rank={learner.gpus_per_rank:g} and "
             f"rollout.gpus_per_worker={rollout.gpus_per_worker:g}; use weights.backend=gloo"

@@ -73,6 +73,13 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
     return file
 
 
+def write_endless_run(folder: Path, model: Path, **settings: Any) -> Path:
+    """`write_run` of one that goes on until it is stopped, with workers a step ahead of the learner; `settings` go on top."""
+    ahead = {"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 1}
+    endless = {"num_steps": 100_000, "deterministic": False, "algorithm": {}, "buffer": ahead}
+    return write_run(folder, model, **endless | settings)
+
+
 def undisturbed_run(factory: pytest.TempPathFactory) -> tuple[Path, "Run"]:
     """(run file, a run of it that nobody hurt): one for all tests that compare with it. Its steps make four updates
     on trajectories that were chosen among more."""

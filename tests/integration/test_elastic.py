@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from tests.integration.commands import Background, treadwheel
-from tests.integration.faults import Run, learner_held, slowed, until, write_run
+from tests.integration.faults import Run, learner_held, slowed, until, write_endless_run
 from tests.integration.ray_head import ray_head
 from tests.integration.ray_nodes import SYSTEM, announce_end, end, ray_nodes
 from tests.models import make_tiny_model
@@ -20,13 +20,9 @@ lost seat waits for a node."""
 def elastic(tmp_path_factory) -> Run:
     """Asked for three workers, with room for two: a node ends, two join, one ends, one announces its end, an order takes two away."""
     folder = tmp_path_factory.mktemp("elastic")
-    file = write_run(
+    file = write_endless_run(
         folder,
         make_tiny_model(folder / "model"),
-        num_steps=100_000,
-        deterministic=False,
-        algorithm={},
-        buffer={"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 1},
         learner__cpus_per_rank=1.7,
         rollout__num_workers=3,
         rollout__cpus_per_worker=0.8,
@@ -102,14 +98,10 @@ def test_an_order_takes_away_who_waits_for_a_node_and_keeps_one_that_serves(elas
 def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_back(tmp_path):
     """The first worker is slow for a while, as on a machine that others use too; then two are more than the learner needs."""
     run = Run(tmp_path / "run")
-    file = write_run(
+    file = write_endless_run(
         tmp_path,
         make_tiny_model(tmp_path / "model"),
-        num_steps=100_000,
-        deterministic=False,
-        algorithm={},
         sampling__max_tokens=4,  # sampled sooner than learned from, unless the worker is slow
-        buffer={"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 1},
         rollout__cpus_per_worker=1,
         elastic={"max_workers": 2, "scale_up_wait_share": 0.1, "scale_down_full_steps": 3},
     )

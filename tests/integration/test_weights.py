@@ -30,7 +30,7 @@ from tests.integration.engines import (
     run,
     start_engine,
 )
-from tests.integration.faults import Run, until, write_run
+from tests.integration.faults import Run, until, write_endless_run
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
@@ -233,13 +233,9 @@ def _send_half(sender: Sender, group: RankGroup) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_and_has_it_join_again(tmp_path):
-    file = write_run(
+    file = write_endless_run(
         tmp_path,
         make_tiny_model(tmp_path / "model"),
-        num_steps=100_000,
-        deterministic=False,
-        algorithm={},
-        buffer={"groups_per_step": 4, "trajectories_per_group": 4, "max_off_policy_steps": 1},
         rollout__num_workers=2,
         rollout__cpus_per_worker=0.4,
         weights={"transport": "collective"},
