@@ -173,6 +173,10 @@ class Run:
         lines = self.directory.read_json_lines("metrics.jsonl")
         return {line["policy_version"]: line for line in lines if "reward/mean" in line}
 
+    def whole_steps(self) -> list[dict[str, Any]]:
+        """Their metrics, without the step that Ctrl-C may have cut short: it is learned and recorded, and its weights are not sent."""
+        return [numbers for numbers in self.metrics().values() if "time/step_s" in numbers]
+
     def phases(self) -> dict[str, list[dict[str, Any]]]:
         """Of each actor, in their order."""
         lines = sorted(self.directory.read_json_lines("phases.jsonl"), key=lambda line: line["start"])

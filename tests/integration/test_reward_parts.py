@@ -5,7 +5,6 @@ A second reward service joins in mid-run and leaves again.
 
 import json
 import math
-from typing import Any
 
 import pytest
 
@@ -62,11 +61,6 @@ def _scale(run: Run, num_services: int) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def _whole_steps(run: Run) -> list[dict[str, Any]]:
-    """Without the one that Ctrl-C may have cut short: it is learned and recorded, and its weights are not sent."""
-    return [numbers for numbers in run.metrics().values() if "time/step_s" in numbers]
-
-
 def _is_judging(run: Run, service: str) -> bool:
     status = json.loads((run.path / "status.json").read_text())
     return any(each["actor"] == service and each["phase"] == "judging" for each in status["actors"])
@@ -85,7 +79,7 @@ def test_a_service_joins_by_an_order_judges_and_leaves_by_the_next(run):
     assert joined.count("reward") == joined.count("reward-1") == 1
     assert [event["actor"] for event in run.events("worker_left")] == ["reward-1"]
     assert not run.events("failure")
-    assert {each["rollout/num_services"] for each in _whole_steps(run)} == {1.0, 2.0}
+    assert {each["rollout/num_services"] for each in run.whole_steps()} == {1.0, 2.0}
 
 
 def test_each_reward_is_the_sum_of_its_groups_recipe(run):
@@ -111,7 +105,7 @@ def test_each_reward_is_the_sum_of_its_groups_recipe(run):
 
 
 def test_failures_are_told_by_part_and_means_by_source(run):
-    numbers = _whole_steps(run)
+    numbers = run.whole_steps()
     assert sum(each.get("reward/wild/num_failed", 0) for each in numbers) > 0
     assert all(each["time/digits/judging_s"] > 0 for each in numbers)
     assert any("reward/mean/odd" in each and "reward/digits/even" in each for each in numbers)

@@ -83,7 +83,7 @@ def test_finished_groups_leave_a_node_that_ends_and_what_a_killed_node_took_is_s
     assert len(leaving["actors"]) == 1 and {event["actor"] for event in run.events("worker_left")} == {
         *leaving["actors"]
     }
-    steps = run.metrics().values()
+    steps = run.whole_steps()
     num_saved = sum(len(event["groups"]) for event in run.events("groups_saved"))
     assert num_saved > 0 and sum(step["rollout/groups_saved"] for step in steps) == num_saved
     assert sum(step["rollout/spot_evictions"] for step in steps) == 1
