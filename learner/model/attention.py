@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from learner.sequence_parallel import SequenceGroup
+
 PACKED = "treadwheel_packed"
 MAX_MASK_CELLS = 2**24
 """Cells of one bucket's mask; longer segments go into buckets of their own."""
@@ -57,6 +59,8 @@ class Segments:
     buckets: tuple[Bucket, ...]
     cell_index_T: Tensor
     """For each token of the row its cell among all buckets' queries."""
+    sequence_group: SequenceGroup | None = None
+    """The ranks that have the row in slices; None where this rank has all of it."""
 
 
 def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
@@ -109,13 +113,35 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
-    Without segments (a model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a
-    difference instead of an exception.
+    With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. Without segments (a
+    model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a difference instead
+    of an exception.
     """
-    num_heads = query.shape[1]
     if segments is None:
         attended = _attend(query, key, value, None, scaling=scaling, softcap=softcap)
         return attended.transpose(1, 2).contiguous(), None
+    options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
+    group = segments.sequence_group
+    if group is None:
+        return _attend_row(query, key, value, **options), None
+    num_tokens, num_padded = segments.cell_index_T.numel(), group.size * query.shape[2]
+    whole = (group.to_heads(x)[:, :, :num_tokens] for x in (query, key, value))
+    attended = F.pad(_attend_row(*whole, **options), (0, 0, 0, 0, 0, num_padded - num_tokens))
+    return group.to_positions(attended), None
+
+
+def _attend_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    segments: Segments,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
+    num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []
     for bucket in segments.buckets:
@@ -123,11 +149,11 @@ def packed_attention(
         query_S = _heads(F.embedding(bucket.query_index_SQ, query_T), num_heads=num_heads)
         key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
         value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
-        mask = _mask(bucket, sliding_window=sliding_window)
+        mask = _mask(bucket, sliding_window=window)
         attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, softcap=softcap)
         cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
     row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
-    return row_T.view(1, -1, num_heads, value.shape[-1]), None
+    return row_T.view(1, -1, num_heads, value.shape[-1])
 
 
 def _attend(

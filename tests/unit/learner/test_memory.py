@@ -105,6 +105,23 @@ def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_pa
     assert masks(10, attention="flash_attention_2") == 0
 
 
+def test_ranks_that_share_passes_have_a_slice_each_and_masks_of_the_whole(model_path: Path):
+    def estimate(size: int, *, max_tokens: int) -> MemoryEstimate:
+        config = make_config(
+            model_path,
+            learner={"num_ranks": 4, "sequence_parallel_size": size, "max_tokens_per_micro_batch": 1000},
+            sampling={"max_tokens": max_tokens},
+        )
+        return of_run(config)
+
+    alone, shared = estimate(1, max_tokens=8000), estimate(4, max_tokens=8000)
+    # The longest row, 8,000 tokens, beyond the budget: 2,000 on each of four ranks.
+    assert alone.activations_bytes == 4 * shared.activations_bytes and shared.head_bytes < alone.head_bytes
+    assert shared.mask_bytes == alone.mask_bytes and shared.weights_bytes == alone.weights_bytes
+    # A short row: all ranks have the budget each.
+    assert estimate(4, max_tokens=10).activations_bytes == estimate(1, max_tokens=10).activations_bytes
+
+
 def test_a_save_in_the_background_copies_masters_moments_and_the_model(model_path: Path):
     found = _estimate(model_path)
     assert found.saving_bytes == (4 + 8 + 2) * found.num_parameters
