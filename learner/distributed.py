@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import ConfigError
+from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
 """Gradients of micro-batches are reduced once per step while whole float32 gradients fit into this; larger models reduce each time."""
@@ -55,9 +56,20 @@ class Ranks:
     """None with one rank."""
     group: dist.ProcessGroup | None = None
     """Of the exchange; None is torch's default group."""
+    sequence_group: SequenceGroup | None = None
+    """The ranks that this one shares passes with; None where each rank has passes of its own."""
 
     @classmethod
-    def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "Ranks":
+    def join(
+        cls,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: torch.device,
+        timeout_s: float,
+        sequence_parallel_size: int = 1,
+    ) -> "Ranks":
         """Returns once all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
         if size == 1:
             return cls(rank=0, size=1, device=device, mesh=None)
@@ -75,7 +87,34 @@ class Ranks:
             _return_large_blocks()
         # While Python still stands: the process group's threads are not to outlive it.
         atexit.register(leave)
-        return cls(rank=rank, size=size, device=device, mesh=DeviceMesh(device.type, list(range(size))))
+        sequence_group = None
+        if sequence_parallel_size > 1:
+            group, _ = dist.new_subgroups(sequence_parallel_size, timeout=timedelta(seconds=timeout_s))
+            assert isinstance(group, dist.ProcessGroup), "every rank is in one"
+            place = rank % sequence_parallel_size
+            sequence_group = SequenceGroup(rank=place, size=sequence_parallel_size, group=group)
+        mesh = DeviceMesh(device.type, list(range(size)))
+        return cls(rank=rank, size=size, device=device, mesh=mesh, sequence_group=sequence_group)
+
+    @property
+    def num_per_pass(self) -> int:
+        """Ranks that share a pass; they are neighbours."""
+        return 1 if self.sequence_group is None else self.sequence_group.size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Parts that a mini-batch is split into, each with passes of its own."""
+        return self.size // self.num_per_pass
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This rank's part of them."""
+        return self.rank // self.num_per_pass
+
+    @property
+    def leads(self) -> bool:
+        """True on one of the ranks that share a pass, and so find the same: what is counted or recorded comes from it alone."""
+        return self.rank % self.num_per_pass == 0
 
     def beside(self) -> "Ranks":
         """The same ranks with a group of their own on the CPU: a thread may use it while training exchanges. All ranks must call it."""

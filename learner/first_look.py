@@ -90,7 +90,7 @@ class FirstLook:
                 outputs, values_C = self._networks(micro_batch, entropies=entropies)
                 computed = {"logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
                 rows = mini_batch.in_batch(micro_batch)
-                for name in names if rows else ():
+                for name in names if rows and self._ranks.leads else ():
                     found[name][rows] = micro_batch.scatter(computed[name].float())
                 self._phases.move()
         return {name: self._ranks.sum(x_NT) for name, x_NT in found.items()}

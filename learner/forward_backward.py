@@ -54,8 +54,9 @@ class Passes:
         phases: Phases,
     ) -> None:
         self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
-        self._most_tokens = config.max_tokens_per_micro_batch
-        self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
+        self._most_tokens_of_a_rank = config.max_tokens_per_micro_batch
+        self._most_tokens = ranks.num_per_pass * config.max_tokens_per_micro_batch
+        self._max_tokens = ranks.num_per_pass * tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
         self._router_coefficient = objective.config.router_aux_loss_coefficient
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
@@ -90,16 +91,18 @@ class Passes:
             if num_tokens > self._most_tokens:
                 raise DataError(
                     f"{batch.tensors.name(row)}: its {num_segments} segments take {num_tokens} tokens of one pass, and "
-                    f"learner.max_tokens_per_micro_batch={self._most_tokens}; raise it: the segments of an episode are learned together"
+                    f"learner.max_tokens_per_micro_batch={self._most_tokens_of_a_rank}; raise it: the segments of an episode are learned "
+                    "together"
                 )
 
     def _laid_out(self, rows: Sequence[Row], *, width: int) -> list[MicroBatch]:
         """This rank's share of the rows; every rank has equally many micro-batches."""
         layout = self._networks.policy.layout
-        rows_of_ranks = plan(rows, max_tokens=self._max_tokens, layout=layout, num_ranks=self._ranks.size)
+        num_parts, part = self._ranks.data_parallel_size, self._ranks.data_parallel_rank
+        rows_of_parts = plan(rows, max_tokens=self._max_tokens, layout=layout, num_ranks=num_parts)
         return [
             lay_out(rows, places, layout=layout, width=width, device=self._ranks.device)
-            for places in rows_of_ranks[self._ranks.rank]
+            for places in rows_of_parts[part]
         ]
 
     def accumulate(
@@ -119,7 +122,7 @@ class Passes:
             )
             aux_loss = None
             if (routing := self._networks.policy.routing) is not None:
-                # Before the backward pass, which may compute activations, and so routes, again.
+                # Of this rank's slice where a pass is split. Before the backward pass, which may compute activations, and so routes, again.
                 statistics.append(routing.statistics())
                 aux_loss = routing.aux_loss()
             if not micro_batch.rows:
@@ -136,13 +139,15 @@ class Passes:
                 if outputs.partition_CP is None
                 else micro_batch.scatter(outputs.partition_CP),
             )
-            # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum.
+            # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum. Ranks that share a
+            # pass have the same loss and a slice of its gradient each.
             loss = result.loss if aux_loss is None else result.loss + aux_loss
             (loss * self._ranks.size).backward()
-            if result.seen is not None:
-                learned.take(mini_batch.in_batch(micro_batch), result.seen)
             losses.append(loss.detach())
-            statistics.append(result.statistics)
+            if self._ranks.leads:
+                statistics.append(result.statistics)
+                if result.seen is not None:
+                    learned.take(mini_batch.in_batch(micro_batch), result.seen)
             # Else what it saw would be held through the next forward pass.
             del result, loss, aux_loss
             self._phases.move()
@@ -162,7 +167,8 @@ class Passes:
             result = self._objective.imitation_loss(outputs.logprobs_C, num_tokens=num_tokens)
             # A critic takes part in the pass, and so in its backward: FSDP waits for all of a pass.
             (result.loss * self._ranks.size + (0 if values_C is None else 0 * values_C.sum())).backward()
-            statistics.append(result.statistics)
+            if self._ranks.leads:
+                statistics.append(result.statistics)
             self._phases.move()
         return self._of_all_ranks(statistics)
 

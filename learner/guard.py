@@ -38,7 +38,7 @@ class NonFiniteGuard:
         `place` is the policy version and the update's number in its step. Raises NumericsError when this is one update too many in a
         row that may not.
         """
-        is_bad = ~losses.isfinite()
+        is_bad = ~losses.isfinite() & self._ranks.leads
         num_bad = int(self._ranks.sum(is_bad.sum()))
         if num_bad == 0 and are_finite(gradient_norms):
             self.num_in_a_row = 0
@@ -46,7 +46,8 @@ class NonFiniteGuard:
         self.num_in_a_row += 1
         # Where only the gradient is not finite, any micro-batch of any rank may be why.
         found = zip(mini_batch.micro_batches, is_bad.tolist(), strict=True)
-        suspects = sorted(row for m, bad in found if bad or num_bad == 0 for row in mini_batch.in_batch(m))
+        mine = [m for m, bad in found if self._ranks.leads and (bad or num_bad == 0)]
+        suspects = sorted(row for m in mine for row in mini_batch.in_batch(m))
         saved = self._save(batch, suspects, place=place)
         if self.num_in_a_row > self._max_in_a_row:
             policy, *critic = map(float, gradient_norms.values())

@@ -88,6 +88,7 @@ class Learner:
             rendezvous=rendezvous,
             device=device,
             timeout_s=config.learner.timeout_s,
+            sequence_parallel_size=config.learner.sequence_parallel_size,
         )
         self.objective = Objective.of_run(config)
         check_rank(config, device=device)
@@ -176,7 +177,7 @@ class Learner:
             updates,
             laps=laps,
             policy_version=self.version,
-            num_ranks=self._ranks.size,
+            num_parts=self._ranks.data_parallel_size,
             more=of_what_stays | {"learner/skipped_in_a_row": float(self._guard.num_in_a_row)},
         )
         return self._last_step

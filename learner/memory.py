@@ -4,6 +4,7 @@ An estimate, meant to be right within about a third: weights, gradients and mome
 ranks gather by formula. Not counted are the copies of a shared prompt's keys and values that attention makes for each completion.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ class MemoryEstimate:
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
     mask_bytes: int
-    """Of attention where completions share their prompt, at most: all sequences as long as the run allows. 0 with flash_attention_2."""
+    """Of attention where completions share their prompt, at most: all sequences as long as the run allows, or as those with masks are.
+    0 with flash_attention_2."""
     gathered_bytes: int
     """Of several ranks: what of the model is whole at one time, parameters and gradients."""
     loading_bytes: int
@@ -105,9 +107,14 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     saved = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     longest = model.max_context or config.sampling.max_tokens
-    # A row beyond the budget is a pass of its own.
-    tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), longest)
+    # A row beyond the budget is a pass of its own. Ranks that share a pass have a slice each, but masks of all of it.
+    slices = learner.sequence_parallel_size
+    tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), -(-longest // slices))
     num_kept = 1 if learner.activation_checkpointing else text.num_hidden_layers
+    # Long completions no shorter than their prompts make none, without a window (`learner.model.attention`): Q · K cells are few then, of
+    # K <= 2 · Q keys, or K is below two of the longest prompts.
+    masked = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
+    masked = masked if getattr(text, "sliding_window", None) is None else longest
     has_masks = model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1
     activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
@@ -119,7 +126,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
         head_bytes=_head_bytes(text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens),
-        mask_bytes=_mask_bytes(tokens, longest=longest, item=item, num_kept=num_kept) if has_masks else 0,
+        mask_bytes=_mask_bytes(tokens * slices, longest=masked, item=item, num_kept=num_kept) if has_masks else 0,
         gathered_bytes=gathered,
         loading_bytes=0 if is_sharded else 4 * num_trained,
         saved_bytes=saved,
@@ -165,8 +172,8 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
         f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, passes "
         f"{_gib(estimated.passing_bytes)}), {free} GiB are free; lower "
-        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks, "
-        "or take a smaller model"
+        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks (and with it "
+        "learner.sequence_parallel_size, for long sequences), or take a smaller model"
     )
 
 

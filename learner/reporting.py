@@ -38,15 +38,16 @@ def stats_of(
     *,
     laps: Laps,
     policy_version: int,
-    num_ranks: int,
+    num_parts: int,
     more: Mapping[str, float],
 ) -> StepStats:
-    """What a learner tells of a step. `report` are its statistics, `more` metrics of what outlives it."""
+    """What a learner tells of a step. `report` are its statistics, `num_parts` how many ranks or groups of them have passes of their own,
+    `more` metrics of what outlives it."""
     metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates) | dict(more)
     metrics |= {
         "learner/failed_rewards": float(batch.num_failed),
         "learner/aborted": float(batch.num_aborted),
-        "learner/micro_batches": float(sum(update.num_passes for update in updates) * num_ranks),
+        "learner/micro_batches": float(sum(update.num_passes for update in updates) * num_parts),
         "speed/learning_tokens_per_s": sum(update.num_tokens for update in updates) / laps.total,
         **laps.seconds,
     }

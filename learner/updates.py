@@ -40,7 +40,7 @@ class Update:
     num_tokens: int
     """Prompt and completion tokens of its trajectories."""
     num_passes: int
-    """Micro-batches of each rank."""
+    """Micro-batches of each rank, some ranks' the same where they share passes."""
 
     @property
     def is_made(self) -> bool:

@@ -158,10 +158,21 @@ class RunConfig(Section):
                 "buffer.groups_per_step"
             )
         smallest = units // count * (groups * size // units)
-        if smallest < self.learner.num_ranks:
+        if smallest < self.learner.data_parallel_size:
+            size = self.learner.sequence_parallel_size
+            shared = f" in groups of learner.sequence_parallel_size={size}" if size > 1 else ""
             raise ValueError(
-                f"learner.num_ranks={self.learner.num_ranks} is more than the {smallest} trajectories of an update; "
+                f"learner.num_ranks={self.learner.num_ranks}{shared} is more than the {smallest} trajectories of an update; "
                 "use fewer ranks or learner.mini_batches, or raise buffer.groups_per_step or buffer.trajectories_per_group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_an_attention_that_ranks_split(self) -> "RunConfig":
+        if self.learner.sequence_parallel_size > 1 and self.model.attention not in ("auto", "sdpa"):
+            raise ValueError(
+                f"learner.sequence_parallel_size={self.learner.sequence_parallel_size} splits the attention that packs rows here, and "
+                f"model.attention={self.model.attention!r} is another; use model.attention=auto"
             )
         return self
 

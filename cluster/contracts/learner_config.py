@@ -64,13 +64,17 @@ class LoraConfig(Section, mark=Mark.MATHEMATICS):
 class LearnerConfig(Section):
     num_ranks: Layout[PositiveInt] = 1
     """Data-parallel ranks, sharded by FSDP2 when more than one."""
+    sequence_parallel_size: Layout[PositiveInt] = 1
+    """Neighbouring ranks that share each pass, a slice of its tokens each (Ulysses, arXiv:2309.14509): for sequences whose activations
+    do not fit on one rank. It must divide `num_ranks` and the model's attention heads; so many groups of ranks are data-parallel then."""
     cpus_per_rank: Layout[PositiveFloat] = 1.0
     """Places a rank, and limits nothing. Where all actors together ask for more CPUs than there are, they share them."""
     gpus_per_rank: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
-    """Prompt and completion tokens in one forward pass, padding included. All segments of an episode are in one pass, and must fit."""
+    """Prompt and completion tokens of a rank in one forward pass, padding included. All segments of an episode are in one pass, and must
+    fit. Ranks that share a pass (`sequence_parallel_size`) have room for so many each."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
     """auto packs sequences into one row where the attention implementation keeps them apart; otherwise it pads buckets of sequences
     of about the same length."""
@@ -100,6 +104,25 @@ class LearnerConfig(Section):
     def updates_per_step(self) -> int:
         """At most."""
         return self.epochs * self.mini_batches
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks, or groups of ranks that share their passes, that each learn from a part of the trajectories."""
+        return self.num_ranks // self.sequence_parallel_size
+
+    @model_validator(mode="after")
+    def _require_whole_groups_of_packed_ranks(self) -> "LearnerConfig":
+        if self.num_ranks % self.sequence_parallel_size:
+            raise ValueError(
+                f"sequence_parallel_size={self.sequence_parallel_size} does not divide num_ranks={self.num_ranks}; use a divisor, or "
+                "raise num_ranks to a multiple of it"
+            )
+        if self.sequence_parallel_size > 1 and self.packing == "padded":
+            raise ValueError(
+                f"sequence_parallel_size={self.sequence_parallel_size} splits packed rows, and packing='padded' makes none; "
+                "use packing=auto"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_several_updates(self) -> "LearnerConfig":

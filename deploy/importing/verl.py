@@ -30,6 +30,8 @@ _DEFAULTS: dict[str, Any] = {
     f"{_ACTOR}.fsdp_config.dtype": "bfloat16",
     f"{_ACTOR}.fsdp_config.model_dtype": "fp32",
     f"{_ACTOR}.fsdp_config.qat.enable": False,
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
     f"{_ACTOR}.qat.enable": False,
     "data.train_files": None,
     "data.val_files": None,
@@ -244,6 +246,18 @@ def _lora(given: Given) -> Made:
             "target_modules": given[f"{_MODEL}.target_modules"],
         }
     }
+
+
+def _sequence_parallel(given: Given) -> Made:
+    names = [f"{_ACTOR}.{each}ulysses_sequence_parallel_size" for each in ("", "fsdp_config.")]
+    above, size = given.counts(*names)
+    size = above if above > 1 else size
+    if size == 1:
+        return {}
+    given.note(
+        f"learner.num_ranks: {size} is one group of ranks that share each pass. For more groups give a multiple of it."
+    )
+    return {"learner.sequence_parallel_size": size, "learner.num_ranks": size}
 
 
 def _source(files: Any, column: str) -> dict[str, Any]:
@@ -734,6 +748,12 @@ VERL = Peer(
         ),
         Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
         same(f"{_MODEL}.enable_gradient_checkpointing", "learner.activation_checkpointing"),
+        Row(
+            of=f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+            ours="learner.sequence_parallel_size learner.num_ranks",
+            make=_sequence_parallel,
+            note="A number above 1 beside `fsdp_config` counts before the one in it. It is the critic's too here; the reference has none.",
+        ),
         only(
             "write it into the model's folder, or leave it out",
             {

@@ -106,6 +106,7 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     problems = Problems()
     problems.attempt(settings.check_tensor_parallel, config)
     objective = _check_settings(config, problems)
+    problems.attempt(model.check_sequence_parallel, config)
     needs = objective.needs if objective else frozenset[str]()
     found = assumed.assume(config, hardware, needs=needs, problems=problems)
     problems.raise_all()
@@ -141,6 +142,7 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
     if formatter is not None:
         problems.attempt(model.check_adapters, config)
         problems.attempt(model.check_routing, config)
+        problems.attempt(model.check_sequence_parallel, config)
         problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
     return formatter

@@ -134,6 +134,15 @@ def check_attention(config: RunConfig, *, is_local: bool) -> None:
         )
 
 
+def check_sequence_parallel(config: RunConfig) -> None:
+    """Raises ConfigError for models that ranks cannot share the passes of."""
+    if config.learner.sequence_parallel_size == 1:
+        return
+    from learner.model.critic import check_sequence_parallel
+
+    check_sequence_parallel(config)
+
+
 def check_adapters(config: RunConfig) -> None:
     """Raises ConfigError for adapters that the model, built without its weights, has no layers for or does not take."""
     lora = config.learner.lora

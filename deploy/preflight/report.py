@@ -44,10 +44,19 @@ def batch_rows(config: RunConfig) -> Rows:
     buffer, learner = config.buffer, config.learner
     groups, each = buffer.groups_per_step, buffer.trajectories_per_group
     yield "batch", "trajectories per step", f"{groups} groups x {each} = {groups * each}"
-    yield "batch", "per learner rank", f"{-(-groups * each // learner.num_ranks)} of {learner.num_ranks} rank(s)"
+    shared = f" in groups of {learner.sequence_parallel_size}" if learner.sequence_parallel_size > 1 else ""
+    yield (
+        "batch",
+        "per group of learner ranks" if shared else "per learner rank",
+        f"{-(-groups * each // learner.data_parallel_size)} of {learner.num_ranks} rank(s){shared}",
+    )
     if not config.has_episodes:
         yield "batch", "completion tokens per step", f"at most {groups * each * config.sampling.max_tokens:,}"
-    yield "batch", "tokens per micro-batch", f"at most {learner.max_tokens_per_micro_batch:,}"
+    yield (
+        "batch",
+        "tokens per micro-batch",
+        f"at most {learner.max_tokens_per_micro_batch * learner.sequence_parallel_size:,}",
+    )
     yield "batch", "groups under way", f"at most {groups * (buffer.max_off_policy_steps + 1)}"
 
 

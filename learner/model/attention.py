@@ -6,7 +6,8 @@ attention sees little. `learner.model.packing` builds segments, `learner.model.p
 
 Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
 than a segment, need a mask: on a GPU that is torch's memory-efficient kernel instead of flash attention, slower per token and saved by
-the prompts that are computed once. `model.attention: flash_attention_2` packs without sharing.
+the prompts that are computed once. A long completion behind a shorter prompt asks the prompt's questions again instead, and is plainly
+causal. `model.attention: flash_attention_2` packs without sharing.
 
 Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
 """
@@ -21,9 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from learner.sequence_parallel import SequenceGroup
+
 PACKED = "treadwheel_packed"
 MAX_MASK_CELLS = 2**24
-"""Cells of one bucket's mask; longer segments go into buckets of their own."""
+"""Cells of one bucket's mask; longer segments go into buckets of their own, without a mask where their prompt is not longer."""
 MIN_FILL = 0.75
 """A bucket's shortest segment has at least this share of its longest, below which a new bucket starts..."""
 SMALL_LENGTH = 16
@@ -45,10 +48,10 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     query_index_SQ: Tensor
-    """Places in the row; padding repeats a segment's first token."""
+    """Places in the row; padding repeats a segment's first token. A long segment's begin with those of its shared prompt."""
     key_index_SK: Tensor
     offset_S: Tensor
-    """Keys before a segment's first query: the length of its shared prompt."""
+    """Keys before a segment's first query: the length of its shared prompt, unless its queries begin there."""
     has_prompts: bool
 
 
@@ -57,6 +60,8 @@ class Segments:
     buckets: tuple[Bucket, ...]
     cell_index_T: Tensor
     """For each token of the row its cell among all buckets' queries."""
+    sequence_group: SequenceGroup | None = None
+    """The ranks that have the row in slices; None where this rank has all of it."""
 
 
 def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
@@ -72,10 +77,14 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
             np.array([getattr(s, name) for s in bucket])
             for name in ("start", "length", "prompt_start", "prompt_length")
         )
-        query_Q = np.arange(length_S.max())[None]
+        again_S = np.array([_num_asked_again(s) for s in bucket])
+        query_Q = np.arange((again_S + length_S).max())[None]
         key_K = np.arange((prompt_length_S + length_S).max())[None]
-        is_query_SQ = query_Q < length_S[:, None]
-        query_index_SQ = start_S[:, None] + np.where(is_query_SQ, query_Q, 0)
+        asked_SQ = query_Q - again_S[:, None]
+        is_query_SQ = (asked_SQ >= 0) & (asked_SQ < length_S[:, None])
+        query_index_SQ = np.where(
+            asked_SQ < 0, prompt_start_S[:, None] + query_Q, start_S[:, None] + np.where(is_query_SQ, asked_SQ, 0)
+        )
         own_SK = key_K - prompt_length_S[:, None]
         own_SK = np.where(own_SK < length_S[:, None], own_SK, 0)
         key_index_SK = np.where(
@@ -87,11 +96,22 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
             Bucket(
                 query_index_SQ=torch.from_numpy(query_index_SQ).to(device),
                 key_index_SK=torch.from_numpy(key_index_SK).to(device),
-                offset_S=torch.from_numpy(prompt_length_S).to(device),
-                has_prompts=bool(prompt_length_S.any()),
+                offset_S=torch.from_numpy(prompt_length_S - again_S).to(device),
+                has_prompts=bool((prompt_length_S - again_S).any()),
             )
         )
     return Segments(buckets=tuple(buckets), cell_index_T=torch.from_numpy(cell_index_T).to(device))
+
+
+def _num_asked_again(segment: Segment) -> int:
+    """Queries of the shared prompt that a segment with a bucket of its own computes once more, and drops.
+
+    A causal kernel computes (P + Q)² / 2 cells of P prompt and Q own tokens, a masked one Q · (P + Q) and a mask of them: it is no more
+    work where P <= Q.
+    """
+    num_keys = segment.prompt_length + segment.length
+    is_long = segment.length * num_keys > MAX_MASK_CELLS
+    return segment.prompt_length if is_long and segment.prompt_length <= segment.length else 0
 
 
 def packed_attention(
@@ -109,13 +129,35 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
-    Without segments (a model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a
-    difference instead of an exception.
+    With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. Without segments (a
+    model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a difference instead
+    of an exception.
     """
-    num_heads = query.shape[1]
     if segments is None:
         attended = _attend(query, key, value, None, scaling=scaling, softcap=softcap)
         return attended.transpose(1, 2).contiguous(), None
+    options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
+    group = segments.sequence_group
+    if group is None:
+        return _attend_row(query, key, value, **options), None
+    num_tokens, num_padded = segments.cell_index_T.numel(), group.size * query.shape[2]
+    whole = (group.to_heads(x)[:, :, :num_tokens] for x in (query, key, value))
+    attended = F.pad(_attend_row(*whole, **options), (0, 0, 0, 0, 0, num_padded - num_tokens))
+    return group.to_positions(attended), None
+
+
+def _attend_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    segments: Segments,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
+    num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []
     for bucket in segments.buckets:
@@ -123,11 +165,11 @@ def packed_attention(
         query_S = _heads(F.embedding(bucket.query_index_SQ, query_T), num_heads=num_heads)
         key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
         value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
-        mask = _mask(bucket, sliding_window=sliding_window)
+        mask = _mask(bucket, sliding_window=window)
         attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, softcap=softcap)
         cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
     row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
-    return row_T.view(1, -1, num_heads, value.shape[-1]), None
+    return row_T.view(1, -1, num_heads, value.shape[-1])
 
 
 def _attend(

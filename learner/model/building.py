@@ -10,7 +10,7 @@ from transformers import AutoModel, PreTrainedModel
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from learner.distributed import Ranks, reshard, shard
-from learner.model.critic import Critic, Networks, critic_config, refuse_another_architecture
+from learner.model.critic import Critic, Networks, check_sequence_parallel, critic_config, refuse_another_architecture
 from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
 from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, load, load_backbone, unproven
@@ -24,6 +24,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     model, learner, value = config.model, config.learner, config.algorithm.value
     compute_dtype: torch.dtype = getattr(torch, model.dtype)
     is_sharded = ranks.mesh is not None
+    check_sequence_parallel(config)
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
     policy = unproven(
         causal_lm,
@@ -36,7 +37,8 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     if value is not None:
         backbone = None if own is None else _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
         critic = Critic(policy, backbone=backbone)
-    networks = _prepared(Networks(policy, critic), learner=learner, seed=config.seed)
+    networks = Networks(policy, critic, sequence_group=ranks.sequence_group)
+    networks = _prepared(networks, learner=learner, seed=config.seed)
     loading = "whole"
     if is_sharded:
         shard(networks, ranks=ranks, compute_dtype=compute_dtype)
@@ -52,6 +54,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         model=model,
         packing=learner.packing,
         dtype=compute_dtype if is_sharded else torch.float32,
+        splits_sequences=ranks.sequence_group is not None,
     )
     if networks.critic is not None and networks.critic.backbone is not None:
         networks.critic.backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")

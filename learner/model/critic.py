@@ -4,18 +4,20 @@ The value of a token is predicted from the hidden state before it, as its log-pr
 """
 
 from collections.abc import Mapping
-from typing import Literal, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import fill
-from learner.model.packing import MicroBatch
-from learner.model.policy import CRITIC_PATH, PolicyModel, TokenOutputs, elsewhere, hidden_states
+from learner.model.packing import MicroBatch, cut
+from learner.model.policy import CRITIC_PATH, PolicyModel, TokenOutputs, elsewhere, hidden_states, read_config
+from learner.sequence_parallel import SequenceGroup, refuse_what_cannot_be_split
 
 
 def critic_config(model: ModelConfig, value: ValueConfig | None) -> ModelConfig | None:
@@ -23,6 +25,18 @@ def critic_config(model: ModelConfig, value: ValueConfig | None) -> ModelConfig 
     if value is None or value.backbone == "shared":
         return None
     return elsewhere(model, value, section="algorithm.value")
+
+
+def check_sequence_parallel(config: RunConfig) -> None:
+    """Raises ConfigError for a policy or critic that ranks cannot share the passes of; nothing is read where they share none."""
+    size = config.learner.sequence_parallel_size
+    if size == 1:
+        return
+    models = {"model.path": config.model, CRITIC_PATH: critic_config(config.model, config.algorithm.value)}
+    for field, model in models.items():
+        if model is not None:
+            text = read_config(model, field=field).get_text_config()
+            refuse_what_cannot_be_split(text, size=size, named=f"{field}={model.path!r}")
 
 
 def refuse_another_architecture(backbone: PreTrainedModel, *, like: PreTrainedModel, path: str) -> None:
@@ -76,10 +90,14 @@ def rescale_head(parameters: Mapping[str, Tensor], *, factor: float, shift: floa
 class Networks(nn.Module):
     """Everything that has gradients, called as one so that it is sharded as one."""
 
-    def __init__(self, policy: PolicyModel, critic: Critic | None) -> None:
+    def __init__(
+        self, policy: PolicyModel, critic: Critic | None, *, sequence_group: SequenceGroup | None = None
+    ) -> None:
+        """With a sequence group its ranks share each pass, a slice of a packed row each, and all have the results of all."""
         super().__init__()
         self.policy = policy
         self.critic = critic
+        self._sequence_group = sequence_group
 
     def forward(
         self, batch: MicroBatch, *, entropies: bool = False, trains_policy: bool = True
@@ -88,6 +106,23 @@ class Networks(nn.Module):
 
         Without `trains_policy` only the values have gradients, and on a shared backbone only those of the value head.
         """
+        group = self._sequence_group
+        if group is None:
+            return self._computed(batch, entropies=entropies, trains_policy=trains_policy)
+        own, places_C = cut(batch, group)
+        outputs, values_C = self._computed(own, entropies=entropies, trains_policy=trains_policy)
+
+        def joined(own_C: Tensor | None) -> Tensor | None:
+            return None if own_C is None else group.joined(own_C, places=places_C, size=len(batch.targets_C))
+
+        names = ("logprobs_C", "entropies_C", "partition_CP")
+        whole: dict[str, Any] = {name: joined(getattr(outputs, name)) for name in names}
+        return replace(outputs, **whole), joined(values_C)
+
+    def _computed(
+        self, batch: MicroBatch, *, entropies: bool, trains_policy: bool
+    ) -> tuple[TokenOutputs, Tensor | None]:
+        """Of a pass, or of this rank's slice of it."""
         with torch.set_grad_enabled(trains_policy and torch.is_grad_enabled()):
             outputs = self.policy(batch, entropies=entropies)
         values_C = None if self.critic is None else self.critic(batch, policy_hidden_CH=outputs.hidden_CH)

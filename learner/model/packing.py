@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learner.model.attention import Segment, Segments, bucketed
 from learner.model.routing import Routes
+from learner.sequence_parallel import SequenceGroup
 
 MAX_CPU_TOKENS = 4096
 """Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""
@@ -168,6 +169,29 @@ def lay_out(
         width=width,
         num_tokens=sum(rows[i].num_tokens for i in chosen),
     )
+
+
+def cut(batch: MicroBatch, group: SequenceGroup) -> tuple[MicroBatch, Tensor]:
+    """This rank's slice of a packed pass, and the places that its completion positions have among those of the whole."""
+    assert batch.segments is not None, "rows that are not packed are not split"
+    length = group.slice_length(batch.input_ids.shape[1])
+    head_index_C = batch.head_index_C - group.rank * length
+    places_C = ((head_index_C >= 0) & (head_index_C < length)).nonzero()[:, 0]
+    candidates_CK, routes = batch.candidates_CK, batch.routes
+    if routes is not None:
+        routes = replace(routes, experts_TLK=group.own(routes.experts_TLK), num_rows_T=group.own(routes.num_rows_T))
+    own = replace(
+        batch,
+        input_ids=group.own(batch.input_ids, dim=1),
+        position_ids=group.own(batch.position_ids, dim=1),
+        segments=replace(batch.segments, sequence_group=group),
+        head_index_C=head_index_C[places_C],
+        targets_C=batch.targets_C[places_C],
+        candidates_CK=None if candidates_CK is None else candidates_CK[places_C],
+        routes=routes,
+        result_index_C=batch.result_index_C[places_C],
+    )
+    return own, places_C
 
 
 def _routes(

@@ -55,7 +55,7 @@ class TokenOutputs:
     partition_CP: Tensor | None
     """Log-probs of the micro-batch's candidates and, last, of all other tokens together; None without candidates."""
     hidden_CH: Tensor
-    """Last hidden states that predict the tokens; what a shared critic reads."""
+    """Last hidden states that predict the tokens, of this rank's slice where a pass is split; what a shared critic reads."""
 
 
 class PolicyModel(nn.Module):
@@ -270,12 +270,13 @@ def choose_layout(
     model: ModelConfig,
     packing: str,
     dtype: torch.dtype,
+    splits_sequences: bool = False,
 ) -> None:
     """Gives the policy the fastest layout that computes, on a few tokens, what the model's own forward computes (in `dtype`).
 
     `forward` and `own_logits` lead to the policy's; on several ranks through what gathers its shards, and all ranks must call this.
-    Raises ConfigError when not even padded rows agree (a head that is applied in an unknown way), or when packing is demanded and
-    does not keep sequences apart.
+    Raises ConfigError when not even padded rows agree (a head that is applied in an unknown way), or when packing is demanded, or ranks
+    split sequences, which are packed then, and it does not keep them apart.
     """
     causal_lm, device = policy.causal_lm, policy.causal_lm.device
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
@@ -284,7 +285,7 @@ def choose_layout(
     own_attention = causal_lm.config._attn_implementation or "eager"
     expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
     error = float("inf")
-    for layout in _layouts(packing, attention=model.attention):
+    for layout in _layouts("packed" if splits_sequences else packing, attention=model.attention):
         causal_lm.set_attn_implementation(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
@@ -299,6 +300,11 @@ def choose_layout(
         if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):
             return
     name = type(causal_lm).__name__
+    if splits_sequences:
+        raise ConfigError(
+            f"learner.sequence_parallel_size: {name} sees other positions outside of the attention that ranks split (off by {error:.3g} "
+            "nats); leave it out for this model"
+        )
     if packing == "packed":
         raise ConfigError(
             f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"

@@ -1,4 +1,4 @@
-"""A pair of learner ranks, a process each, that do one task after the other. Both ends: `Ranks` asks, `main` is what a rank runs.
+"""Learner ranks, a process each, that do one task after the other. Both ends: `Ranks` asks, `main` is what a rank runs.
 
 A task is a line of JSON on a rank's stdin, its answer a line on its stdout. Every task has a learner of its own.
 """
@@ -82,7 +82,7 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         try:
-            answer = {"learn": _learn, "load": _load}[task["name"]](task)
+            answer = {"learn": _learn, "load": _load, "take gradients": _take_gradients}[task["name"]](task)
         except Exception:  # noqa: BLE001  whatever it is, the test says it
             answer = {"raised": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
@@ -183,6 +183,38 @@ def _reads() -> Iterator[list[tuple[str, int, int]]]:
         yield read
     finally:
         Place.read_range = real
+
+
+def _take_gradients(task: dict[str, Any]) -> dict[str, Any]:
+    """One step in a given layout. Its last update's gradients are saved whole, as the optimizer gets them; the answer says what each
+    token's log-prob was, and how many positions each pass gave to the model."""
+    from safetensors.torch import save_file
+
+    from learner.distributed import whole
+    from tests.unit.learner.trajectories import make_group
+
+    learner = _learner(task)
+    learner.policy.layout = task["layout"]
+    lengths: list[int] = []
+    embeddings: Any = learner.policy.causal_lm.get_input_embeddings()
+    embeddings.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+    step = learner.optimizer.step
+
+    def save_and_step(*args: Any, **kwargs: Any) -> float:
+        trained = [(name, p) for name, p in learner.networks.named_parameters() if p.grad is not None]
+        gradients = {name: whole(p.grad).contiguous() for name, p in trained}
+        if task["rank"] == 0:
+            save_file(gradients, task["save"])
+        return step(*args, **kwargs)
+
+    learner.optimizer.step = save_and_step
+    routed = [bytes((4 * i + k) % 8 for i in range(4 + length) for k in (0, 1, 2, 5)) for length in task["lengths"]]
+    columns = {"routed_experts": routed} if task["routed"] else {}
+    groups = [make_group(index, seed=3, lengths=task["lengths"], **columns) for index in range(3)]
+    metrics = learner.update(*groups).metrics
+    recorded = [row for part in learner.learned() for row in part.to_pylist()]
+    learner.close()
+    return {"metrics": metrics, "recorded": recorded, "lengths": lengths}
 
 
 def _load(task: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "all weights": {},
     "LoRA": {"learner__lora": {"rank": 4, "publish": "adapter"}},
     "PPO": {"algorithm": {"preset": "ppo", "value": {"learning_rate": 1e-3}}},
+    "shared passes": {},
 }
 COMPARED = ("reward/mean", "learner/policy_logprob_mean", "learner/gradient_norm", "learner/tokens")
 TWO = ("learner.num_ranks=2", "learner.cpus_per_rank=0.5", "rollout.num_workers=2")
+MORE = {"shared passes": ("learner.sequence_parallel_size=2",)}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -25,7 +27,7 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_they_ended(way: s
     # A deterministic run is refused another number of ranks.
     file = write_run(tmp_path, model, deterministic=False, num_steps=2, checkpoint__every_steps=1, **WAYS[way])
     one = Run(tmp_path / "one").to_end(file, "num_steps=3")
-    two = Run(tmp_path / "two").to_end(file, *TWO)
+    two = Run(tmp_path / "two").to_end(file, *TWO, *MORE.get(way, ()))
     (started,) = two.events("started")
     # So short a run may end before its second worker is there.
     assert {"learner-0", "learner-1"} <= started["actors"].keys()

@@ -91,18 +91,38 @@ def test_of_a_large_model_one_parts_gradients_are_whole_at_a_time(model_path: Pa
 
 
 def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_path: Path):
-    def masks(max_tokens: int, *, attention: str = "auto", **learner: Any) -> int:
+    def masks(max_tokens: int, *, attention: str = "auto", max_context: int | None = None, **learner: Any) -> int:
         config = make_config(model_path, learner={"max_tokens_per_micro_batch": 1000, **learner})
-        model = config.model.model_copy(update={"attention": attention, "dtype": "bfloat16"})
+        changed = {"attention": attention, "dtype": "bfloat16", "max_context": max_context}
+        model = config.model.model_copy(update=changed)
         sampling = config.sampling.model_copy(update={"max_tokens": max_tokens})
         return of_run(config.model_copy(update={"model": model, "sampling": sampling})).mask_bytes
 
     # 1,000 queries x 10 keys: a byte and a bfloat16 in each of two layers, and int64 distances.
     assert masks(10) == 10_000 * 3 * 2 + 8 * 10_000
     assert masks(10, activation_checkpointing=True) == 10_000 * 3 + 8 * 10_000
-    # A row beyond the budget is a pass of its own: 8,192² cells, the distances of its one bucket.
-    assert masks(8192) == 8192**2 * (3 * 2 + 8)
+    # A row beyond the budget is a pass of its own: of prompts longer than completions 8,192² cells, the distances of one bucket.
+    assert masks(4000, max_context=8192) == 8192**2 * (3 * 2 + 8)
+    # Long completions have none behind shorter prompts: 2,896 queries x 5,792 keys are the longest with a mask.
+    assert masks(8192) == masks(6000, max_context=8192) == 8192 * 5792 * 3 * 2 + 5792**2 * 8
     assert masks(10, attention="flash_attention_2") == 0
+
+
+def test_ranks_that_share_passes_have_a_slice_each_and_masks_of_the_whole(model_path: Path):
+    def estimate(size: int, *, max_tokens: int) -> MemoryEstimate:
+        config = make_config(
+            model_path,
+            learner={"num_ranks": 4, "sequence_parallel_size": size, "max_tokens_per_micro_batch": 1000},
+            sampling={"max_tokens": max_tokens},
+        )
+        return of_run(config)
+
+    alone, shared = estimate(1, max_tokens=8000), estimate(4, max_tokens=8000)
+    # The longest row, 8,000 tokens, beyond the budget: 2,000 on each of four ranks.
+    assert alone.activations_bytes == 4 * shared.activations_bytes and shared.head_bytes < alone.head_bytes
+    assert shared.mask_bytes == alone.mask_bytes and shared.weights_bytes == alone.weights_bytes
+    # A short row: all ranks have the budget each.
+    assert estimate(4, max_tokens=10).activations_bytes == estimate(1, max_tokens=10).activations_bytes
 
 
 def test_a_save_in_the_background_copies_masters_moments_and_the_model(model_path: Path):

@@ -159,6 +159,41 @@ def test_routing_is_replayed_where_the_engine_returns_experts(rollout, message):
         configured(rollout={"routing_replay": True, **rollout})
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"learner": {"sequence_parallel_size": 4, "num_ranks": 6}},
+            "sequence_parallel_size=4 does not divide num_ranks=6; use a divisor, or raise num_ranks",
+        ),
+        (
+            {"learner": {"sequence_parallel_size": 2, "num_ranks": 2, "packing": "padded"}},
+            "sequence_parallel_size=2 splits packed rows, and packing='padded' makes none; use packing=auto",
+        ),
+        (
+            {"learner": {"sequence_parallel_size": 2, "num_ranks": 2}, "model": {"path": "none", "attention": "eager"}},
+            "learner.sequence_parallel_size=2 splits the attention that packs rows here, and model.attention='eager' is another",
+        ),
+        (
+            {
+                "learner": {"sequence_parallel_size": 2, "num_ranks": 10},
+                "buffer": {"groups_per_step": 1, "trajectories_per_group": 4},
+            },
+            "learner.num_ranks=10 in groups of learner.sequence_parallel_size=2 is more than the 4 trajectories of an update",
+        ),
+    ],
+)
+def test_ranks_share_passes_in_whole_groups_and_of_packed_rows(sections, message):
+    with pytest.raises(ValidationError, match=message):
+        configured(**sections)
+
+
+def test_a_group_of_ranks_that_share_passes_needs_one_trajectory():
+    learner = {"sequence_parallel_size": 2, "num_ranks": 8}
+    config = configured(learner=learner, buffer={"groups_per_step": 1, "trajectories_per_group": 4})
+    assert config.learner.data_parallel_size == 4
+
+
 def test_experts_are_balanced_where_they_are_recorded():
     balancing = {"algorithm": {"router_aux_loss_coefficient": 0.01}}
     configured(**balancing, rollout={"routing_replay": True})

@@ -297,6 +297,15 @@ def test_verl_clips_by_the_optimizers_setting():
     assert run_of("verl_gsm8k.sh", f"{actor}.optim.clip_grad=0.5").optimizer.max_grad_norm == 0.5
 
 
+def test_sequence_parallelism_of_verl_is_that_of_the_smallest_learner_that_has_it():
+    actor, name = "actor_rollout_ref.actor", "ulysses_sequence_parallel_size"
+    assert "  sequence_parallel_size" not in text_of("verl_gsm8k.sh", f"{actor}.{name}=1", f"critic.{name}=2")
+    for more in ([f"{actor}.{name}=4", f"{actor}.fsdp_config.{name}=2"], [f"{actor}.fsdp_config.{name}=4"]):
+        learner = run_of("verl_gsm8k.sh", *more).learner
+        assert (learner.sequence_parallel_size, learner.num_ranks) == (4, 4)
+    assert f"{actor}.{name}=0 must be a whole number above 0" in refused("verl_gsm8k.sh", f"{actor}.{name}=0")
+
+
 def test_a_script_is_read_for_words_with_continuations_comments_and_quotes(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(

@@ -291,6 +291,16 @@ def test_experts_are_replayed_of_mixtures_alone(tmp_path, model):
     check(run(tmp_path, mixture, "rollout.routing_replay=true"))
 
 
+def test_ranks_that_share_passes_need_a_divisor_of_the_attention_heads(tmp_path, model):
+    shared = ("learner.num_ranks=3", "learner.sequence_parallel_size=3")
+    assert "sequence_parallel_size=3 does not divide the 4 attention heads of model.path=" in refusal(
+        run(tmp_path, model, *shared)
+    )
+    text = shown(run(tmp_path, model, "learner.num_ranks=2", "learner.sequence_parallel_size=2"))
+    assert "per group of learner ranks" in text and "of 2 rank(s) in groups of 2" in text
+    assert "at most 32,768" in text, "tokens of a micro-batch: 16,384 of each rank"
+
+
 def test_adapters_on_layers_that_are_there_pass(tmp_path, model):
     check(run(tmp_path, model, "learner.lora={target_modules: [q_proj, layers.0.mlp.up_proj]}"))
 

@@ -107,6 +107,21 @@ def test_a_shared_prompt_is_computed_once():
     assert shared.scatter(torch.arange(1.0, 7.0)).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
 
 
+def test_a_long_completion_behind_a_shorter_prompt_takes_no_mask(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "MAX_MASK_CELLS", 30)
+
+    def has_mask(prompt_length: int, length: int, *, window: int | None = None) -> bool:
+        own = Segment(start=prompt_length, length=length, prompt_start=0, prompt_length=prompt_length)
+        prompt = Segment(start=0, length=prompt_length)
+        found = bucketed([prompt, own], num_tokens=prompt_length + length)
+        return attention._mask(found.buckets[0], sliding_window=window) is not None
+
+    assert not has_mask(4, 4)  # 4 queries x 8 keys
+    assert has_mask(4, 3)  # 3 x 7: short
+    assert has_mask(6, 4)  # 4 x 10, behind a longer prompt
+    assert has_mask(4, 4, window=5) and not has_mask(4, 4, window=8)
+
+
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(10, 200), st.sampled_from(LAYOUTS))
 def test_plans_cover_every_row_once_and_give_ranks_equally_many(
