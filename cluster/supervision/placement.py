@@ -65,7 +65,7 @@ class Bundle:
     """Reserved in Ray; at most what the configuration asks."""
     gpus: float
     num_threads: int
-    """Compute threads, whatever the reservation."""
+    """Compute threads of each of its processes, whatever the reservation."""
 
     @property
     def name(self) -> str:
@@ -187,16 +187,19 @@ def asked_bundles(
     """With all the CPUs that the run asks for. `most_threads` is what any node has; None when they are not there yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
 
-    def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
+    def bundle(
+        kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
+    ) -> Bundle:
         num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
-        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads)
+        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=max(1, num_threads // num_processes))
 
     ranks = [
         bundle(ActorKind.LEARNER, rank, learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
         for rank in range(learner.num_ranks)
     ]
+    of_worker = (rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
     workers = [
-        bundle(ActorKind.ROLLOUT_WORKER, i, rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
+        bundle(ActorKind.ROLLOUT_WORKER, i, *of_worker, num_processes=rollout.tensor_parallel_size)
         for i in range(num_workers)
     ]
     services = [

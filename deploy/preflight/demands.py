@@ -8,8 +8,8 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import JudgeServerConfig
 from cluster.supervision.placement import needs_reference
-from deploy.preflight.engine_memory import EngineMemory, of_engine
-from deploy.preflight.machine import GIB, gib
+from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
+from deploy.preflight.machine import GIB, arriving_bytes, gib, published_bytes
 from deploy.preflight.problems import Problems
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
             _engine, text, config, num_parameters=rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context
         )
     weights = rank.num_parameters * config.model.item_bytes
-    is_merged = config.learner.lora is None or config.learner.lora.publish == "merged"
-    published = weights if is_merged else 0
+    published = published_bytes(config, weights)
+    if not config.rollout.gpus_per_worker:
+        problems.attempt(check_divisible, text, config.rollout.tensor_parallel_size)
     of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, published=published)
     if needs_reference(config, needs=needs):
         size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
@@ -100,14 +101,12 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
 
 
 def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, published: int) -> dict[str, Demand]:
-    """An engine of several processes gets published weights as one list, of which each process has a copy
-    (`actors.rollout.vllm_engine.VllmEngine.load`)."""
-    rollout, parallel = config.rollout, config.rollout.tensor_parallel_size
+    rollout, copies = config.rollout, arriving_bytes(config, published)
     if rollout.gpus_per_worker:
-        copies = published * (1 + parallel) if parallel > 1 else 0
         demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
     else:
-        demand = Demand(host=weights + rollout.cpu_cache_bytes)
+        # Its processes hold a share of weights and cache each.
+        demand = Demand(host=weights + rollout.cpu_cache_bytes + copies)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 

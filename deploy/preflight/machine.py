@@ -76,7 +76,8 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    worker = weights + (0 if on_gpus else config.rollout.cpu_cache_bytes)
+    beside = config.rollout.cpu_cache_bytes + arriving_bytes(config, published_bytes(config, weights))
+    worker = weights + (0 if on_gpus else beside)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():
@@ -105,6 +106,20 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         total=total,
         free=free if is_here else None,
     )
+
+
+def published_bytes(config: RunConfig, weights: int) -> int:
+    """Of a version that goes to workers, of a model whose weights are so many bytes; an adapter counts as none."""
+    lora = config.learner.lora
+    return weights if lora is None or lora.publish == "merged" else 0
+
+
+def arriving_bytes(config: RunConfig, published: int) -> int:
+    """That a worker takes beyond its engine's own while a version of `published` bytes is loaded: an engine of several processes gets the
+    whole as one list, of which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets."""
+    parallel = config.rollout.tensor_parallel_size
+    is_list = parallel > 1 and config.weights.transport.name != "collective"
+    return published * (1 + parallel) if is_list else 0
 
 
 def check_batch(config: RunConfig, *, is_local: bool) -> None:

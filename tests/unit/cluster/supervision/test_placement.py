@@ -61,6 +61,16 @@ def test_nobody_computes_with_more_threads_than_its_node_has_cores():
     assert plan(run(learner={**asked, "num_threads": 3}), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 3
 
 
+def test_the_processes_of_an_engine_share_its_threads_and_have_one_each_at_least():
+    def threads(**rollout: float) -> int:
+        return plan(run(rollout=rollout), cluster((64, 0))).of(ActorKind.ROLLOUT_WORKER)[0].num_threads
+
+    assert threads(tensor_parallel_size=2, cpus_per_worker=6) == 3
+    assert threads(tensor_parallel_size=4, cpus_per_worker=6) == 1
+    assert threads(tensor_parallel_size=4, cpus_per_worker=1) == 1
+    assert threads(tensor_parallel_size=2, cpus_per_worker=1, num_threads=8) == 4
+
+
 def test_more_actors_than_can_have_any_share_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"rollout.num_workers=999: no way to place 1001 actors"):
         plan(run(rollout={"num_workers": 999}), LAPTOP)
