@@ -36,7 +36,7 @@ def test_actors_are_shown_on_their_gpus_and_idle_ones_by_name(model):
     )
     assert rows["placement", "node 1, GPU 0"] == "rollout_worker-1" and rows["placement", "node 1, GPU 1"] == "idle"
     assert rows["placement", "node 0, CPUs alone"] == "reward_service-0"
-    assert rows["placement", "one way to fit"].startswith("Ray spreads all actors over the nodes")
+    assert rows["placement", "one way to fit"].startswith("Ray spreads the rollout workers over the nodes")
     assert ("placement", "one way to fit") not in _rows(model, "gpus=2x80GB", *ON_GPUS)
 
 
