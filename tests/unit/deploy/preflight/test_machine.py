@@ -39,3 +39,15 @@ def test_the_processes_of_an_engine_hold_a_share_each_and_a_copy_of_weights_that
     assert worker(rollout=two) == weights + 2**30 + 3 * weights
     assert worker(rollout=two, weights={"transport": "collective"}) == weights + 2**30
     assert worker(rollout=two, learner={"lora": {"publish": "adapter"}}) == weights + 2**30
+
+
+def test_the_version_that_the_first_rank_keeps_for_groups_counts_once_whatever_the_number_of_ranks(tmp_path):
+    path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
+
+    def total(transport: str, **sections) -> int:
+        settings = {"model": {"path": str(path)}, "prompts": "file", "weights": {"transport": transport}, **sections}
+        return machine.estimate(validated(settings), frozenset(), is_local=False).total
+
+    for sections in ({}, {"learner": {"num_ranks": 2}}):
+        assert total("collective", **sections) - total("object_store", **sections) == 2 * 494_032_768
+    assert total("collective", recorded="runs/a") == total("object_store", recorded="runs/a")
