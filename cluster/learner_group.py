@@ -83,8 +83,7 @@ class LearnerGroup:
         self._provenance = provenance
 
     async def start(self) -> None:
-        """All ranks built, on the initial weights. A death on the way is one more failure, as is a port of theirs that another process took
-        first; anything else is raised."""
+        """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
         while True:
             try:
                 await self._begin()
@@ -92,7 +91,7 @@ class LearnerGroup:
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **chosen)
             except (WorkerError, DeadlineError) as error:
-                if error.kind is not FailureKind.DEATH and "EADDRINUSE" not in f"{error} {error.details}":
+                if error.kind is not FailureKind.DEATH:
                     raise
                 await self._let_go(error)
 
@@ -320,7 +319,7 @@ class LearnerGroup:
         config = self._supervisor.config
         self._are_built = False
         self._ranks = await self._spawn_all()
-        address = await self._ranks[0].free_address()
+        address = await self._ranks[0].reserve_address()
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
         self.version, self._are_built = 0, True
 

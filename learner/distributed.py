@@ -7,6 +7,8 @@ With one rank everything here is the identity, and no process group exists.
 import atexit
 import contextlib
 import ctypes
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DeadlineError, headline
+from cluster.weights.process_group import store_at, store_of
 from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
@@ -28,6 +32,8 @@ MAX_UNREDUCED_BYTES = 2 * 1024**3
 
 _BESIDE_TIMEOUT = timedelta(hours=1)
 """For the slowest rank's writing; whoever waits for it has a deadline of their own."""
+_LOOK_S = 0.05
+"""How often a rank that waits for the others looks whether they are there."""
 _M_MMAP_THRESHOLD = -3
 """glibc's number for the size from which a block has a mapping of its own; setting it keeps it from growing."""
 _LARGE_BLOCK_BYTES = 1024**2
@@ -69,15 +75,25 @@ class Ranks:
         device: torch.device,
         timeout_s: float,
         sequence_parallel_size: int = 1,
+        listener: socket.socket | None = None,
     ) -> "Ranks":
-        """Returns once all ranks have come to `rendezvous` (host:port). Raises ConfigError when several ranks have none."""
+        """Returns once all ranks have come to `rendezvous` (host:port), which is the address of rank 0's `listener`.
+
+        Raises ConfigError when several ranks have no such place, and DeadlineError, which names them, when some do not come in time.
+        """
         if size == 1:
+            if listener is not None:
+                listener.close()
             return cls(rank=0, size=1, device=device, mesh=None)
-        if not rendezvous:
-            raise ConfigError(f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, got none")
+        if not rendezvous or (rank == 0) != (listener is not None):
+            raise ConfigError(
+                f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, and on rank 0 alone a socket that listens "
+                f"there; rank {rank} got {rendezvous!r} and {'no socket' if listener is None else 'a socket'}"
+            )
+        store = _meet(rank=rank, size=size, rendezvous=rendezvous, listener=listener, timeout_s=timeout_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{rendezvous}",
+            store=store,
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
@@ -151,6 +167,25 @@ class Ranks:
         if self.mesh is not None:
             dist.broadcast(tensor, src=0, group=self.group)
         return tensor
+
+
+def _meet(*, rank: int, size: int, rendezvous: str, listener: socket.socket | None, timeout_s: float) -> Store:
+    """The ranks' store, which lives in rank 0's process, once all of them have come to it. Raises DeadlineError."""
+    until = time.monotonic() + timeout_s
+    here = [f"here {each}" for each in range(size)]
+    in_vain = f"learner rank {rank} of {size} waited in vain (learner.timeout_s={timeout_s:g}) at {rendezvous} for rank"
+    try:
+        store = store_at(rendezvous, within_s=timeout_s) if listener is None else store_of(listener, within_s=timeout_s)
+        store.set(here[rank], "")
+        # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
+        while not store.check(here) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        missing = [each for each in range(size) if not store.check([here[each]])]
+    except RuntimeError as error:  # torch's own kinds are of this one
+        raise DeadlineError(f"{in_vain} 0, which keeps the place: {headline(error)}") from error
+    if missing:
+        raise DeadlineError(f"{in_vain} {', '.join(map(str, missing))}")
+    return store
 
 
 def _return_large_blocks() -> None:

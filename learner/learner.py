@@ -13,6 +13,7 @@ import gc
 import json
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -59,15 +60,16 @@ class Learner:
         *,
         rank: int = 0,
         rendezvous: str = "",
+        listener: socket.socket | None = None,
         run_dir: str = "",
         probe_token_ids: Sequence[int] = (),
         demonstrations: Demonstrations | None = None,
     ) -> None:
         """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
 
-        `rendezvous` is host:port, where several ranks meet; `run_dir` a local folder for what went wrong, empty for none;
-        `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary; `demonstrations` what
-        `algorithm.sft` imitates.
+        `rendezvous` is host:port, where several ranks meet, and `listener` rank 0's socket there; `run_dir` a local folder for what went
+        wrong, empty for none; `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary;
+        `demonstrations` what `algorithm.sft` imitates.
         """
         assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
         self._config, self._rank = config, rank
@@ -86,6 +88,7 @@ class Learner:
             rank=rank,
             size=config.learner.num_ranks,
             rendezvous=rendezvous,
+            listener=listener,
             device=device,
             timeout_s=config.learner.timeout_s,
             sequence_parallel_size=config.learner.sequence_parallel_size,

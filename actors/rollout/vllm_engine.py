@@ -11,6 +11,7 @@ import warnings
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from cluster.weights.process_group import Incoming
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
+_GONE_S = 2.0
+"""For the system to tell that a process has ended."""
 _TOLD_TOGETHER = 32
 """Tokens of a request. Each output costs vLLM and us as much as a fifth of a small model's token on a CPU."""
 _CPU_PREFILL_TOKENS = 8192
@@ -39,14 +42,15 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "ab
 
 
 class VllmEngine:
-    """An in-process vLLM that serves one model.
+    """An in-process vLLM that serves one model; one of several processes has its scheduler here and its model in the others.
 
     Its own queue stands before vLLM's: vLLM gets one slot more than `max_concurrent_sequences`, and that slot is always free for
     the canary, which would otherwise wait for a running request to end.
     """
 
     def __init__(self, config: RunConfig, *, formatter: ChatFormatter, num_threads: int) -> None:
-        """Loads the model from disk (seconds). Raises ConfigError when vLLM refuses the settings."""
+        """Loads the model from disk (seconds). Each of the engine's processes computes with `num_threads`. Raises ConfigError when vLLM
+        refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
         with importing_for_good():
@@ -96,7 +100,7 @@ class VllmEngine:
             held, self._held = self._held, []
             return held
         refused = self._admit()
-        return refused + ([self._converted(output) for output in self._engine.step()] if self._running else [])
+        return refused + ([self._converted(output) for output in self._outputs()] if self._running else [])
 
     def flush(self) -> list[EngineOutput]:
         """The tokens that `step` has not returned, those beside a probe among them; it does not return them later."""
@@ -136,7 +140,8 @@ class VllmEngine:
         """New weights by checkpoint name, as CPU tensors, between two steps. Running requests go on, on their present key-value cache.
 
         Incoming ones are taken from their group by each of the engine's processes. Raises WeightsError when vLLM refuses them, and
-        BroadcastError when the group breaks; what vLLM serves then is undefined until a load succeeds.
+        BroadcastError when the group breaks; what vLLM serves then is undefined until a load succeeds. Raises WorkerError when one of
+        the engine's processes is gone.
         """
         if not self._in_one_process and not isinstance(tensors, Incoming):
             tensors = list(tensors)
@@ -147,6 +152,7 @@ class VllmEngine:
             self._engine.collective_rpc("finish_weight_update")
             failures = chain.from_iterable(self._engine.collective_rpc("drain_failures"))
         except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+            self._check_processes(error)
             raise WeightsError(
                 f"vLLM refused the new weights: {type(error).__name__}: {error}; learner and rollout workers must start from the same model"
             ) from error
@@ -165,12 +171,33 @@ class VllmEngine:
             request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder, load_inplace=True)
             try:
                 is_loaded = self._engine.add_lora(request)
-            except (RuntimeError, ValueError, KeyError) as error:
+            except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+                self._check_processes(error)
                 raise WeightsError(f"vLLM refused the adapter: {type(error).__name__}: {error}") from error
         if not is_loaded:
             raise WeightsError("vLLM refused the adapter; its log says why")
         self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder)
         self._forget_prefixes()
+
+    def _outputs(self) -> list[Any]:
+        """vLLM's, of one step. Raises WorkerError when one of the engine's processes is gone."""
+        try:
+            return self._engine.step()
+        except (RuntimeError, AssertionError) as error:
+            self._check_processes(error)
+            raise
+
+    def _check_processes(self, error: Exception) -> None:
+        """Raises WorkerError when one of the engine's other processes is gone: `error` says nothing of the weights then."""
+        if self._in_one_process:
+            return
+        processes = [worker.proc for worker in self._engine.engine_core.engine_core.model_executor.workers]
+        # The others may tell of a broken connection before the system does of the process.
+        if ended := wait([process.sentinel for process in processes], timeout=_GONE_S):
+            gone = ", ".join(f"{each.pid} ({each.exitcode})" for each in processes if each.sentinel in ended)
+            raise WorkerError(
+                f"of the engine's {len(processes)} processes these are gone (exit code): {gone}"
+            ) from error
 
     def _forget_prefixes(self) -> None:
         # Requests that start from now on must not find keys and values of the old weights. A reset cannot take blocks from running
@@ -191,7 +218,7 @@ class VllmEngine:
         )
         self._engine.add_request(request_id, self._prompt(list(token_ids)), params, lora_request=self._adapter_request)
         while True:
-            for output in self._engine.step():
+            for output in self._outputs():
                 if output.request_id == request_id:
                     found = output.prompt_logprobs
                     return [found[place][token_ids[place]].logprob for place in range(1, len(token_ids))]
@@ -327,7 +354,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         tensor_parallel_size=rollout.tensor_parallel_size,
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
         # On a GPU it would silently overrule gpu_memory_utilization.
-        kv_cache_memory_bytes=rollout.cpu_cache_bytes if is_cpu else None,
+        kv_cache_memory_bytes=rollout.cpu_cache_bytes_per_process if is_cpu else None,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
         # and after a structure's mask, which no learner computes.
@@ -369,6 +396,8 @@ def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "OMP_NUM_THREADS": str(num_threads),
+        # Of an engine of several processes on CPUs: vLLM would want a NUMA node for each, and bind those of every engine to the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -51,12 +51,14 @@ class RolloutConfig(Section):
     the run is elastic: then it waits for a node."""
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
-    """OpenMP threads of a worker's engine; None is its CPUs, rounded up."""
+    """OpenMP threads of a worker's engine; None is its CPUs, rounded up. Processes of one engine share them, and have one each at least."""
     tensor_parallel_size: Layout[PositiveInt] = 1
+    """Processes of one engine, each with a share of every layer and of the cache: on GPUs one for each of gpus_per_worker, on CPUs as
+    many on the worker's cores. It must divide the model's attention heads."""
     max_concurrent_sequences: Layout[PositiveInt] = 256
     """Sequences in one engine step."""
     kv_cache_bytes: Layout[PositiveInt | None] = None
-    """Key-value cache of a CPU engine; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
+    """Key-value cache of a CPU engine, all its processes together; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
     """Share of a GPU's memory that its engine takes, weights and cache together."""
     enforce_eager: Layout[bool] = True
@@ -88,6 +90,11 @@ class RolloutConfig(Section):
     def cpu_cache_bytes(self) -> int:
         """Of the key-value cache of an engine on CPUs."""
         return self.kv_cache_bytes or 1024**3
+
+    @property
+    def cpu_cache_bytes_per_process(self) -> int:
+        """Each has the keys and values of its own heads."""
+        return self.cpu_cache_bytes // self.tensor_parallel_size
 
     @model_validator(mode="after")
     def _require_an_engine_that_returns_experts(self) -> "RolloutConfig":

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _STARTING = "start"
 """The stage in which Ray looks for a node and starts a process there."""
+_ADDRESS_S = 10.0
+"""For an address on the node of a process that is there."""
 _SEAT_CHECK_S = 2.0
 """How often an actor that waits for its seat asks whether the seat still exists."""
 _GENERATIONS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
@@ -127,9 +129,13 @@ class RemoteActor:
             self._handle.build.remote(self.spec.factory, arguments), stage="build", deadline_s=deadline_s
         )
 
+    async def reserve_address(self) -> str:
+        """host:port on the actor's node, which is that of a socket for what `build` makes: its `listener`."""
+        return await self._answer(self._handle.reserve_address.remote(), stage="reserve_address", deadline_s=_ADDRESS_S)
+
     async def free_address(self) -> str:
-        """host:port on the actor's node that was free a moment ago: where a process group can meet."""
-        return await self._answer(self._handle.free_address.remote(), stage="free_address", deadline_s=10.0)
+        """host:port on the actor's node that was free a moment ago: for a foreign program that opens its socket itself."""
+        return await self._answer(self._handle.free_address.remote(), stage="free_address", deadline_s=_ADDRESS_S)
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """What the hosted method returns. Object refs among `args` arrive resolved."""

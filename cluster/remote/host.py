@@ -20,6 +20,7 @@ import ray
 
 from cluster.contracts.phases import Phase, Timeline
 from cluster.contracts.schema import added, summarize
+from cluster.contracts.sockets import bound
 from cluster.contracts.types import GroupSummary, Progress, Refusal
 
 SEARCH_PATH = "TREADWHEEL_PATH"
@@ -50,6 +51,7 @@ class Host:
         self._timeline = self._told = Timeline("starting")
         """What the methods say; and what the driver is told, by an object that has a timeline of its own."""
         self._object: Any = None
+        self._listener: socket.socket | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._streams: dict[int, BatchStream] = {}
         self._numbers = itertools.count()
@@ -61,10 +63,13 @@ class Host:
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
         """Makes the object with a factory's import path (`package.module:function`), in the object's own thread.
 
-        An object with a `warm_up` then runs it, in the event loop: its first call need not wait for what that does.
+        An object with a `warm_up` then runs it, in the event loop: its first call need not wait for what that does. The factory gets the
+        socket of `reserve_address`, if that was called, as `listener`.
 
         Not in `__init__`, where an error of ours would reach the driver as an actor's death without its cause.
         """
+        if self._listener is not None:
+            arguments, self._listener = arguments | {"listener": self._listener}, None
         made = await asyncio.get_running_loop().run_in_executor(self._thread, _build, factory, arguments)
         if warm_up := getattr(made, "warm_up", None):
             await warm_up()
@@ -74,12 +79,16 @@ class Host:
             own.lead_with(self._timeline)
             self._told = own
 
+    async def reserve_address(self) -> str:
+        """host:port on this node of a socket that is for the object that is built next, to listen with."""
+        self._listener, address = bound(ray.util.get_node_ip_address())
+        return address
+
     async def free_address(self) -> str:
-        """host:port where a process group can meet: this node's address and a port that is free now."""
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        """This node's address and a port that is free now, and may be another process's a moment later."""
+        listener, address = bound(ray.util.get_node_ip_address())
+        listener.close()
+        return address
 
     async def call(self, method: str, *args: Any) -> Any:
         """What the method returns."""

@@ -10,6 +10,9 @@ from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 class JudgeServers:
     """Servers by name, several of a name being equal.
 
+    vLLM's command takes a host and a port, and no socket: its server binds what was free a moment before. Where another process was
+    faster the server ends, which is a death of its actor, and the next one gets another port.
+
     The token is of this process and goes through Ray's calls and the judges' pipes alone: into no file, no argument and no message.
     """
 

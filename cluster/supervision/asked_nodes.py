@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def plan_asked(config: RunConfig, *, needs: Collection[str]) -> PlacementPlan:
-    """As `plan`, on nodes that have all that is asked for. Seats are for the fewest workers; any other one joins when it finds a node."""
+    """As `plan`, on nodes that have all that is asked for. Seats are for the fewest workers; any other one joins when it finds a node.
+
+    All are packed, as autoscalers count nodes.
+    """
     num_workers = fewest_workers(config)
     return PlacementPlan(
         bundles=asked_bundles(config, most_threads=None, needs=needs, num_workers=num_workers),
-        strategy="PACK",  # as autoscalers count nodes
         is_time_shared=False,
         num_missing_workers=config.rollout.num_workers - num_workers,
         off_spot=config.elastic.off_spot,

@@ -65,7 +65,7 @@ class Bundle:
     """Reserved in Ray; at most what the configuration asks."""
     gpus: float
     num_threads: int
-    """Compute threads, whatever the reservation."""
+    """Compute threads of each of its processes, whatever the reservation."""
 
     @property
     def name(self) -> str:
@@ -92,9 +92,9 @@ class SeatGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     bundles: tuple[Bundle, ...]
-    strategy: str
-    """Ray's name: PACK keeps ranks and small runs together; SPREAD gives each worker a node of its own as far as they go. For one group of
-    all seats."""
+    spreads_workers: bool = False
+    """Rollout workers are a group of their own, each on a node of its own as far as nodes go; all others are packed, as everyone is
+    otherwise: ranks exchange in every layer, and workers only their weights."""
     is_time_shared: bool
     """True when CPU shares were scaled down."""
     num_missing_workers: int
@@ -115,19 +115,22 @@ class PlacementPlan:
         return notes
 
     def groups(self) -> list[SeatGroup]:
-        """In the order in which they are to be reserved. One for all seats; where nodes may be taken away, first one of the actors that
-        stay on others, then one for each worker.
+        """In the order in which they are to be reserved. One for all seats; with workers that are spread, one before theirs for all
+        others; where nodes may be taken away, first one of the actors that stay on others, then one for each worker.
 
         Ray gives out the seats of a group by their size, whatever their labels: a large worker would take the only place where a small
         learner may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is
         lost, and no other worker notices.
         """
         everyone = range(len(self.bundles))
-        if not self.off_spot:
-            return [self._group(everyone, self.strategy, {})]
         staying = [seat for seat in everyone if not self.bundles[seat].may_be_on_spot]
         workers = [seat for seat in everyone if self.bundles[seat].may_be_on_spot]
-        return [self._group(staying, "PACK", self.off_spot), *(self._group([worker], "PACK", {}) for worker in workers)]
+        if self.off_spot:
+            alone = (self._group([worker], "PACK", {}) for worker in workers)
+            return [self._group(staying, "PACK", self.off_spot), *alone]
+        if self.spreads_workers:
+            return [self._group(staying, "PACK", {}), self._group(workers, "SPREAD", {})]
+        return [self._group(everyone, "PACK", {})]
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         bundles = [self.bundles[seat] for seat in seats]
@@ -147,7 +150,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
         if fitted := _fit(asked, available, config):
             return PlacementPlan(
                 bundles=fitted,
-                strategy="SPREAD" if len(available.nodes) > 1 and num_workers > 1 else "PACK",
+                spreads_workers=num_workers > 1 and _has_room_apart(fitted, available),
                 is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
                 off_spot=config.elastic.off_spot,
@@ -169,7 +172,6 @@ def plan_learning(
         raise _no_room(config, asked, available)
     return PlacementPlan(
         bundles=fitted,
-        strategy="PACK",
         is_time_shared=_is_less(fitted, asked),
         num_missing_workers=0,
         off_spot=config.elastic.off_spot,
@@ -187,16 +189,19 @@ def asked_bundles(
     """With all the CPUs that the run asks for. `most_threads` is what any node has; None when they are not there yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
 
-    def bundle(kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None) -> Bundle:
+    def bundle(
+        kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
+    ) -> Bundle:
         num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
-        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=num_threads)
+        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=max(1, num_threads // num_processes))
 
     ranks = [
         bundle(ActorKind.LEARNER, rank, learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
         for rank in range(learner.num_ranks)
     ]
+    of_worker = (rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
     workers = [
-        bundle(ActorKind.ROLLOUT_WORKER, i, rollout.cpus_per_worker, rollout.gpus_per_worker, rollout.num_threads)
+        bundle(ActorKind.ROLLOUT_WORKER, i, *of_worker, num_processes=rollout.tensor_parallel_size)
         for i in range(num_workers)
     ]
     services = [
@@ -265,6 +270,15 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConf
             return scaled
         share *= 0.95
     return None
+
+
+def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
+    """Whether there are several nodes, and room for the workers after all others, whichever kind of node Ray packs those on."""
+    kinds = dict.fromkeys((node.cpus, node.gpus) for node in available.nodes)
+    orders = (sorted(available.nodes, key=lambda node: (node.cpus, node.gpus) != kind) for kind in kinds)
+    return len(available.nodes) > 1 and not any(
+        without_room(bundles, ClusterResources(nodes=tuple(order)), staying_first=True) for order in orders
+    )
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:

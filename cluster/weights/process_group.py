@@ -24,11 +24,14 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed import distributed_c10d as c10d
 
 from cluster.contracts.errors import BroadcastError, LostError
+from cluster.contracts.sockets import bound
 from cluster.contracts.types import RankGroup
 from cluster.weights.manifest import WeightManifest, bucket_sizes, unpack_bucket, verify_bucket
 
 _CONNECT_S = 60.0
 """To reach a store that listens already, and for each of its answers."""
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
 _LOOK_S = 0.5
 """How often a member that waits looks whether the group was given up."""
 _GIVEN_UP = "given up"
@@ -55,9 +58,7 @@ class Member:
         self._num_rounds, self._until = 0, 0.0
         self.begin_round()
         with self._breaking():
-            host, _, port = group.address.rpartition(":")
-            patience = timedelta(seconds=min(_CONNECT_S, group.timeout_s))
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience)
+            store = store_at(group.address, within_s=min(_CONNECT_S, group.timeout_s))
             self._store = c10d.PrefixStore(group.name, store)
             # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
             self._store.set(_here(rank), "")
@@ -133,7 +134,8 @@ class Sender:
         self._device = device
         self._kept: tuple[np.ndarray, ...] = ()
         self._lasting: tuple[str, Member] | None = None
-        self._store, self.address = _listening(host)
+        listener, self.address = bound(host)
+        self._store = store_of(listener, within_s=_CONNECT_S)
         """Ends with the last reference."""
 
     def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
@@ -260,13 +262,20 @@ def _here(rank: int) -> str:
     return f"here {rank}"
 
 
-def _listening(host: str) -> tuple[TCPStore, str]:
-    """A store at `host` and its address. The port is bound before anybody hears of it, and on this address alone."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.create_server((host, 0), family=family, backlog=1024) as listener:
-        port = listener.getsockname()[1]
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"{host}:{port}"
+def store_of(listener: socket.socket, *, within_s: float) -> TCPStore:
+    """Listens at the socket, which is the store's from now on; `within_s` is for each of its answers to this process."""
+    host, port, *_ = listener.getsockname()
+    listener.listen(_BACKLOG)
+    patience = timedelta(seconds=within_s)
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=patience
+    )
+
+
+def store_at(address: str, *, within_s: float) -> TCPStore:
+    """The one that answers at host:port; `within_s` is to reach it, and for each of its answers. Raises torch's RuntimeError."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=within_s))
 
 
 def _gloo(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:

@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
 from cluster.contracts.errors import BroadcastError, TreadwheelError, WeightsError
+from cluster.weights.parent import end_with_parent
 from cluster.weights.process_group import Incoming, Receiver
 
 BACKEND = "treadwheel_host_tensors"
@@ -125,3 +126,6 @@ def register() -> None:
 
 
 register()
+# By itself a process of vLLM's notices its parent's end between two calls alone: not while it loads the model, and never while it waits for
+# another one's share of a sum.
+end_with_parent()

@@ -1,6 +1,7 @@
 """Builds the plain object that each actor hosts, from models that are on its machine then. The only place that knows both sides; imported
 inside the actors."""
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ def learner_rank(
     rank: int,
     run_dir: str,
     rendezvous: str,
+    listener: socket.socket | None = None,
     probe_token_ids: Sequence[int] = (),
 ) -> Any:
     with importing_for_good():
@@ -81,6 +83,7 @@ def learner_rank(
         config,
         rank=rank,
         rendezvous=rendezvous,
+        listener=listener,
         run_dir=run_dir,
         probe_token_ids=probe_token_ids,
         demonstrations=demonstrations(config),

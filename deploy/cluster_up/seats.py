@@ -207,7 +207,7 @@ async def seats(
                 found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
         taken = Seats(found, start_s=start_s, events=events)
         async with background() as tasks:
-            tasks.create_task(taken.give_back_lost([seat for each in others for seat in each.seats]))
+            tasks.create_task(taken.give_back_lost([each.seats[0] for each in others if len(each.seats) == 1]))
             yield taken
     finally:
         for group in groups:

@@ -90,7 +90,8 @@ def _engine(config: RunConfig) -> Manifest:
     if rollout.gpus_per_worker:
         return shared | {"gpu_memory_utilization": rollout.gpu_memory_utilization}
     # On a CPU compiling gains little and takes a compiler, and a prompt that is read in parts ends an engine whose requests have seeds.
-    own = {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": rollout.cpu_cache_bytes}
+    cache_bytes = rollout.cpu_cache_bytes_per_process
+    own = {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": cache_bytes}
     return shared | own
 
 

@@ -40,6 +40,8 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
+    if formatter is not None:
+        problems.attempt(model.check_shares, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     readable = formatter if has_room else None
     source, looks = _check_prompts(config, problems, readable, numbers=objective.columns if objective else ())

@@ -61,7 +61,7 @@ def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], prob
     taken = problems.attempt(demands, config, gpu_bytes=hardware.gpu_bytes, needs=needs, problems=problems)
     if placement is None or taken is None:
         return None
-    staying_first = config.elastic.spot is not None
+    staying_first = config.elastic.spot is not None or placement.spreads_workers
     seats = problems.attempt(seat, placement.bundles, hardware, resources, staying_first=staying_first)
     if seats is None:
         return None
@@ -100,8 +100,8 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
     yield "assumed", "not looked at", "prompts, judges, tokenizers; sizes are estimates that no GPU has confirmed"
     for note in found.placement.notes():
         yield "placement", "note", note
-    if found.placement.strategy == "SPREAD":
-        yield "placement", "one way to fit", "Ray spreads all actors over the nodes, learner ranks too"
+    if found.placement.spreads_workers:
+        yield "placement", "one way to fit", "Ray spreads the rollout workers over the nodes, and packs all others"
     # All nodes are alike, and the first with room is taken: those behind have no actor.
     num_used = 1 + max(found.seats.node_of.values())
     on_gpus = {place: names for place, names in found.on_gpus().items() if place[0] < num_used}

@@ -8,8 +8,8 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import JudgeServerConfig
 from cluster.supervision.placement import needs_reference
-from deploy.preflight.engine_memory import EngineMemory, of_engine
-from deploy.preflight.machine import GIB, gib
+from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
+from deploy.preflight.machine import GIB, arriving_bytes, gib, kept_bytes, stored_bytes
 from deploy.preflight.problems import Problems
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Demands:
     max_context: int
     """Of an engine, in tokens."""
     published: int
-    """Bytes of the weights that go to workers."""
+    """Bytes of a version of the weights in the object store."""
     of_actors: dict[str, Demand]
     """By the name of the actor's seat."""
 
@@ -62,9 +62,9 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
             _engine, text, config, num_parameters=rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context
         )
     weights = rank.num_parameters * config.model.item_bytes
-    is_merged = config.learner.lora is None or config.learner.lora.publish == "merged"
-    published = weights if is_merged else 0
-    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, published=published)
+    if not config.rollout.gpus_per_worker:
+        problems.attempt(check_divisible, text, config.rollout.tensor_parallel_size)
+    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights)
     if needs_reference(config, needs=needs):
         size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
         of_actors["reference_scorer-0"] = _on(config.reference.gpus, size)
@@ -74,7 +74,7 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
         rank=rank,
         engine=engine,
         max_context=max_context,
-        published=published,
+        published=stored_bytes(config, weights),
         of_actors=of_actors | _judging(config, gpu_bytes, problems),
     )
 
@@ -85,29 +85,30 @@ def _on(gpus: float, size: int) -> Demand:
 
 def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[str, Demand]:
     """With a GPU what goes to a checkpoint lies in the host's memory while it is written: each rank's state, the model in the first
-    rank's, of which a save that training waits for holds one file at a time. An only rank loads the model there, and moves it then."""
+    rank's, of which a save that training waits for holds one file at a time. An only rank loads the model there, and moves it then. The
+    first rank may keep the version that it sends to workers."""
     from learner.checkpoint.model_folder import MAX_FILE_BYTES
 
     learner = config.learner
+    kept = [kept_bytes(config, weights), *[0] * (learner.num_ranks - 1)]
     if not learner.gpus_per_rank:
-        return {f"learner-{index}": Demand(host=rank.total_bytes) for index in range(learner.num_ranks)}
+        return {f"learner-{index}": Demand(host=rank.total_bytes + size) for index, size in enumerate(kept)}
     state = rank.saved_bytes - weights
     model = weights if config.checkpoint.asynchronous else min(weights, MAX_FILE_BYTES)
     hosts = [max(state + model, rank.loading_bytes), *[state] * (learner.num_ranks - 1)]
     return {
-        f"learner-{index}": Demand(gpu=rank.needed_bytes + CONTEXT_BYTES, host=host) for index, host in enumerate(hosts)
+        f"learner-{index}": Demand(gpu=rank.needed_bytes + CONTEXT_BYTES, host=host + size)
+        for index, (host, size) in enumerate(zip(hosts, kept, strict=True))
     }
 
 
-def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, published: int) -> dict[str, Demand]:
-    """An engine of several processes gets published weights as one list, of which each process has a copy
-    (`actors.rollout.vllm_engine.VllmEngine.load`)."""
-    rollout, parallel = config.rollout, config.rollout.tensor_parallel_size
+def _workers(config: RunConfig, gpu_bytes: int, weights: int) -> dict[str, Demand]:
+    rollout, copies = config.rollout, arriving_bytes(config, weights)
     if rollout.gpus_per_worker:
-        copies = published * (1 + parallel) if parallel > 1 else 0
         demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
     else:
-        demand = Demand(host=weights + rollout.cpu_cache_bytes)
+        # Its processes hold a share of weights and cache each.
+        demand = Demand(host=weights + rollout.cpu_cache_bytes + copies)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 

@@ -34,6 +34,31 @@ class EngineMemory:
         return (self.taken_bytes - self.weights_bytes - self.passes_bytes) // self.bytes_per_token
 
 
+def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
+    """Raises ConfigError for layers that vLLM cannot deal out to so many processes in equal shares.
+
+    Key-value heads that are too few are copied, which needs a whole number of copies.
+    """
+    dealt_out = {
+        "attention heads": text.num_attention_heads,
+        "key-value heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        "intermediate_size": getattr(text, "intermediate_size", None),
+        "moe_intermediate_size": getattr(text, "moe_intermediate_size", None),
+    }
+    for name, number in dealt_out.items():
+        if not isinstance(number, int):  # a model without this layer, or with layers of several sizes
+            continue
+        is_copied = name == "key-value heads" and tensor_parallel % number == 0
+        if number % tensor_parallel and not is_copied:
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={tensor_parallel} does not divide the model's {_told(name, number)}; use a number that does"
+            )
+
+
+def _told(name: str, number: int) -> str:
+    return f"{name} of {number}" if "_" in name else f"{number} {name}"
+
+
 def of_engine(
     text: "PretrainedConfig",
     *,
@@ -48,13 +73,10 @@ def of_engine(
 
     A token has a key and a value in each layer and key-value head (arXiv:2309.06180); tensor parallelism deals the heads out, and copies
     them where there are fewer heads than GPUs. A window that slides is not counted as a saving. A pass keeps one layer's inputs and MLP,
-    and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError for heads that cannot be dealt out.
+    and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError as `check_divisible` does.
     """
+    check_divisible(text, tensor_parallel)
     num_heads = text.num_attention_heads
-    if num_heads % tensor_parallel:
-        raise ConfigError(
-            f"tensor_parallel_size={tensor_parallel} does not divide the model's {num_heads} attention heads; use a number that does"
-        )
     head = getattr(text, "head_dim", None) or text.hidden_size // num_heads
     num_keys = max((getattr(text, "num_key_value_heads", None) or num_heads) // tensor_parallel, 1)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size

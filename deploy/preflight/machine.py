@@ -76,7 +76,8 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    worker = weights + (0 if on_gpus else config.rollout.cpu_cache_bytes)
+    beside = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
+    worker = weights + (0 if on_gpus else beside)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():
@@ -86,7 +87,8 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         size = num_bytes(server, field=f"reward.servers.{name}") + (0 if server.gpus else server.kv_cache_bytes)
         judging[f"judge server {name} x {server.num_servers}"] = size
         on_cpu += 0 if server.gpus else size * server.num_servers
-    total = on_cpu + rank.total_bytes * config.learner.num_ranks + worker * num_workers + (reference or 0)
+    kept = kept_bytes(config, weights) if num_workers else 0
+    total = on_cpu + rank.total_bytes * config.learner.num_ranks + kept + worker * num_workers + (reference or 0)
     free = psutil.virtual_memory().available if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:
@@ -105,6 +107,33 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         total=total,
         free=free if is_here else None,
     )
+
+
+def arriving_bytes(config: RunConfig, weights: int) -> int:
+    """That a worker takes beyond its engine's own while it loads a version: an engine of several processes gets the whole as one list, of
+    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets."""
+    parallel = config.rollout.tensor_parallel_size
+    return stored_bytes(config, weights) * (1 + parallel) if parallel > 1 else 0
+
+
+def kept_bytes(config: RunConfig, weights: int) -> int:
+    """That the learner's first rank keeps in its node's memory of the last version, for `weights.transport=collective`."""
+    return _published_bytes(config, weights) if _goes_through_groups(config) else 0
+
+
+def stored_bytes(config: RunConfig, weights: int) -> int:
+    """Of a version in the object store."""
+    return 0 if _goes_through_groups(config) else _published_bytes(config, weights)
+
+
+def _published_bytes(config: RunConfig, weights: int) -> int:
+    """Of a version that goes to workers; an adapter counts as none."""
+    lora = config.learner.lora
+    return weights if lora is None or lora.publish == "merged" else 0
+
+
+def _goes_through_groups(config: RunConfig) -> bool:
+    return config.weights.transport.name == "collective"
 
 
 def check_batch(config: RunConfig, *, is_local: bool) -> None:

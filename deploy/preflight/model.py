@@ -12,6 +12,7 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.importing import importing
+from deploy.preflight.engine_memory import check_divisible
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -115,6 +116,14 @@ def check_room(config: RunConfig, formatter: "ChatFormatter") -> int:
             "tokens; lower it, or raise model.max_context"
         )
     return formatter.max_context - config.sampling.max_tokens
+
+
+def check_shares(config: RunConfig) -> None:
+    """Raises ConfigError for a model that cannot be dealt out to an engine's processes."""
+    if config.rollout.tensor_parallel_size > 1:
+        from learner.model.policy import read_config
+
+        check_divisible(read_config(config.model).get_text_config(), config.rollout.tensor_parallel_size)
 
 
 def check_attention(config: RunConfig, *, is_local: bool) -> None:

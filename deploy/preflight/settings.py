@@ -20,11 +20,11 @@ def check_run_dir(config: RunConfig) -> None:
 
 
 def check_tensor_parallel(config: RunConfig) -> None:
-    needed = config.rollout.tensor_parallel_size
-    if needed > 1 and config.rollout.gpus_per_worker < needed:
+    needed, gpus = config.rollout.tensor_parallel_size, config.rollout.gpus_per_worker
+    if needed > 1 and 0 < gpus < needed:
         raise ConfigError(
-            f"rollout.tensor_parallel_size={needed} needs as many GPUs, rollout.gpus_per_worker={config.rollout.gpus_per_worker:g}; "
-            f"set rollout.gpus_per_worker={needed}"
+            f"rollout.tensor_parallel_size={needed} needs as many GPUs, rollout.gpus_per_worker={gpus:g}; set "
+            f"rollout.gpus_per_worker={needed}, or 0 for an engine on CPUs"
         )
 
 

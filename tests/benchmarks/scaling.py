@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from cluster.contracts.sockets import bound
 from learner.learner import Learner
 from tests.benchmarks.peers import (
     ROOT,
@@ -104,18 +105,24 @@ def _two_ranks(path: str) -> list[dict[str, Any]]:
 
 def _ranks(path: str, *, num_ranks: int) -> dict[str, float]:
     """Figures of all ranks together; the larger one's memory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        rendezvous = f"127.0.0.1:{probe.getsockname()[1]}"
-    task = {"kind": "rank", "path": path, "num_ranks": num_ranks, "rendezvous": rendezvous}
+    listener, rendezvous = bound("127.0.0.1")
+    task = {
+        "kind": "rank",
+        "path": path,
+        "num_ranks": num_ranks,
+        "rendezvous": rendezvous,
+        "listener": listener.fileno(),
+    }
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(task | {"rank": rank})],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            pass_fds=[listener.fileno()] if rank == 0 else [],
         )
         for rank in range(num_ranks)
     ]  # fmt: skip
+    listener.close()
     try:
         outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
     finally:
@@ -180,7 +187,8 @@ def _rank(task: dict[str, Any]) -> dict[str, float]:
     groups = make_groups(8, max_length=60)
     config = make_config(task["path"], num_ranks=task["num_ranks"], timeout_s=TIMEOUT_S)
     with Watch(True) as watch:
-        learner = Learner(config, rank=task["rank"], rendezvous=task["rendezvous"])
+        listener = socket.socket(fileno=task["listener"]) if task["rank"] == 0 else None
+        learner = Learner(config, rank=task["rank"], rendezvous=task["rendezvous"], listener=listener)
         learner.update(*groups)
         watch.begin(list)
         seconds = [learner.update(*groups).seconds for _ in range(NUM_STEPS - 1)]

@@ -1,6 +1,7 @@
 """Learner ranks, a process each, that do one task after the other. Both ends: `Ranks` asks, `main` is what a rank runs.
 
-A task is a line of JSON on a rank's stdin, its answer a line on its stdout. Every task has a learner of its own.
+A task is a line of JSON on a rank's stdin, its answer a line on its stdout; the first rank says before where it can be met. Every task has
+a learner of its own.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_ports
+from cluster.contracts.sockets import bound
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,11 +43,17 @@ class Ranks:
     def do(self, name: str, *, config: dict[str, Any], **task: Any) -> list[Any]:
         """What each rank found; as many take part as `config` says, the first of them where it says one."""
         num_ranks = config["learner"]["num_ranks"]
-        task |= {"name": name, "config": config, "rendezvous": f"127.0.0.1:{free_ports(1)[0]}"}
-        for rank, process in enumerate(self._processes[:num_ranks]):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(task | {"rank": rank}) + "\n")
+        task |= {"name": name, "config": config}
+        self._ask(0, task)
+        address = self._answer(0)
+        for rank in range(1, num_ranks):
+            self._ask(rank, task | {"rendezvous": address})
         return [self._answer(rank) for rank in range(num_ranks)]
+
+    def _ask(self, rank: int, task: dict[str, Any]) -> None:
+        stdin = self._processes[rank].stdin
+        assert stdin is not None
+        stdin.write(json.dumps(task | {"rank": rank}) + "\n")
 
     def _answer(self, rank: int) -> Any:
         stdout = self._processes[rank].stdout
@@ -54,7 +61,9 @@ class Ranks:
         line = stdout.readline()
         assert line, f"rank {rank} died:\n{self._said(rank)}"
         answer = json.loads(line)
-        assert "raised" not in answer, f"rank {rank}: {answer['raised']}\n{self._said(rank)}"
+        assert not isinstance(answer, dict) or "raised" not in answer, (
+            f"rank {rank}: {answer['raised']}\n{self._said(rank)}"
+        )
         return answer
 
     def _said(self, rank: int) -> str:
@@ -81,6 +90,9 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
         task = json.loads(line)
+        if task["rank"] == 0:
+            task["listener"], task["rendezvous"] = bound("127.0.0.1")
+            answers.write(json.dumps(task["rendezvous"]) + "\n")
         try:
             answer = {"learn": _learn, "load": _load, "take gradients": _take_gradients}[task["name"]](task)
         except Exception:  # noqa: BLE001  whatever it is, the test says it
@@ -98,6 +110,7 @@ def _learner(task: dict[str, Any]) -> Any:
         config,
         rank=task["rank"],
         rendezvous=task["rendezvous"],
+        listener=task.get("listener"),
         run_dir=task.get("run_dir", ""),
         demonstrations=demonstrations(config),
     )

@@ -1,11 +1,15 @@
-"""Whole runs on two ranks and two workers: they learn what one of each learns, and one rank goes on where two ended."""
+"""Whole runs on two ranks and two workers: they learn what one of each learns, and one rank goes on where two ended. And on engines of two
+processes, which come and go together."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.integration.faults import Run, write_run
+from tests.integration.faults import Run, write_endless_run, write_run
+from tests.integration.waiting import until
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
@@ -42,3 +46,42 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_they_ended(way: s
         # The order of sums differs, and with it, by a token now and then, what is sampled later.
         assert found[3][name] == pytest.approx(expected[3][name], rel=0.1, abs=0.01), name
     assert resumed.problems() == ()
+
+
+def test_an_engine_of_two_processes_samples_through_a_run_and_its_processes_end_with_one_another_and_with_their_actor(
+    tmp_path: Path,
+):
+    """A mixture of experts whose choices the learner replays: they come from the engine's first process. Weights go through the object
+    store, and after a resume through a group of all processes."""
+    model = make_tiny_model(tmp_path / "model", architecture="qwen3_moe")
+    engine = {"tensor_parallel_size": 2, "routing_replay": True, "cpus_per_worker": 0.5, "kv_cache_bytes": 64 * 1024**2}
+    on_policy = {"groups_per_step": 4, "trajectories_per_group": 4}
+    file, run = write_endless_run(tmp_path, model, rollout=engine, buffer=on_policy), Run(tmp_path / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 1, process=driver)
+        first = _processes_of_engine(run)
+        first[1].send_signal(signal.SIGKILL)
+        until(lambda: run.events("recovery"), process=driver)
+        goes_on_from, second = run.num_steps(), _processes_of_engine(run)
+        until(lambda: run.num_steps() > goes_on_from, process=driver)
+        driver.press_ctrl_c()
+        assert driver.exit_code() == 130, driver.output
+    (failure,) = run.events("failure")
+    assert failure["actor"] == "rollout-0"
+    # The one that was left ends with it.
+    assert "2 processes these are gone" in failure["reason"] and f"{first[1].pid} (-9)" in failure["reason"]
+    resumed = run.to_end(file, f"num_steps={run.num_steps() + 2}", "weights.transport=collective")
+    assert psutil.wait_procs([*first, *second], timeout=120)[1] == []
+    assert resumed.problems() == ()
+    for numbers in resumed.metrics().values():
+        assert numbers["mismatch/mean_abs_nats"] < 1e-4 and numbers["learner/routing_differs"] < 0.01
+
+
+def _processes_of_engine(run: Run) -> list[psutil.Process]:
+    """In the order of their ranks; not what else its actor started."""
+    pid = run.pid("rollout-0")
+    assert pid is not None
+    names = {process.pid: " ".join(process.cmdline()) for process in psutil.Process(pid).children()}
+    found = [psutil.Process(child) for child, name in sorted(names.items()) if "VLLM" in name or "spawn_main" in name]
+    assert len(found) == 2, names
+    return found

@@ -55,7 +55,7 @@ class ScriptedRank(RemoteActor):
         self._version = 0
         self._last_step: StepStats | None = None
 
-    async def free_address(self) -> str:
+    async def reserve_address(self) -> str:
         return "here:1"
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
@@ -313,13 +313,6 @@ async def test_a_recorder_that_is_lost_for_good_is_no_failure_of_the_learner():
         "recorder",
         "recorder",
     ]
-
-
-async def test_a_port_for_the_ranks_that_another_process_took_first_is_one_more_failure():
-    taken = WorkerError("learner-0 failed in 'build': failed to listen (port: 40123, code: -98, name: EADDRINUSE)")
-    scene = Scene(("build", 0, taken), num_ranks=2)
-    await scene.group.start()
-    assert scene.events.kinds() == ["failure", "learner_loaded"]
 
 
 async def test_an_error_of_its_own_while_it_starts_is_not_tried_again():

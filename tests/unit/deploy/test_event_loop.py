@@ -107,7 +107,7 @@ class ScriptedActor(RemoteActor):
         super().__init__(spec, None, 1, "node")
         self._version = 0
 
-    async def free_address(self) -> str:
+    async def reserve_address(self) -> str:
         return "here:1"
 
     async def build(self, *, deadline_s: float, **more: Any) -> None: ...

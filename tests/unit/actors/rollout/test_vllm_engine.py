@@ -15,13 +15,22 @@ def test_the_head_is_in_float32_on_gpus_alone_unless_the_setting_says_so(head_dt
     assert _has_float32_head(rollout, is_cpu=False) is on_gpu
 
 
-@pytest.mark.parametrize(("is_cpu", "cache_bytes"), [(True, 4096), (False, None)])
-def test_the_size_of_a_cpu_engines_cache_does_not_overrule_a_gpu_engines_share(is_cpu, cache_bytes):
+def arguments_of(*, is_cpu, **rollout):
     vllm = SimpleNamespace(
         platforms=SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: is_cpu)),
         EngineArgs=lambda **arguments: arguments,
         config=SimpleNamespace(WeightTransferConfig=lambda **_: None),
     )
-    config = RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", "rollout": {"kv_cache_bytes": 4096}})
-    arguments = _arguments(vllm, config, max_context=128)
+    config = RunConfig.model_validate({"model": {"path": "m"}, "prompts": "file", "rollout": rollout})
+    return _arguments(vllm, config, max_context=128)
+
+
+@pytest.mark.parametrize(("is_cpu", "cache_bytes"), [(True, 4096), (False, None)])
+def test_the_size_of_a_cpu_engines_cache_does_not_overrule_a_gpu_engines_share(is_cpu, cache_bytes):
+    arguments = arguments_of(is_cpu=is_cpu, kv_cache_bytes=4096)
     assert arguments["kv_cache_memory_bytes"] == cache_bytes and arguments["gpu_memory_utilization"] == 0.85
+
+
+def test_each_process_of_a_cpu_engine_has_its_share_of_the_cache():
+    arguments = arguments_of(is_cpu=True, kv_cache_bytes=4096, tensor_parallel_size=4)
+    assert (arguments["kv_cache_memory_bytes"], arguments["distributed_executor_backend"]) == (1024, "mp")

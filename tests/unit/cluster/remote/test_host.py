@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -116,3 +117,25 @@ async def test_the_method_that_computes_is_the_phase_until_it_returns_or_raises(
     with pytest.raises(ValueError, match="badly"):
         await computing
     assert (await host.progress()).phase == "serving"
+
+
+class Listening:
+    def __init__(self, *, listener: socket.socket | None = None) -> None:
+        self.port = listener.getsockname()[1] if listener else None
+
+    def where(self) -> int | None:
+        return self.port
+
+
+async def test_the_object_that_is_built_next_has_the_socket_of_the_address_and_no_other_one_gets_the_port(
+    host, monkeypatch
+):
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    address = await host.reserve_address()
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+    for expected in (port, None):
+        await host.build(f"{__name__}:Listening", {})
+        assert await host.call("where") == expected

@@ -29,8 +29,7 @@ LAPTOP = cluster((2, 0))
 def test_a_large_cluster_gives_what_is_asked():
     placed = plan(run(rollout={"num_workers": 3, "cpus_per_worker": 2}), cluster((16, 0)))
     assert [bundle.cpus for bundle in placed.of(ActorKind.ROLLOUT_WORKER)] == [2, 2, 2]
-    assert not placed.is_time_shared
-    assert placed.strategy == "PACK"
+    assert not placed.is_time_shared and not placed.spreads_workers
 
 
 def test_two_cores_are_shared_in_turns_with_all_their_threads():
@@ -61,6 +60,16 @@ def test_nobody_computes_with_more_threads_than_its_node_has_cores():
     assert plan(run(learner={**asked, "num_threads": 3}), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 3
 
 
+def test_the_processes_of_an_engine_share_its_threads_and_have_one_each_at_least():
+    def threads(**rollout: float) -> int:
+        return plan(run(rollout=rollout), cluster((64, 0))).of(ActorKind.ROLLOUT_WORKER)[0].num_threads
+
+    assert threads(tensor_parallel_size=2, cpus_per_worker=6) == 3
+    assert threads(tensor_parallel_size=4, cpus_per_worker=6) == 1
+    assert threads(tensor_parallel_size=4, cpus_per_worker=1) == 1
+    assert threads(tensor_parallel_size=2, cpus_per_worker=1, num_threads=8) == 4
+
+
 def test_more_actors_than_can_have_any_share_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"rollout.num_workers=999: no way to place 1001 actors"):
         plan(run(rollout={"num_workers": 999}), LAPTOP)
@@ -76,8 +85,33 @@ def test_gpus_spread_over_nodes_do_not_add_up_for_one_actor():
         plan(run(rollout={"gpus_per_worker": 2}), cluster((8, 1), (8, 1)))
 
 
-def test_workers_spread_over_nodes():
-    assert plan(run(rollout={"num_workers": 2}), cluster((4, 0), (4, 0))).strategy == "SPREAD"
+def test_ranks_are_packed_first_and_workers_spread_over_nodes_after_them():
+    """One group of all seats would scatter the ranks, which exchange in every layer."""
+    placed = plan(run(learner={"num_ranks": 2}, rollout={"num_workers": 2}), cluster((4, 0), (4, 0)))
+    names = [bundle.name for bundle in placed.bundles]
+    assert [([names[seat] for seat in group.seats], group.strategy) for group in placed.groups()] == [
+        (["learner-0", "learner-1", "reward_service-0"], "PACK"),
+        (["rollout_worker-0", "rollout_worker-1"], "SPREAD"),
+    ]
+    assert [group.node_labels for group in placed.groups()] == [{}, {}]
+
+
+def test_one_worker_or_one_node_is_packed_with_all_others():
+    for workers, nodes in ((1, cluster((4, 0), (4, 0))), (2, cluster((8, 0)))):
+        (group,) = plan(run(rollout={"num_workers": workers}), nodes).groups()
+        assert (len(group.seats), group.strategy) == (2 + workers, "PACK")
+
+
+def test_workers_that_ranks_might_leave_no_room_are_placed_together_with_them():
+    """A rank of 4 CPUs beside two workers of 1 GPU and 4 CPUs: on the node with the GPUs it takes the place of a worker. And four ranks
+    on one of two nodes with 8 GPUs leave 6 for one worker only; two on each leave them for both."""
+    asked = {"learner": {"cpus_per_rank": 4}, "reward": {"cpus_per_service": 0.1}}
+    workers = {"num_workers": 2, "gpus_per_worker": 1, "cpus_per_worker": 4}
+    config = run(**asked, rollout=workers)
+    assert not plan(config, cluster((5, 0), (9, 2))).spreads_workers
+    assert plan(config, cluster((5, 0), (13, 2))).spreads_workers
+    large = run(learner={"num_ranks": 4, "gpus_per_rank": 1}, rollout={"num_workers": 2, "gpus_per_worker": 6})
+    assert not plan(large, cluster((16, 8), (16, 8))).spreads_workers
 
 
 @pytest.mark.parametrize("needs", [{"reference_logprobs"}, {"values", "reference_logprobs"}])
@@ -133,7 +167,8 @@ def test_a_plan_fits_the_cluster_or_is_refused(config, nodes, needs):
     assert len(placed.of(ActorKind.LEARNER)) == config.learner.num_ranks
     assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == config.rollout.num_workers
     assert len(placed.of(ActorKind.REFERENCE_SCORER)) == len(needs)
-    assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles) == len(placed.groups()[0].resources)
+    assert len({bundle.name for bundle in placed.bundles}) == len(placed.bundles)
+    assert sorted(seat for group in placed.groups() for seat in group.seats) == [*range(len(placed.bundles))]
 
 
 def test_a_run_that_samples_nothing_asks_for_neither_workers_nor_judges():
@@ -198,11 +233,6 @@ def test_where_nodes_may_be_taken_away_what_stays_is_reserved_before_the_workers
     ]
     assert staying.resources == [{"CPU": 0.5}] * 2
     assert not placed.is_time_shared
-
-
-def test_without_a_label_of_spot_nodes_one_group_holds_all_seats():
-    (group,) = plan(run(rollout={"num_workers": 2}), cluster((4, 0), (4, 0))).groups()
-    assert (group.seats, group.strategy, group.node_labels) == ((0, 1, 2, 3), "SPREAD", {})
 
 
 def test_a_learner_that_has_room_on_spot_nodes_alone_is_refused():

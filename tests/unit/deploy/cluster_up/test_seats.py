@@ -338,17 +338,26 @@ class Group:
         assert len(bundle_label_selector) == len(resources)
 
 
-@pytest.mark.parametrize(("spot", "groups"), [(None, [[2.0, 1.0, 1.0]]), ("market=spot", [[2.0], [1.0], [1.0]])])
-async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_end(monkeypatch, events, spot, groups):
+@pytest.mark.parametrize(
+    ("spreads", "spot", "groups", "indices"),
+    [
+        (False, {}, [[2.0, 1.0, 1.0]], [0, 1, 2]),
+        (True, {}, [[2.0], [1.0, 1.0]], [0, 0, 1]),
+        (False, {"market": "!spot"}, [[2.0], [1.0], [1.0]], [0, 0, 0]),
+    ],
+)
+async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_end(
+    monkeypatch, events, spreads, spot, groups, indices
+):
     """Those of the workers at once: an autoscaler brings all of their nodes together."""
     log = []
     bundles = [(ActorKind.LEARNER, 2.0), (ActorKind.ROLLOUT_WORKER, 1.0), (ActorKind.ROLLOUT_WORKER, 1.0)]
     placement = PlacementPlan(
         bundles=tuple(Bundle(kind=kind, index=0, cpus=cpus, gpus=0, num_threads=1) for kind, cpus in bundles),
-        strategy="PACK",
+        spreads_workers=spreads,
         is_time_shared=False,
         num_missing_workers=0,
-        off_spot={"market": "!spot"} if spot else {},
+        off_spot=spot,
     )
 
     def made(*args, **options):
@@ -361,7 +370,7 @@ async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_
     monkeypatch.setattr(seats_module, "placement_group", made)
     monkeypatch.setattr(seats_module, "remove_placement_group", lambda group: log.append(("removed", group.cpus)))
     async with seats_module.seats(placement, start_s=1, events=events, reserved=reserved) as taken:
-        assert [taken._seats[seat].index for seat in range(3)] == ([0, 1, 2] if spot is None else [0, 0, 0])
+        assert [taken._seats[seat].index for seat in range(3)] == indices
     first, *others = groups
     rounds = [[first], others]
     asked = [(said, group) for each in rounds for said in ("asked", "reserved") for group in each]

@@ -94,6 +94,10 @@ def test_a_missing_file_says_so(tmp_path):
     ("override", "advice"),
     [
         ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting; did you mean buffer.groups_per_step?"),
+        (
+            "rollout.expert_parallel_size=2",
+            "rollout.expert_parallel_size=2 is not a setting; did you mean rollout.tensor_parallel_size?",
+        ),
         ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
         ("num_steps=many", "num_steps='many' is not valid"),
         ("num_steps=0", "num_steps=0 is not valid: input should be greater than 0"),

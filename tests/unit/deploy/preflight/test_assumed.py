@@ -36,7 +36,7 @@ def test_actors_are_shown_on_their_gpus_and_idle_ones_by_name(model):
     )
     assert rows["placement", "node 1, GPU 0"] == "rollout_worker-1" and rows["placement", "node 1, GPU 1"] == "idle"
     assert rows["placement", "node 0, CPUs alone"] == "reward_service-0"
-    assert rows["placement", "one way to fit"].startswith("Ray spreads all actors over the nodes")
+    assert rows["placement", "one way to fit"].startswith("Ray spreads the rollout workers over the nodes")
     assert ("placement", "one way to fit") not in _rows(model, "gpus=2x80GB", *ON_GPUS)
 
 
@@ -128,6 +128,14 @@ def test_a_nodes_memory_holds_copies_of_checkpoints_and_weights(model):
     # A save that training waits for takes state and model through the host's memory, too.
     assert _refusal(model, "gpus=2x80GB,memory=8GB", *ON_GPUS, "checkpoint.asynchronous=false") == message
     _rows(model, "gpus=2x80GB,memory=9GB", *ON_GPUS)
+
+
+def test_weights_that_go_through_groups_are_in_the_first_ranks_memory_once_and_nowhere_else(model):
+    # 494,032,768 parameters: 14 bytes each in the copy for a checkpoint, and 2 in the version that is kept.
+    on_one = _rows(model, "gpus=2x80GB", *ON_GPUS, "weights.transport=collective")
+    assert on_one["memory", "node 0"] == f"{16 * 494_032_768 / 2**30:.1f} GiB" == "7.4 GiB"
+    on_two = _rows(model, "gpus=1x80GB,nodes=2", *ON_GPUS, "weights.transport=collective")
+    assert (on_two["memory", "node 0"], on_two["memory", "node 1"]) == ("7.4 GiB", "0.0 GiB")
 
 
 def test_an_only_rank_loads_its_model_through_the_nodes_memory(model):

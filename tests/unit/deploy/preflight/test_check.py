@@ -197,6 +197,14 @@ def test_actors_that_cannot_fit_memory_together_are_refused(tmp_path, model):
     assert "rollout.num_workers=1, learner.num_ranks=1: all actors together take about 1,024" in message
 
 
+def test_an_engine_of_several_processes_needs_a_model_that_can_be_dealt_out_and_no_gpus(tmp_path, model):
+    check(run(tmp_path, model, "rollout.tensor_parallel_size=2"))
+    message = refusal(run(tmp_path, model, "rollout.tensor_parallel_size=3"))
+    assert message.startswith("rollout.tensor_parallel_size=3 does not divide the model's 4 attention heads; ")
+    too_few = refusal(run(tmp_path, model, "rollout.tensor_parallel_size=2", "rollout.gpus_per_worker=1"))
+    assert "needs as many GPUs, rollout.gpus_per_worker=1; set rollout.gpus_per_worker=2, or 0 for an" in too_few
+
+
 def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
     servers = f"reward.servers={{grader: {{path: {model}, num_servers: 2, kv_cache_bytes: {2**40}}}}}"
     message = refusal(run(tmp_path, model, "reward.judge=tests.unit.actors.judges:compares", servers))

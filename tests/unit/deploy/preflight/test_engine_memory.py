@@ -1,9 +1,11 @@
 """An engine's share of a GPU, worked out by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cluster.contracts.errors import ConfigError
-from deploy.preflight.engine_memory import EngineMemory, of_engine
+from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
 from tests.model_shapes import SHAPES
 
 GIB = 2**30
@@ -42,3 +44,24 @@ def test_the_cache_has_what_weights_and_passes_leave():
 def test_heads_that_cannot_be_dealt_out_are_refused():
     with pytest.raises(ConfigError, match="tensor_parallel_size=3 does not divide the model's 32 attention heads"):
         _engine("Qwen/Qwen3-8B", tensor_parallel=3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "refused"),
+    [
+        ({"num_attention_heads": 12, "num_key_value_heads": 2}, 4, None),  # two copies of each
+        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 6, "4 key-value heads"),
+        ({"num_attention_heads": 12}, 6, None),
+        ({"num_attention_heads": 4, "intermediate_size": 10}, 4, "intermediate_size of 10"),
+        ({"num_attention_heads": 4, "intermediate_size": [8, 10]}, 4, None),
+        ({"num_attention_heads": 4, "intermediate_size": 8, "moe_intermediate_size": 6}, 4, "moe_intermediate_size of 6"),
+    ],
+)  # fmt: skip
+def test_every_layer_is_dealt_out_in_equal_shares_or_heads_are_copied(shape, size, refused):
+    text = SimpleNamespace(**shape)
+    if refused is None:
+        return check_divisible(text, size)
+    with pytest.raises(
+        ConfigError, match=rf"^rollout.tensor_parallel_size={size} does not divide the model's {refused};"
+    ):
+        check_divisible(text, size)

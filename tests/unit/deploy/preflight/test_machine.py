@@ -5,6 +5,7 @@ import pytest
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import validated
 from deploy.preflight import machine
+from tests.model_shapes import write
 
 WAITING = {"model": {"path": "m"}, "prompts": "file", "elastic": {"wait_for_nodes_s": 1800}}
 
@@ -23,3 +24,30 @@ def test_a_wait_on_a_cluster_that_no_node_joins_is_refused():
 def test_a_run_that_learns_from_recorded_trajectories_does_not_wait():
     assert machine.place(validated({**WAITING, "recorded": "runs/a"}), frozenset(), is_local=False) is None
     assert machine.place(validated({**WAITING, "recorded": "runs/a"}), frozenset(), is_local=True) is not None
+
+
+def test_the_processes_of_an_engine_hold_a_share_each_and_a_copy_of_weights_that_arrive_as_one_list(tmp_path):
+    """494,032,768 parameters of 2 bytes and a cache of 1 GiB, however many processes they are dealt out to."""
+    path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
+
+    def worker(**sections) -> int:
+        config = validated({"model": {"path": str(path)}, "prompts": "file", **sections})
+        return machine.estimate(config, frozenset(), is_local=False).worker
+
+    weights, two = 2 * 494_032_768, {"tensor_parallel_size": 2}
+    assert worker() == weights + 2**30
+    assert worker(rollout=two) == weights + 2**30 + 3 * weights
+    assert worker(rollout=two, weights={"transport": "collective"}) == weights + 2**30
+    assert worker(rollout=two, learner={"lora": {"publish": "adapter"}}) == weights + 2**30
+
+
+def test_the_version_that_the_first_rank_keeps_for_groups_counts_once_whatever_the_number_of_ranks(tmp_path):
+    path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
+
+    def total(transport: str, **sections) -> int:
+        settings = {"model": {"path": str(path)}, "prompts": "file", "weights": {"transport": transport}, **sections}
+        return machine.estimate(validated(settings), frozenset(), is_local=False).total
+
+    for sections in ({}, {"learner": {"num_ranks": 2}}):
+        assert total("collective", **sections) - total("object_store", **sections) == 2 * 494_032_768
+    assert total("collective", recorded="runs/a") == total("object_store", recorded="runs/a")

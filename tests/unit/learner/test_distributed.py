@@ -1,0 +1,81 @@
+"""Where the learner's ranks meet: real gloo groups, a process each. A rank that does not come is named, and nobody waits without end."""
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.contracts.errors import ConfigError, DeadlineError
+from cluster.contracts.sockets import bound
+from learner.distributed import Ranks, leave
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
+
+def joined(rank: int, rendezvous: str, *, listener: Any = None, size: int = 2, timeout_s: float = 240.0) -> Ranks:
+    device = torch.device("cpu")
+    return Ranks.join(
+        rank=rank, size=size, rendezvous=rendezvous, listener=listener, device=device, timeout_s=timeout_s
+    )
+
+
+def meeting(pipe: Any, rank: int, rendezvous: str, listener: Any) -> None:
+    """A process: says what its number and the others' add up to."""
+    torch.set_num_threads(1)
+    ranks = joined(rank, rendezvous, listener=listener)
+    pipe.send(ranks.sum(torch.tensor(10.0 + rank)).item())
+    leave()
+
+
+def test_two_ranks_meet_where_the_first_one_listens():
+    listener, address = bound("127.0.0.1")
+    pipe, theirs = PROCESSES.Pipe()
+    # The second one comes first, and tries again until somebody listens.
+    processes = [
+        PROCESSES.Process(target=meeting, args=(theirs, rank, address, listener if rank == 0 else None))
+        for rank in (1, 0)
+    ]
+    for process in processes:
+        process.start()
+    listener.close()
+    sums = []
+    for _ in processes:
+        assert pipe.poll(240), "no answer"
+        sums.append(pipe.recv())
+    for process in processes:
+        process.join()
+    assert sums == [21.0, 21.0]
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_rank_that_died_before_the_meeting_is_named_when_the_time_is_over():
+    listener, address = bound("127.0.0.1")
+    with pytest.raises(DeadlineError) as late:
+        joined(0, address, listener=listener, size=3, timeout_s=0.2)
+    assert str(late.value) == (f"learner rank 0 of 3 waited in vain (learner.timeout_s=0.2) at {address} for rank 1, 2")
+
+
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "silent"])
+def test_without_the_first_rank_the_others_wait_no_longer_than_they_may(is_dead):
+    listener, address = bound("127.0.0.1")
+    if is_dead:
+        listener.close()
+    with pytest.raises(
+        DeadlineError, match=rf"learner rank 1 of 2 .* at {address} for rank 0, which keeps the place: "
+    ):
+        joined(1, address, timeout_s=1.0)
+    listener.close()
+
+
+@pytest.mark.parametrize(("rank", "rendezvous"), [(0, "127.0.0.1:5000"), (1, "")])
+def test_ranks_without_a_place_to_meet_are_refused(rank, rendezvous):
+    with pytest.raises(ConfigError, match=rf"learner.num_ranks=2 needs an address .* rank {rank} got '{rendezvous}'"):
+        joined(rank, rendezvous)
+
+
+def test_an_only_rank_meets_nobody_and_keeps_no_socket():
+    listener, address = bound("127.0.0.1")
+    assert joined(0, address, listener=listener, size=1).mesh is None
+    assert listener.fileno() == -1
