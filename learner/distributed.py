@@ -63,6 +63,11 @@ class Ranks:
             return cls(rank=0, size=1, device=device, mesh=None)
         if not rendezvous:
             raise ConfigError(f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, got none")
+        return cls.meet(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_s=timeout_s)
+
+    @classmethod
+    def meet(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> "Ranks":
+        """As `join`, with a process group and a mesh also where there is one rank: its model is sharded as that of several."""
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=f"tcp://{rendezvous}",
