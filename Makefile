@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -q
 INTEGRATION := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
 
-.PHONY: install constraints train test acceptance test-all test-fast learn-check check format bench docs site help
+.PHONY: install constraints train test acceptance test-all test-fast test-gpu learn-check check format bench docs site help
 .DEFAULT_GOAL := train
 
 install: $(STAMP) ## .venv with everything, two to four minutes the first time; GPU=1 for NVIDIA GPUs
@@ -32,17 +32,20 @@ train: $(STAMP) ## the quickstart; RUN=guess trains deploy/runs/guess.yaml, ARGS
 	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)
 
 test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: real clusters, two at a time
-	@$(FAST) tests/golden
-	@$(INTEGRATION) -m "not acceptance"
+	@$(FAST) tests/golden -m "not gpu"
+	@$(INTEGRATION) tests/gpu -m "not acceptance and not gpu"
 
 acceptance: $(STAMP) ## the long proofs
-	@$(INTEGRATION) -m "acceptance and not alone"
-	@$(PYTEST) tests/integration -m alone
+	@$(INTEGRATION) -m "acceptance and not alone and not gpu"
+	@$(PYTEST) tests/integration -m "alone and not gpu"
 
 test-all: test acceptance ## test and acceptance; .ci/run is check and this
 
 test-fast: $(STAMP) ## unit and contract tests that are not `slow`, in less than a minute
-	@$(FAST) -m "not slow and not acceptance"
+	@$(FAST) -m "not slow and not acceptance and not gpu"
+
+test-gpu: $(STAMP) ## what is to be proven on a GPU, in ten minutes on one; ends with 1 where there is none
+	@$(BIN)/python -m tests.gpu
 
 learn-check: $(STAMP) ## expected gradients of losses, advantages, KL terms and presets against true ones, by enumeration
 	@$(PYTEST) tests/unit/learner/algorithms/objective/test_expected_gradients.py
@@ -57,8 +60,8 @@ format: $(STAMP) ## mend the style where that needs no thought
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: $(STAMP) ## all benchmarks, or ONLY=sampling; results in build/bench.json, with RECORD=1 in docs/benchmarks.md too
-	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+bench: $(STAMP) ## all benchmarks, or ONLY=sampling, or those of a GPU=1; results in build/bench.json, with RECORD=1 in docs/benchmarks.md too
+	@$(BIN)/python -m tests.benchmarks $(addprefix --only ,$(or $(ONLY),$(if $(GPU),gpu))) $(if $(RECORD),--record)
 
 docs: $(STAMP) ## pages, dashboard, alerts and manifests that are made from the code
 	@$(BIN)/python -m deploy.docs

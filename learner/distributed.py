@@ -90,6 +90,29 @@ class Ranks:
                 f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, and on rank 0 alone a socket that listens "
                 f"there; rank {rank} got {rendezvous!r} and {'no socket' if listener is None else 'a socket'}"
             )
+        return cls.meet(
+            rank=rank,
+            size=size,
+            rendezvous=rendezvous,
+            device=device,
+            timeout_s=timeout_s,
+            sequence_parallel_size=sequence_parallel_size,
+            listener=listener,
+        )
+
+    @classmethod
+    def meet(
+        cls,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: torch.device,
+        timeout_s: float,
+        sequence_parallel_size: int = 1,
+        listener: socket.socket | None = None,
+    ) -> "Ranks":
+        """As `join`, with a process group and a mesh also where there is one rank: its model is sharded as that of several."""
         store = _meet(rank=rank, size=size, rendezvous=rendezvous, listener=listener, timeout_s=timeout_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

@@ -1,7 +1,36 @@
-"""Settings for all tests."""
+"""Settings for all tests, and the device that some of them run on: the same test on the CPU, and with the mark `gpu` on a GPU."""
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import torch
 
 # A busy machine takes long over an example now and then.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> "torch.device":
+    import torch  # few tests need it
+
+    return torch.device(request.param)
+
+
+@pytest.hookimpl(trylast=True)  # of those that `-m` leaves
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests for which there are not GPUs enough."""
+    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
+    if not marked:
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    for item, mark in marked:
+        wanted = mark.kwargs.get("count", 1)
+        few = f"needs {wanted} GPUs, and torch sees {there}: NCCL takes no GPU twice"
+        if there < wanted:
+            item.add_marker(pytest.mark.skip(reason=few if there else "needs a GPU, and torch sees none"))

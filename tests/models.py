@@ -1,6 +1,8 @@
 """Tiny random models with a character-level tokenizer, made on the fly: real architectures at a size that starts at once."""
 
+import copy
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +16,14 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+
+from tests.model_shapes import SHAPES
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 
@@ -78,6 +83,24 @@ def make_tiny_reward_model(path: Path | str, *, num_labels: int = 1, seed: int =
         model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
     model.save_pretrained(folder)
     return folder
+
+
+def save_model(make: Callable[[], PreTrainedModel], folder: Path, *, dtype: str) -> Path:
+    """Random weights and a tokenizer of characters. Tokens beyond its own are sampled as any other."""
+    tokenizer = make_tokenizer()
+    model = make()
+    for config in (model.config, model.generation_config):
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def half_a_billion(folder: Path) -> Path:
+    """The shape of Qwen2.5-0.5B, in bfloat16."""
+    config = copy.deepcopy(SHAPES["Qwen/Qwen2.5-0.5B-Instruct"])
+    return save_model(lambda: Qwen2ForCausalLM(config), folder, dtype="bfloat16")
 
 
 def make_tokenizer(

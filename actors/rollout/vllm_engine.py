@@ -52,7 +52,7 @@ class VllmEngine:
         """Loads the model from disk (seconds). Each of the engine's processes computes with `num_threads`. Raises ConfigError when vLLM
         refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
-        _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager)
+        _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager, dtype=config.model.dtype)
         with importing_for_good():
             import vllm
             from vllm.exceptions import VLLMClientError
@@ -78,7 +78,9 @@ class VllmEngine:
         self._adapter_request: Any = None
         self._base_model = config.model.path
         self._probe_numbers = count()
-        if self._vllm.platforms.current_platform.is_cpu():
+        is_cpu = self._vllm.platforms.current_platform.is_cpu()
+        _refuse_the_other_build(rollout, is_cpu=is_cpu)
+        if is_cpu:
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
         # vLLM imports as much again while it builds, collects by itself, and freezes what it made.
@@ -374,6 +376,21 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
     )
 
 
+def _refuse_the_other_build(rollout: RolloutConfig, *, is_cpu: bool) -> None:
+    """Raises ConfigError for a worker that holds a GPU which its engine cannot use, or whose engine would take one that nothing gave it."""
+    gpus = rollout.gpus_per_worker
+    if is_cpu and gpus > 0:
+        raise ConfigError(
+            f"rollout.gpus_per_worker={gpus:g}, but this is vLLM's build for CPUs; install the other one (rm -r .venv, then "
+            "make install GPU=1), or set rollout.gpus_per_worker=0"
+        )
+    if not is_cpu and gpus == 0:
+        raise ConfigError(
+            "rollout.gpus_per_worker=0, but this is vLLM's build for GPUs, which would take a GPU that no actor was given; set "
+            "rollout.gpus_per_worker=1, or a part of one with as small a rollout.gpu_memory_utilization"
+        )
+
+
 def _has_float32_head(rollout: RolloutConfig, *, is_cpu: bool) -> bool:
     return not is_cpu if rollout.head_dtype == "auto" else rollout.head_dtype == "float32"
 
@@ -387,7 +404,7 @@ def _register_architecture(vllm: Any, model: ModelConfig) -> None:
             vllm.ModelRegistry.register_model(name, known.load_model_cls())
 
 
-def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
+def _prepare_process(*, num_threads: int, enforce_eager: bool, dtype: str) -> None:
     """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
     defaults = {
         # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
@@ -399,6 +416,9 @@ def _prepare_process(*, num_threads: int, enforce_eager: bool) -> None:
         # Of an engine of several processes on CPUs: vLLM would want a NUMA node for each, and bind those of every engine to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+    if dtype == "float32":
+        # Attention in float32 is Triton's on GPUs, which rounds factors to TF32's 10 bits unless it is told not to.
+        defaults["TRITON_F32_DEFAULT"] = "ieee"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])

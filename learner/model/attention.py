@@ -177,8 +177,8 @@ def _attend(
 ) -> Tensor:
     """[S, A, Q, D]; causal without a mask, and without dropout: the policy that learns must be the one that sampled."""
     grouped = key.shape[1] != query.shape[1]
-    if grouped and mask is not None and query.is_cuda:
-        # The kernel that takes masks knows no grouped heads: torch would fall back to one that makes every score.
+    if grouped and query.is_cuda and (mask is not None or query.dtype == torch.float32):
+        # The kernel that takes masks and float32 knows no grouped heads: torch would fall back to one that makes every score.
         key, value = _repeated(key, query), _repeated(value, query)
         grouped = False
     if softcap is None and query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS and not query.is_cuda:

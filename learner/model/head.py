@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learner.algorithms.running_sums import running_sum
+
 MAX_TILE_VOCABULARY = 16_384
 """Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
 CPU_TILE_VOCABULARY = 2_048
@@ -286,7 +288,7 @@ def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
     is_dropped_CV = ascending_CV < lowest_C[:, None]
     if head.top_p < 1:
         probabilities_CV = ascending_CV.masked_fill(is_dropped_CV, -torch.inf).softmax(1)
-        is_dropped_CV |= probabilities_CV.cumsum(1) <= 1 - head.top_p
+        is_dropped_CV |= running_sum(probabilities_CV) <= 1 - head.top_p
     num_dropped_C1 = is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1)
     kept_C1, below_C1 = (
         ascending_CV.gather(1, place) for place in (num_dropped_C1, (num_dropped_C1 - 1).clamp_(min=0))

@@ -29,7 +29,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.benchmarks.peers import GROUP_SIZE, ROOT, in_process, install, train_trl
-from tests.models import make_tokenizer
+from tests.models import save_model
 
 NUM_THREADS = 2
 
@@ -144,18 +144,6 @@ def compared(case: Case, *, has_trl: bool) -> list[dict[str, Any]]:
         }
         for kind, speed in ours.items()
     ]
-
-
-def save_model(make: Callable[[], PreTrainedModel], folder: Path, *, dtype: str) -> Path:
-    """Random weights and a tokenizer of characters. Tokens beyond its own are sampled as any other."""
-    tokenizer = make_tokenizer()
-    model = make()
-    for config in (model.config, model.generation_config):
-        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-        config.pad_token_id = tokenizer.pad_token_id
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def _prompts(case: Case) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ weight update, unhashed and unproven. Two threads on each side; rounds alternate
 import asyncio
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from safetensors.torch import load_file
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
-from cluster.contracts.config import RunConfig
 from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster as started
 from deploy.config.loading import validated
-from tests.benchmarks.peers_whole import gemma_of_270m, save_model
+from tests.benchmarks.peers_whole import gemma_of_270m
+from tests.models import save_model
 
 NUM_THREADS, ROUNDS = 2, 3
 
@@ -31,12 +32,55 @@ NUM_THREADS, ROUNDS = 2, 3
 def rows() -> list[dict[str, Any]]:
     """Learner and worker against the bare load, and the learner's part of the broadcast."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_measure(Path(folder)))
+        model = save_model(gemma_of_270m, Path(folder) / "model", dtype="bfloat16")
+        place = {"num_threads": NUM_THREADS}
+        settings = {
+            "rollout": {"kv_cache_bytes": 256 * 1024**2, **place},
+            # Nothing is learned: no memory is needed for long passes.
+            "learner": {"max_tokens_per_micro_batch": 1024, **place},
+        }
+        measured = asyncio.run(measure(Path(folder) / "run", model, settings))
+    name, loads = f"broadcast of {measured.size_bytes / 1e6:.0f} MB", measured.loads
+    return [
+        *(
+            {
+                "name": f"{name}: {kind} stands still",
+                "value": min(seconds),
+                "unit": "s",
+                "baseline": "bare load by vLLM",
+                "baseline_value": min(loads),
+                "ratio": min(seconds) / min(loads),
+                "aim": "<= 1.3",
+            }
+            for kind, seconds in (("learner", measured.learner), ("worker", measured.workers))
+        ),
+        {"name": f"{name}: publishing", "value": min(measured.publishing), "unit": "s"},
+    ]
 
 
-async def _measure(folder: Path) -> list[dict[str, Any]]:
-    model = save_model(gemma_of_270m, folder / "model", dtype="bfloat16")
-    config = _config(folder, model)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of each round."""
+
+    learner: list[float]
+    workers: list[float]
+    publishing: list[float]
+    loads: list[float]
+    """Bare ones."""
+    size_bytes: int
+
+
+async def measure(run: Path, model: Path, settings: dict[str, Any]) -> Measured:
+    """Of a run with these settings, in the folder `run`, of a model in bfloat16."""
+    config = validated(
+        {
+            "run_dir": str(run),
+            "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
+            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
+            "metrics": {"sinks": []},
+            **settings,
+        }
+    )
     # Before the first vLLM, which makes this function do nothing.
     torch.set_num_threads(NUM_THREADS)
     bare = VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=NUM_THREADS)
@@ -53,37 +97,7 @@ async def _measure(folder: Path) -> list[dict[str, Any]]:
             began = time.perf_counter()
             bare.load(iter(tensors.items()))
             loads.append(time.perf_counter() - began)
-    name = f"broadcast of {sent.size_bytes / 1e6:.0f} MB"
-    return [
-        *(
-            {
-                "name": f"{name}: {kind} stands still",
-                "value": min(seconds),
-                "unit": "s",
-                "baseline": "bare load by vLLM",
-                "baseline_value": min(loads),
-                "ratio": min(seconds) / min(loads),
-                "aim": "<= 1.3",
-            }
-            for kind, seconds in (("learner", learner), ("worker", workers))
-        ),
-        {"name": f"{name}: publishing", "value": min(publishing), "unit": "s"},
-    ]
-
-
-def _config(folder: Path, model: Path) -> RunConfig:
-    place = {"num_threads": NUM_THREADS}
-    return validated(
-        {
-            "run_dir": str(folder / "run"),
-            "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
-            "prompts": {"name": "reasoning_gym", "task": "basic_arithmetic", "size": 100, "seed": 1},
-            "rollout": {"kv_cache_bytes": 256 * 1024**2, **place},
-            # Nothing is learned: no memory is needed for long passes.
-            "learner": {"max_tokens_per_micro_batch": 1024, **place},
-            "metrics": {"sinks": []},
-        }
-    )
+    return Measured(learner=learner, workers=workers, publishing=publishing, loads=loads, size_bytes=sent.size_bytes)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,23 @@ from transformers import AutoModelForCausalLM
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
+from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
-from cluster.contracts.types import Completion, FinishReason
-from cluster.weights.manifest import Canary
+from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Ticket
+from cluster.weights.manifest import Canary, WeightManifest
+from cluster.weights.process_group import Incoming, Sender
 from tests.packed import pack
 
 PROBE = [4 + (7 * place) % 90 for place in range(32)]
+
+
+def place() -> dict[str, Any]:
+    """Settings of `rollout` for a small engine: so small a part of a GPU, where torch sees one, that others fit beside it."""
+    if torch.cuda.is_available():
+        return {"gpus_per_worker": 0.2, "gpu_memory_utilization": 0.15}
+    return {"kv_cache_bytes": 64 * 1024**2}
 
 
 def start_engine(
@@ -32,13 +41,26 @@ def start_engine(
     config = RunConfig(
         model=ModelConfig(path=str(path), dtype=dtype),
         prompts=PromptsConfig(name="file"),
-        rollout=RolloutConfig(
-            kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=max_concurrent_sequences, **rollout
-        ),
+        rollout=RolloutConfig(max_concurrent_sequences=max_concurrent_sequences, **place() | rollout),
         sampling=SamplingConfig(stop=stop),
         weights=WeightsConfig(repair_tied_head=repair_tied_head),
     )
     return VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=1)
+
+
+def start_worker(path: Path, *, dtype: str = "float32", enforce_eager: bool = True) -> RolloutWorker:
+    config = RunConfig(
+        prompts=PromptsConfig(name="file"),
+        model=ModelConfig(path=str(path), dtype=dtype),
+        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place()),
+        sampling=SamplingConfig(),
+    )
+    return RolloutWorker.with_vllm(config, name="w0", run_id="run", num_threads=1)
+
+
+def ticket(index: int, prompt: Prompt, *, max_tokens: int = 12, temperature: float = 1.0) -> Ticket:
+    sampling = SamplingConfig(max_tokens=max_tokens).model_copy(update={"temperature": temperature})
+    return Ticket(index=index, prompt=prompt, num_trajectories=4, seed=index, policy_version=0, sampling=sampling)
 
 
 def end(engine: VllmEngine) -> None:
@@ -129,6 +151,24 @@ def published(reference: Reference, *, version: int) -> list[Any]:
     )
     assert len(buckets) > 1
     return [manifest.model_dump(), *buckets]
+
+
+def kept_by(
+    sender: Sender, reference: Reference, *, version: int, name: str, num_receivers: int = 1, backend: str = "gloo"
+) -> Incoming:
+    """The same weights in the sender's memory, and the group of that name in which an engine's processes are to take them."""
+    manifest, *buckets = published(reference, version=version)
+    kept = sender.keep([*buckets, WeightManifest.model_validate(manifest)])
+    group = RankGroup(
+        name=name,
+        size=1 + num_receivers,
+        sender=sender.id,
+        address=sender.address,
+        backend=backend,
+        timeout_s=240.0,
+        lasts=True,
+    )
+    return Incoming(group=group, first_rank=1, manifest=kept)
 
 
 def largest_error(one: Sequence[float], other: Sequence[float]) -> float:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cluster.contracts.sockets import bound
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +33,14 @@ class Ranks:
                 # An abort in native code then says where it came from.
                 [sys.executable, "-X", "faulthandler", "-m", __name__],
                 cwd=ROOT,
+                env=os.environ | _gpu_of(rank),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
                 bufsize=1,
             )
-            for stderr in self._stderr
+            for rank, stderr in enumerate(self._stderr)
         ]
 
     def do(self, name: str, *, config: dict[str, Any], **task: Any) -> list[Any]:
@@ -84,6 +87,13 @@ class Ranks:
             process.wait()
 
 
+def _gpu_of(rank: int) -> dict[str, str]:
+    """A GPU of its own, as Ray gives it to a rank, where there are so many."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    gpus = [gpu for gpu in seen.split(",") if gpu]
+    return {"CUDA_VISIBLE_DEVICES": gpus[rank]} if rank < len(gpus) else {}
+
+
 def main() -> None:
     """The rank's end."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -103,17 +113,23 @@ def main() -> None:
 def _learner(task: dict[str, Any]) -> Any:
     from cluster.contracts.config import RunConfig
     from deploy.cluster_up.factories import demonstrations
+    from learner.distributed import Ranks
     from learner.learner import Learner
 
     config = RunConfig.model_validate(task["config"])
-    return Learner(
-        config,
-        rank=task["rank"],
-        rendezvous=task["rendezvous"],
-        listener=task.get("listener"),
-        run_dir=task.get("run_dir", ""),
-        demonstrations=demonstrations(config),
-    )
+    join = Ranks.join
+    Ranks.join = Ranks.meet if task.get("shards_alone") else join
+    try:
+        return Learner(
+            config,
+            rank=task["rank"],
+            rendezvous=task["rendezvous"],
+            listener=task.get("listener"),
+            run_dir=task.get("run_dir", ""),
+            demonstrations=demonstrations(config),
+        )
+    finally:
+        Ranks.join = join
 
 
 def _learn(task: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 """Two learner ranks (FSDP2 over gloo, a process each) compute what one computes, and restore each other's checkpoints."""
 
-import copy
 import json
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -18,12 +15,11 @@ from learner.checkpoint.manifest import BLOCK_BYTES, state_name
 from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints as checkpoints_below
 from learner.checkpoint.reading import read_manifest, verify
+from tests.integration.learned import OPTIONS, assert_learned_alike, learned, options_of
 from tests.integration.ranks import Ranks
-from tests.models import make_tiny_model, make_tiny_reward_model, make_tokenizer
+from tests.models import make_tiny_model, make_tokenizer
 from tests.object_store import AWS, s3
 from tests.store_proxy import Fault, Proxy
-
-NUM_STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -34,57 +30,6 @@ def ranks() -> Iterator[Ranks]:
         pair.close()
     finally:
         pair.kill()
-
-
-def learned(
-    ranks: Ranks,
-    folder: Path,
-    model: Path,
-    *,
-    num_ranks: int,
-    until: int = NUM_STEPS,
-    restore: str = "",
-    save: str = "",
-    beside: int = 0,
-    without_room: int | None = None,
-    full_disk: int | None = None,
-    environment: dict[str, str] | None = None,
-    **learner: Any,
-) -> Any:
-    """What rank 0 found, the weights that were exported, and every rank's error."""
-    dtype, algorithm = learner.pop("dtype", "float32"), learner.pop("algorithm", {})
-    asynchronous = learner.pop("asynchronous", True)
-    config = {
-        "model": {"path": str(model), "dtype": dtype},
-        "prompts": "file",
-        "num_steps": NUM_STEPS,
-        "algorithm": algorithm,
-        "checkpoint": {"asynchronous": asynchronous},
-        "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1},
-        "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 240}
-        | learner,
-    }
-    found = ranks.do(
-        "learn",
-        config=config,
-        run_dir=str(folder),
-        until=until,
-        restore=restore,
-        save=save,
-        beside=beside,
-        without_room=without_room,
-        full_disk=full_disk,
-        environment=environment or {},
-        export=str(folder / "export"),
-    )
-    return found[0] | {
-        "weights": load_file(folder / "export" / "model.safetensors"),
-        "errors": [rank["error"] for rank in found],
-        "are_beside": [rank["is_beside"] for rank in found],
-        "restored": [rank["restored"] for rank in found],
-        "reads": [rank["read"] for rank in found],
-        "recorded": [_in_order(chain(*parts)) for parts in zip(*(rank["recorded"] for rank in found), strict=True)],
-    }
 
 
 def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: Path):
@@ -111,37 +56,6 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         assert rank["whole_bytes"] > 390e6 and rank["grown_bytes"] < rank["whole_bytes"] / 2 + 160e6
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "bfloat16-checkpointed": {"dtype": "bfloat16", "activation_checkpointing": True},
-    "critic": {
-        "algorithm": {
-            "advantage": "gae",
-            "value": {"learning_rate": 1e-3, "warmup_steps": 2, "normalise_returns": True},
-            "proximal": "recompute",
-        }
-    },
-    "ewma": {
-        "mini_batches": 2,
-        "split_by": "trajectories",
-        "algorithm": {"proximal": "ewma", "proximal_decay": 0.5, "corrections": ["decoupled"]},
-    },
-    "lora": {"lora": {"rank": 4}, "algorithm": {"kl": {"loss": {"coefficient": 0.1}}}},
-    "distillation": {"algorithm": {"distillation": {"top_k": 2}}},
-    # The last step has one trajectory, so one update an epoch.
-    "several-updates": {
-        "epochs": 2,
-        "mini_batches": 3,
-        "split_by": "trajectories",
-        "algorithm": {"advantage": "gae", "value": {"loss": {"name": "value_clip"}}, "proximal": "recompute"},
-    },
-    # Of the last step the only trajectory is dropped: no update, and no rank waits for the other.
-    "dropped": {
-        "algorithm": {"proximal": "recompute", "corrections": [{"name": "sequence_mask", "low": 0.43, "high": 10.0}]}
-    },
-    # A critic takes part in the passes over demonstrations; of the single one, one of two ranks gets none.
-    "sft": {"algorithm": {"advantage": "gae", "value": {"learning_rate": 1e-3}, "sft": {"batch_size": 1}}},
-}
 SHARED = ("bfloat16-checkpointed", "critic", "lora", "distillation", "several-updates", "sft")
 """Whose passes two ranks share as well."""
 
@@ -150,49 +64,11 @@ SHARED = ("bfloat16-checkpointed", "critic", "lora", "distillation", "several-up
     ("name", "sequence_parallel_size"), [*((name, 1) for name in OPTIONS), *((name, 2) for name in SHARED)]
 )
 def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, name: str, sequence_parallel_size: int):
-    model, options = make_tiny_model(tmp_path / "model"), copy.deepcopy(OPTIONS[name])
-    if "value" in options.get("algorithm", {}):
-        options["algorithm"]["value"]["path"] = str(make_tiny_reward_model(tmp_path / "critic", hidden_size=32))
-    if sft := options.get("algorithm", {}).get("sft"):
-        (tmp_path / "rows.jsonl").write_text(
-            '{"prompt": "2+2", "completion": "4"}\n{"prompt": "a", "completion": "bcd"}\n'
-        )
-        sft["prompts"] = {"name": "file", "path": str(tmp_path / "rows.jsonl")}
+    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
     one = learned(ranks, tmp_path / "one", model, num_ranks=1, **options)
     two = learned(ranks, tmp_path / "two", model, num_ranks=2, sequence_parallel_size=sequence_parallel_size, **options)
-    is_half = options.get("dtype") == "bfloat16"
-    tolerance = {"rtol": 0.05, "atol": 0.05} if is_half else {"rtol": 2e-4, "atol": 2e-5}
-    for alone, together in zip(one["reports"], two["reports"], strict=True):
-        norms = {name for name in alone if name.endswith("gradient_norm") and name.startswith("learner/")}
-        assert ("learner/critic_gradient_norm" in norms) == ("value" in options.get("algorithm", {}))
-        for name in ("learner/loss", "learner/ratio_mean", "learner/tokens", "learner/empty_updates", *norms):
-            assert_close(together[name], alone[name], **tolerance)
-    # In bfloat16 a ratio beside a bound may be on either side of it.
-    left_out = {"clipped"} if is_half else set[str]()
-    _assert_recorded_alike(one["recorded"], two["recorded"], left_out=left_out, **tolerance)
-    for name, tensor in one["weights"].items():
-        assert_close(two["weights"][name], tensor, rtol=0.05 if is_half else 1e-3, atol=0.02 if is_half else 5e-5)
-    assert_close(two["canary"], one["canary"], rtol=0.05, atol=0.2 if is_half else 1e-3)
-
-
-def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (row["ticket_index"], row["sample_index"]))
-
-
-def _assert_recorded_alike(
-    alone: list[list[dict[str, Any]]], together: list[list[dict[str, Any]]], *, left_out: set[str], **tolerance: float
-):
-    """Each rank recorded the trajectories that it learned, and both together those that one records."""
-    assert [len(rows) for rows in alone] == [9, 9, 9, 9, 1]
-    for one, two in zip(chain(*alone), chain(*together), strict=True):
-        for name in one.keys() - left_out:
-            value = one[name]
-            if isinstance(value, list):
-                assert_close(
-                    torch.tensor(two[name], dtype=torch.float64), torch.tensor(value, dtype=torch.float64), **tolerance
-                )
-            else:
-                assert two[name] == value, name
+    assert ("learner/critic_gradient_norm" in one["reports"][0]) == ("value" in options.get("algorithm", {}))
+    assert_learned_alike(two, one, is_half=options.get("dtype") == "bfloat16")
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(ranks: Ranks, tmp_path: Path):

@@ -5,51 +5,33 @@ import json
 import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.errors import BroadcastError, WeightsError
-from cluster.contracts.prompts_config import PromptsConfig
-from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Ticket
-from cluster.weights.manifest import WeightManifest
+from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup
 from cluster.weights.process_group import Incoming, Member, Sender
 from tests.integration.engines import (
     PROBE,
     Reference,
     completion,
     end,
+    kept_by,
     largest_error,
     mean_error,
     published,
     request,
     run,
     start_engine,
+    start_worker,
+    ticket,
 )
 from tests.integration.faults import Run, until, write_endless_run
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
-
-
-def start_worker(path: Path, *, dtype: str = "float32", **weights: Any) -> RolloutWorker:
-    config = RunConfig(
-        prompts=PromptsConfig(name="file"),
-        model=ModelConfig(path=str(path), dtype=dtype),
-        rollout=RolloutConfig(kv_cache_bytes=64 * 1024**2, max_concurrent_sequences=16),
-        sampling=SamplingConfig(),
-        weights=WeightsConfig(**weights),
-    )
-    return RolloutWorker.with_vllm(config, name="w0", run_id="run", num_threads=1)
-
-
-def ticket(index: int, prompt: Prompt, *, max_tokens: int = 12, temperature: float = 1.0) -> Ticket:
-    sampling = SamplingConfig(max_tokens=max_tokens).model_copy(update={"temperature": temperature})
-    return Ticket(index=index, prompt=prompt, num_trajectories=4, seed=index, policy_version=0, sampling=sampling)
 
 
 async def collect(batches: AsyncIterator[Any]) -> list[Any]:
@@ -192,18 +174,7 @@ def test_the_processes_of_an_engine_take_weights_from_a_group_and_again_when_it_
 
     def incoming(seed: int, *, name: str) -> Incoming:
         reference.perturb(seed=seed)
-        manifest, *buckets = published(reference, version=seed)
-        parsed = sender.keep([*buckets, WeightManifest.model_validate(manifest)])
-        group = RankGroup(
-            name=name,
-            size=1 + num_processes,
-            sender=sender.id,
-            address=sender.address,
-            backend="gloo",
-            timeout_s=240.0,
-            lasts=True,
-        )
-        return Incoming(group=group, first_rank=1, manifest=parsed)
+        return kept_by(sender, reference, version=seed, name=name, num_receivers=num_processes)
 
     def load(weights: Incoming, send: Any) -> None:
         with ThreadPoolExecutor(1) as thread:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.masks import at_least_float32, masked
+from learner.algorithms.running_sums import running_sum
 
 
 def place_rewards(
@@ -38,4 +39,4 @@ def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
 
 def to_go(x_NT: Tensor) -> Tensor:
     """Σ_{s≥t} x_s: what a token and those behind it add up to."""
-    return x_NT.flip(1).cumsum(1).flip(1)
+    return running_sum(x_NT.flip(1)).flip(1)

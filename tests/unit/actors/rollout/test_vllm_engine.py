@@ -1,9 +1,12 @@
+import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from actors.rollout.vllm_engine import _arguments, _has_float32_head
+from actors.rollout.vllm_engine import _arguments, _has_float32_head, _prepare_process, _refuse_the_other_build
 from cluster.contracts.config import RolloutConfig, RunConfig
+from cluster.contracts.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,24 @@ def test_the_size_of_a_cpu_engines_cache_does_not_overrule_a_gpu_engines_share(i
 def test_each_process_of_a_cpu_engine_has_its_share_of_the_cache():
     arguments = arguments_of(is_cpu=True, kv_cache_bytes=4096, tensor_parallel_size=4)
     assert (arguments["kv_cache_memory_bytes"], arguments["distributed_executor_backend"]) == (1024, "mp")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "is_cpu", "said"),
+    [
+        (1.0, True, "rollout.gpus_per_worker=1, but this is vLLM's build for CPUs"),
+        (0.0, False, "rollout.gpus_per_worker=0, but this is vLLM's build for GPUs"),
+    ],
+)
+def test_a_build_of_vllm_for_other_hardware_than_the_worker_was_given_is_refused(gpus, is_cpu, said):
+    with pytest.raises(ConfigError, match=said):
+        _refuse_the_other_build(RolloutConfig(gpus_per_worker=gpus), is_cpu=is_cpu)
+    _refuse_the_other_build(RolloutConfig(gpus_per_worker=gpus), is_cpu=not is_cpu)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "ieee"), ("bfloat16", None)])
+def test_attention_of_a_float32_engine_is_float32_on_gpus_too(monkeypatch, dtype, precision):
+    monkeypatch.setattr(os, "environ", {"TREADWHEEL_TEST": "1"})
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    _prepare_process(num_threads=1, enforce_eager=False, dtype=dtype)
+    assert os.environ.get("TRITON_F32_DEFAULT") == precision

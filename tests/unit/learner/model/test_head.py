@@ -1,7 +1,7 @@
 """C positions, H hidden size, V vocabulary."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -12,6 +12,13 @@ from learner.model import head as head_module
 from learner.model.head import LEAST_REST, Head, selected_logprobs, top_tokens
 
 
+@pytest.fixture(autouse=True)
+def _tensors_on(device: torch.device) -> Iterator[None]:
+    """All that tests here make, the head computes with on this device."""
+    with device:
+        yield
+
+
 @pytest.fixture(params=["kept", "recomputed", "tiled"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The three ways through the vocabulary; each must give the same numbers."""
@@ -19,6 +26,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
     if request.param == "tiled":
         monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
+        monkeypatch.setattr(head_module, "MAX_TILE_VOCABULARY", 4)
     return request.param
 
 
@@ -164,13 +172,14 @@ def test_extreme_logits_stay_finite(layout: str):
     assert hidden_CH.grad is not None and hidden_CH.grad.isfinite().all()
 
 
-FOUR = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-"""Logits of tokens with these probabilities."""
+def four() -> Tensor:
+    """Logits of tokens with these probabilities."""
+    return torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
 
 
 def _of_four(head: Head, target: int) -> tuple[float, float]:
     logprobs_C, entropies_C, _ = selected_logprobs(
-        FOUR, torch.eye(4), torch.tensor([target]), head=head, entropies=True
+        four(), torch.eye(4), torch.tensor([target]), head=head, entropies=True
     )
     assert entropies_C is not None
     return math.exp(logprobs_C.item()), entropies_C.item()
@@ -197,7 +206,7 @@ def test_a_sampled_token_below_the_floor_counts_as_kept(layout: str):
 
 
 def test_a_dropped_token_has_no_gradient(layout: str):
-    logits_CV = FOUR.clone().requires_grad_()
+    logits_CV = four().clone().requires_grad_()
     logprobs_C, *_ = selected_logprobs(logits_CV, torch.eye(4), torch.tensor([0]), head=Head(top_k=2))
     logprobs_C.sum().backward()
     assert_close(logits_CV.grad, torch.tensor([[3 / 7, -3 / 7, 0.0, 0.0]]))
@@ -214,21 +223,21 @@ def test_more_than_all_tokens_truncate_nothing(layout: str):
 
 def test_a_partition_has_the_candidates_and_all_others_as_one(layout: str):
     *_, partition_CP = selected_logprobs(
-        FOUR, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0]])
+        four(), torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0]])
     )
     assert partition_CP is not None
     assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.5]]))
 
 
 def test_a_partition_of_all_tokens_leaves_none(layout: str):
-    logits_CV = FOUR.clone().requires_grad_()
+    logits_CV = four().clone().requires_grad_()
     *_, partition_CP = selected_logprobs(
         logits_CV, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0, 1, 2]])
     )
     assert partition_CP is not None
     assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, LEAST_REST]]))
     partition_CP[0, 4].backward()
-    assert_close(logits_CV.grad, -FOUR.exp())
+    assert_close(logits_CV.grad, -four().exp())
 
 
 @pytest.mark.parametrize("head", [head for head in HEADS if not head.truncates])
@@ -254,13 +263,29 @@ def test_a_partition_and_its_gradient_are_right(layout: str, head: Head, entropi
     _assert_same_gradients(found, expected, inputs)
 
 
+@pytest.mark.parametrize("head", [head for head in HEADS if head.truncates])
+def test_a_deterministic_run_truncates_alike(head: Head):
+    """torch refuses what has no fixed order on a GPU, a running sum over the vocabulary among it."""
+    hidden_CH, weight_VH, targets_C, bias_V = _inputs()
+    expected = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        weight_VH.requires_grad_()
+        found = selected_logprobs(hidden_CH, weight_VH, targets_C, head=head, bias_V=bias_V, entropies=True)
+        found.logprobs_C.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_close(found.logprobs_C, expected.logprobs_C)
+    assert_close(found.entropies_C, expected.entropies_C)
+
+
 def test_a_head_that_drops_tokens_has_no_candidates():
     with pytest.raises(ValueError, match="this head drops some"):
         selected_logprobs(
-            FOUR, torch.eye(4), torch.tensor([0]), head=Head(top_k=2), candidates_CK=torch.tensor([[0, 1]])
+            four(), torch.eye(4), torch.tensor([0]), head=Head(top_k=2), candidates_CK=torch.tensor([[0, 1]])
         )
 
 
 def test_the_likeliest_tokens_come_first_and_there_are_no_more_than_the_vocabulary_has():
-    assert top_tokens(FOUR.flip(1), torch.eye(4), num_tokens=2, head=Head()).tolist() == [[3, 2]]
-    assert top_tokens(FOUR, torch.eye(4), num_tokens=9, head=Head()).tolist() == [[0, 1, 2, 3]]
+    assert top_tokens(four().flip(1), torch.eye(4), num_tokens=2, head=Head()).tolist() == [[3, 2]]
+    assert top_tokens(four(), torch.eye(4), num_tokens=9, head=Head()).tolist() == [[0, 1, 2, 3]]

@@ -37,19 +37,21 @@ def _logprobs_and_gradient(policy: PolicyModel, rows: list[TokenRow], *, layout:
     width = max(len(row.completion) for row in rows)
     result = torch.zeros(len(rows), width, dtype=torch.float64)
     for chosen in plan(rows, max_tokens=max_tokens, layout=layout)[0]:
-        micro_batch = lay_out(rows, chosen, layout=layout, width=width)
+        micro_batch = lay_out(rows, chosen, layout=layout, width=width, device=policy.causal_lm.device)
         logprobs_BT = micro_batch.scatter(policy(micro_batch).logprobs_C)
-        (logprobs_BT * torch.linspace(-1, 2, width)).sum().backward()
-        result[list(chosen)] = logprobs_BT.detach().double()
+        (logprobs_BT * torch.linspace(-1, 2, width, device=logprobs_BT.device)).sum().backward()
+        result[list(chosen)] = logprobs_BT.detach().double().cpu()
     return result, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_moe"])
-def test_every_layout_gives_the_same_log_probs_and_gradients(tmp_path: Path, architecture: str, monkeypatch):
+def test_every_layout_gives_the_same_log_probs_and_gradients(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+):
     # Gemma's sliding window (24) is shorter than the longest rows here; small buckets exercise their limits.
     monkeypatch.setattr(attention, "MAX_MASK_CELLS", 4096)
     model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
-    causal_lm = load(model, dtype=torch.float64)
+    causal_lm = load(model, dtype=torch.float64, device=device)
     causal_lm.set_experts_implementation("eager")  # torch's grouped product of experts knows no float64
     policy = prove(
         causal_lm, model=model, packing="auto", sampling=SamplingConfig(temperature=0.8), head_chunk_tokens=16

@@ -1,0 +1,75 @@
+"""The learner on a GPU computes in float32 what it computes on a CPU, whole and sharded (FSDP2), and repeats itself bit for bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.learned import OPTIONS, assert_learned_alike, learned, options_of
+from tests.integration.ranks import Ranks
+from tests.models import make_tiny_model
+
+DETERMINISTIC: dict[str, Any] = {
+    "deterministic": True,
+    "sampling": {
+        "top_p": 0.9
+    },  # a running sum over the vocabulary, which torch's own deterministic mode refuses on GPUs
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pair = Ranks(2)
+    try:
+        yield pair
+        pair.close()
+    finally:
+        pair.kill()
+
+
+def gpus(device: torch.device) -> dict[str, int]:
+    return {"gpus_per_rank": 1 if device.type == "cuda" else 0}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_gpu_computes_what_a_cpu_computes(ranks: Ranks, tmp_path: Path, name: str):
+    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
+    on_cpu = learned(ranks, tmp_path / "cpu", model, num_ranks=1, **options)
+    on_gpu = learned(ranks, tmp_path / "gpu", model, num_ranks=1, gpus_per_rank=1, **options)
+    assert_learned_alike(on_gpu, on_cpu, is_half=options.get("dtype") == "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_single_rank_that_is_sharded_computes_what_a_whole_one_computes(
+    ranks: Ranks, tmp_path: Path, device: torch.device, dtype: str
+):
+    model = make_tiny_model(tmp_path / "model")
+    whole = learned(ranks, tmp_path / "whole", model, num_ranks=1, dtype=dtype)
+    sharded = learned(ranks, tmp_path / "sharded", model, num_ranks=1, shards_alone=True, dtype=dtype, **gpus(device))
+    assert_learned_alike(sharded, whole, is_half=dtype == "bfloat16")
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_two_ranks_on_two_gpus_compute_what_a_cpu_computes(ranks: Ranks, tmp_path: Path, name: str):
+    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
+    on_cpu = learned(ranks, tmp_path / "cpu", model, num_ranks=1, **options)
+    on_gpus = learned(ranks, tmp_path / "gpus", model, num_ranks=2, gpus_per_rank=1, **options)
+    assert_learned_alike(on_gpus, on_cpu, is_half=options.get("dtype") == "bfloat16")
+
+
+def test_a_deterministic_learner_that_goes_on_from_a_checkpoint_learns_the_same_bits(
+    ranks: Ranks, tmp_path: Path, device: torch.device
+):
+    model, checkpoints = make_tiny_model(tmp_path / "model"), tmp_path / "checkpoints"
+    options = {"num_ranks": 1, **gpus(device), **DETERMINISTIC}
+    whole = learned(ranks, tmp_path / "whole", model, **options)
+    first = learned(ranks, tmp_path / "first", model, until=3, save=str(checkpoints / "step-000003"), **options)
+    resumed = learned(ranks, tmp_path / "resumed", model, restore=str(checkpoints), **options)
+    assert first["errors"] == [None]
+    assert not all(torch.equal(tensor, first["weights"][name]) for name, tensor in whole["weights"].items())
+    assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in whole["weights"].items())
+    assert resumed["canary"] == whole["canary"]
