@@ -27,7 +27,8 @@ PROMPTS = [f"{number}+{3 * number}=" for number in range(10, 10 + NUM_GROUPS)]
 
 def rows() -> list[dict[str, Any]]:
     """One row, as in `build/bench.json`. Rounds alternate, and each side's best counts: other work on the machine only slows."""
-    torch.set_num_threads(1)  # of this thread, which is the bare loop's: vLLM lets nobody set it once an engine is there
+    # Of this thread, which is the bare loop's: vLLM lets nobody set it once an engine is there.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_rows(make_tiny_model(Path(folder), hidden_size=256, max_context=CONTEXT)))
 
