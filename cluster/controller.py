@@ -211,7 +211,8 @@ async def train(
         while version < config.num_steps:
             began = time.monotonic()
             timesheet.enter("waiting for rollouts", step=version + 1)
-            groups = await _take(config, rollouts=rollouts, buffer=buffer, ends=ends)  # start order, inside the staleness bound
+            # In start order, inside the staleness bound.
+            groups = await _take(config, rollouts=rollouts, buffer=buffer, ends=ends)
             _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
             timesheet.enter("learning", step=version + 1)
             try:
@@ -255,7 +256,7 @@ async def train(
 
 
 class _StepEnds:
-    """The ends of steps: all workers serve the weights, further groups may start, the line is written. One may come beside the next step."""
+    """Ends of steps: all workers serve the weights, further groups may start, the line is written. One may come beside the next step."""
 
     def __init__(
         self, *, fleet: WorkerFleet, buffer: Buffer, weights: Weights, log: Log, mismatch: MismatchConfig
@@ -299,14 +300,18 @@ class _StepEnds:
         try:
             sent = await self._weights.finish_broadcast(self._fleet, published)
         except asyncio.CancelledError:
-            self._log.step(stats.policy_version, metrics)  # the step after it may be saved: nobody would write this line again
+            self._log.step(
+                stats.policy_version, metrics
+            )  # the step after it may be saved: nobody would write this line again
             raise
+        if (
+            sent.policy_version != published.policy_version
+        ):  # a replay compares with what each step published, delivered or not
+            self._log.event("published", policy_version=published.policy_version, digest=published.digest)
         self.tell(stats, sent, metrics | self._weights.stats())
 
 
-async def _take(
-    config: RunConfig, *, rollouts: Rollouts, buffer: Buffer, ends: _StepEnds
-) -> list[tuple[int, Group]]:
+async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer, ends: _StepEnds) -> list[tuple[int, Group]]:
     goes_on = lambda: ends.is_one_coming or rollouts.waits_for_nodes()  # a broadcast has deadlines of its own
     try:
         return await buffer.take(config.buffer.groups_per_step, stall_s=config.stall_s, goes_on=goes_on)

@@ -122,8 +122,8 @@ METRICS: dict[str, str] = {
     "updates/<quantity>/<number>": "Of each update of a step of several, by its number from 1: `loss`, `kl_old_k3_mean`, "
     "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, "
     "`critic_gradient_norm` and `skipped`, as they are named below.",
-    "weights/learner_wait_s": "Seconds of the step in which the learner waited for weights: to publish its own, until all workers had those "
-    "before, and where the next step may not begin without them, until they had these.",
+    "weights/learner_wait_s": "Seconds of the step in which the learner waited for weights: until all workers had those before, to publish "
+    "its own, and where the next step may not begin without them, until all workers had these.",
     "weights/size_bytes": "Bytes of one broadcast to each worker.",
     "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",

@@ -286,7 +286,9 @@ async def test_a_step_learns_while_the_weights_of_the_one_before_it_travel(loop_
     scene = SlowScene(bound=1)
     start = asyncio.get_running_loop().time()
     await scene.run()
-    shifted = {what: [(began - start, ended - start) for began, ended in scene.told(what)] for what in ("learn", "load")}
+    shifted = {
+        what: [(began - start, ended - start) for began, ended in scene.told(what)] for what in ("learn", "load")
+    }
     assert shifted == {"learn": [(0, 10), (11, 21), (22, 32)], "load": [(11, 16), (22, 27), (33, 38)]}
     assert scene.learned == [[0, 1], [2, 3], [4, 5]]
     assert told_of(scene, "time/step_s") == [11, 11, 11] and told_of(scene, "weights/learner_wait_s") == [1, 1, 1]
@@ -376,8 +378,8 @@ async def test_weights_that_went_with_the_learner_reach_the_workers_as_those_of_
     await scene.run()
     assert scene.learned == [[0, 1], [2, 3], [4, 5]]
     assert [version for version, _ in scene.log.steps] == [1, 2, 3]
-    broadcasts = [event for event in scene.log.events if event["kind"] == "broadcast"]
-    assert [(each["policy_version"], each["digest"]) for each in broadcasts] == [(2, "d2"), (2, "d2"), (3, "d3")]
+    told = [(event["kind"], event["policy_version"], event["digest"]) for event in scene.log.events]
+    assert told == [("published", 1, "d1"), *(("broadcast", version, f"d{version}") for version in (2, 2, 3))]
 
 
 @simulated

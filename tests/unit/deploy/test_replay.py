@@ -1,7 +1,6 @@
 """What a replay compares is what the run's own transport publishes."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

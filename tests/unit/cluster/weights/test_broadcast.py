@@ -20,7 +20,7 @@ class ScriptedWorker:
 
 
 class ScriptedTransport:
-    """Publishes version 0 first, then one more each time; `loading` lets a test hold every load, `errors` fail by worker's name, in turn."""
+    """Publishes version 0, then one more each time. `loading` lets a test hold every load; `errors` fail by worker's name, in turn."""
 
     def __init__(self, errors: dict[str, list[TreadwheelError]] | None = None) -> None:
         self.version = -1

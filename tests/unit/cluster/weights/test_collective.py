@@ -135,7 +135,9 @@ async def test_those_who_have_it_are_not_asked_again(transport):
 
 
 @pytest.mark.parametrize("error", [death("learner-0", "send"), LostError("restarted")])
-async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_it_packs_next_is_another_group(transport, error):
+async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_it_packs_next_is_another_group(
+    transport, error
+):
     learner = Learner(error)
     workers = [Worker("w0", learner), Worker("w1", learner)]
     lost = await broadcast(transport, learner, workers)
