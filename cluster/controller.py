@@ -1,8 +1,9 @@
 """The loop. It reads like the sentence it is: workers sample, the learner learns, the weights go back. Object refs only."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cluster.contracts.types import BroadcastStats, Group, Prompt, StepStats, Ti
 from cluster.metrics import step_metrics
 from cluster.rollouts.destinations import HeldOutGroups
 from cluster.scores import scores
+from cluster.supervision.tasks import background
 
 
 class Buffer(Protocol):
@@ -85,8 +87,15 @@ class Learner(Protocol):
 class Weights(Protocol):
     """The way of the weights from the learner to the workers."""
 
-    async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
-        """Raises WeightsError when most workers cannot prove the version; a worker that fails alone is being replaced."""
+    async def begin_broadcast(self) -> BroadcastStats:
+        """Publishes. The learner may learn on when this returns."""
+        ...
+
+    async def finish_broadcast(self, fleet: WorkerFleet, published: BroadcastStats) -> BroadcastStats:
+        """Raises WeightsError when most workers cannot prove the version; a worker that fails alone is being replaced.
+
+        What they serve then is a later version than the `published` one where this was lost with the learner's node.
+        """
         ...
 
     def stats(self) -> dict[str, float]: ...
@@ -188,16 +197,22 @@ async def train(
     timesheet: Timesheet,
     evaluator: Evaluator | None = None,
 ) -> None:
-    """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called."""
+    """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called.
+
+    Where `config.broadcasts_beside_learning`, workers load the weights of a step while the learner takes groups for the next one and learns
+    them. Evaluations and saves wait for the end of the broadcast.
+    """
     version = learner.version
+    ends = _StepEnds(fleet=fleet, buffer=buffer, weights=weights, log=log, mismatch=config.mismatch)
     if version == 0 and evaluator:
         timesheet.enter("evaluation", step=version)
         log.step(version, await evaluator.run(rollouts, version=version, log=log))
-    async with rollouts.generating(into=buffer):
+    async with rollouts.generating(into=buffer), ends.beside():
         while version < config.num_steps:
             began = time.monotonic()
             timesheet.enter("waiting for rollouts", step=version + 1)
-            groups = await _take(config, rollouts=rollouts, buffer=buffer)  # start order, inside the staleness bound
+            # In start order, inside the staleness bound.
+            groups = await _take(config, rollouts=rollouts, buffer=buffer, ends=ends)
             _check_staleness(groups, version=version, bound=config.buffer.max_off_policy_steps)
             timesheet.enter("learning", step=version + 1)
             try:
@@ -209,32 +224,97 @@ async def train(
                 rollouts.sample_again(lost)
                 continue
             version = stats.policy_version
+            learned = time.monotonic()
             timesheet.enter("sending weights", step=version)
             timesheet.ask()
-            sent = await weights.broadcast(fleet)
-            timing = {"time/step_s": time.monotonic() - began}
-            timing |= {**rollouts.drain_stats(), **buffer.drain_stats(), **weights.stats(), **timesheet.drain_stats()}
+            await ends.over()  # workers take one version after another
+            published = await weights.begin_broadcast()
+            is_evaluated = evaluator is not None and _is_due(config.evaluation.every_steps, version, config.num_steps)
+            is_waited_for = is_evaluated or learner.is_save_due() or _is_stopped(stats, config.mismatch)
+            sent = None
+            if is_waited_for or not config.broadcasts_beside_learning:
+                sent = await weights.finish_broadcast(fleet, published)
+            now = time.monotonic()
+            metrics = step_metrics([group.summary for _, group in groups], stats)
+            metrics |= {"time/step_s": now - began, "weights/learner_wait_s": now - learned}
+            metrics |= {**rollouts.drain_stats(), **buffer.drain_stats(), **timesheet.drain_stats()}
+            if sent is None:
+                ends.start(stats, published, metrics)
+                continue
+            metrics |= weights.stats()
             held_out: dict[str, float] = {}
-            if evaluator and _is_due(config.evaluation.every_steps, version, config.num_steps):
+            if evaluator and is_evaluated:
                 timesheet.enter("evaluation", step=version)
                 held_out = await evaluator.run(rollouts, version=version, log=log)
-            buffer.advance(version)  # only now may further rollouts start
-            summaries = [group.summary for _, group in groups]
-            log.step(version, step_metrics(summaries, stats) | timing | held_out)
-            log.event("broadcast", policy_version=version, digest=sent.digest, num_workers=len(sent.attestations))
-            _check_mismatch(stats, config.mismatch, log)
+            ends.tell(stats, sent, metrics | held_out)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 timesheet.enter("saving", step=version)
                 await log.written()
                 await learner.save(held_out.get("eval/reward"))
+        await ends.over()
 
 
-async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer) -> list[tuple[int, Group]]:
-    try:
-        return await buffer.take(
-            config.buffer.groups_per_step, stall_s=config.stall_s, goes_on=rollouts.waits_for_nodes
+class _StepEnds:
+    """Ends of steps: all workers serve the weights, further groups may start, the line is written. One may come beside the next step."""
+
+    def __init__(
+        self, *, fleet: WorkerFleet, buffer: Buffer, weights: Weights, log: Log, mismatch: MismatchConfig
+    ) -> None:
+        self._fleet, self._buffer, self._weights, self._log = fleet, buffer, weights, log
+        self._mismatch = mismatch
+        self._tasks: asyncio.TaskGroup | None = None
+        self._coming: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def beside(self) -> AsyncIterator[None]:
+        """While this is open, ends may come beside the block. One that fails ends the block with its error."""
+        async with background() as self._tasks:
+            yield
+
+    def start(self, stats: StepStats, published: BroadcastStats, metrics: dict[str, float]) -> None:
+        """Returns at once. The next end waits until this one is `over`."""
+        assert self._tasks is not None, "ends come beside an open block"
+        self._coming = self._tasks.create_task(self._come(stats, published, metrics))
+
+    @property
+    def is_one_coming(self) -> bool:
+        return self._coming is not None and not self._coming.done()
+
+    async def over(self) -> None:
+        """Returns when no end is to come."""
+        if self._coming is not None:
+            await self._coming
+            self._coming = None
+
+    def tell(self, stats: StepStats, sent: BroadcastStats, metrics: dict[str, float]) -> None:
+        """Raises MismatchError for a step after which the run must stop."""
+        self._buffer.advance(sent.policy_version)  # only now may further rollouts start
+        self._log.step(stats.policy_version, metrics)
+        self._log.event(
+            "broadcast", policy_version=sent.policy_version, digest=sent.digest, num_workers=len(sent.attestations)
         )
+        _check_mismatch(stats, self._mismatch, self._log)
+
+    async def _come(self, stats: StepStats, published: BroadcastStats, metrics: dict[str, float]) -> None:
+        try:
+            sent = await self._weights.finish_broadcast(self._fleet, published)
+        except asyncio.CancelledError:
+            self._log.step(
+                stats.policy_version, metrics
+            )  # the step after it may be saved: nobody would write this line again
+            raise
+        if (
+            sent.policy_version != published.policy_version
+        ):  # a replay compares with what each step published, delivered or not
+            self._log.event("published", policy_version=published.policy_version, digest=published.digest)
+        self.tell(stats, sent, metrics | self._weights.stats())
+
+
+async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer, ends: _StepEnds) -> list[tuple[int, Group]]:
+    goes_on = lambda: ends.is_one_coming or rollouts.waits_for_nodes()  # a broadcast has deadlines of its own
+    try:
+        return await buffer.take(config.buffer.groups_per_step, stall_s=config.stall_s, goes_on=goes_on)
     except DeadlineError as error:
         raise DeadlineError(f"{error}; {rollouts.describe()}") from None
 
@@ -253,11 +333,20 @@ def _check_staleness(groups: Sequence[tuple[int, Group]], *, version: int, bound
             )
 
 
+def _mismatch(stats: StepStats) -> float:
+    return stats.metrics.get("mismatch/mean_abs_nats", 0.0)
+
+
+def _is_stopped(stats: StepStats, limits: MismatchConfig) -> bool:
+    """Whether the run ends with this step."""
+    return limits.stop_nats is not None and _mismatch(stats) > limits.stop_nats
+
+
 def _check_mismatch(stats: StepStats, limits: MismatchConfig, log: Log) -> None:
-    mismatch = stats.metrics.get("mismatch/mean_abs_nats", 0.0)
+    mismatch = _mismatch(stats)
     if mismatch > limits.alarm_nats:
         log.event("mismatch_alarm", policy_version=stats.policy_version, mean_abs_nats=mismatch)
-    if limits.stop_nats is not None and mismatch > limits.stop_nats:
+    if _is_stopped(stats, limits):
         raise MismatchError(
             f"rollout and learner log-probs differ by {mismatch:.4g} nats on average in step {stats.policy_version}, more than "
             f"mismatch.stop_nats={limits.stop_nats:g}; its trajectories are trajectories/step-{stats.policy_version:06d}*.arrow"

@@ -56,7 +56,8 @@ METRICS: dict[str, str] = {
     "tokens/truncated_share": "Share of trajectories truncated at `sampling.max_tokens`.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks; every epoch counts them.",
-    "time/step_s": "Wall-clock seconds from waiting for the step's groups until every worker serves its weights.",
+    "time/step_s": "Wall-clock seconds from waiting for the step's groups until the next step may begin: when every worker serves the "
+    "weights, or where `buffer.max_off_policy_steps` lets them travel beside it, when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
     "time/judging_s": "Seconds that the reward took for a group in its service, mean; a reward model has scored the group before.",
     "time/<part>/judging_s": "The same, of each part of a reward that has several.",
@@ -121,6 +122,8 @@ METRICS: dict[str, str] = {
     "updates/<quantity>/<number>": "Of each update of a step of several, by its number from 1: `loss`, `kl_old_k3_mean`, "
     "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, "
     "`critic_gradient_norm` and `skipped`, as they are named below.",
+    "weights/learner_wait_s": "Seconds of the step in which the learner waited for weights: until all workers had those before, to publish "
+    "its own, and where the next step may not begin without them, until all workers had these.",
     "weights/size_bytes": "Bytes of one broadcast to each worker.",
     "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",

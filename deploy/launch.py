@@ -30,6 +30,7 @@ from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
+from deploy.compute_type import with_compute_type
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.preflight.machine import is_own_cluster
@@ -54,20 +55,24 @@ def train(
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
-    return as_a_run(config, partial(_train, config, address=address), sinks=sinks, stop=stop)
+    return as_a_run(config, _train, address=address, sinks=sinks, stop=stop)
 
 
 def as_a_run(
     config: RunConfig,
     work: Callable[..., Coroutine[Any, Any, None]],
     *,
+    address: str | None,
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
 ) -> Summary:
-    """Does `work(run_dir, log, interrupted=...)` as the owner of the run directory. `sinks`, `stop` and what it raises as for `train`."""
+    """Does `work(config, run_dir, log, interrupted=..., address=...)` as the owner of the run directory, with a type to compute in.
+    `address`, `sinks`, `stop` and what it raises as for `train`."""
     run_dir, interrupted = RunDirectory(config.run_dir), asyncio.Event()
+    config, chosen = with_compute_type(config, address=address)
+    doing = partial(work, config, run_dir, interrupted=interrupted, address=address)
     try:
-        owning = _owning(config, run_dir, work, interrupted, sinks)
+        owning = _owning(config, run_dir, doing, sinks, chosen=chosen)
         asyncio.run(until_interrupted(owning, interrupted=interrupted, stop=stop))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
@@ -83,9 +88,10 @@ def as_a_run(
 async def _owning(
     config: RunConfig,
     run_dir: RunDirectory,
-    work: Callable[..., Coroutine[Any, Any, None]],
-    interrupted: asyncio.Event,
+    work: Callable[[MetricLog], Coroutine[Any, Any, None]],
     sinks: Sequence[Sink],
+    *,
+    chosen: str | None,
 ) -> None:
     """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
@@ -95,9 +101,11 @@ async def _owning(
             with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
                     log.event("launched", started_at=psutil.Process().create_time())
+                    if chosen is not None:
+                        log.event("compute_type", dtype=config.model.dtype, message=f"computes in {chosen}")
                     paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
                     await asyncio.to_thread(_verify_models, *paths)
-                    await work(run_dir, log, interrupted=interrupted)
+                    await work(log)
 
 
 @contextlib.contextmanager
@@ -132,6 +140,7 @@ def evaluate(config: RunConfig, *, address: str | None = None) -> dict[str, floa
 
     Raises ConfigError without held-out prompts, CheckpointError for a checkpoint's model that is not what was saved.
     """
+    config, _ = with_compute_type(config, address=address)
     return asyncio.run(until_interrupted(_evaluate(config, RunDirectory(config.run_dir), address=address)))
 
 

@@ -7,7 +7,6 @@ a step is its number; nothing bounds it. Weights against the gap (`corrections`)
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 def learn(config: RunConfig, *, address: str | None = None) -> Summary:
     """Learns `config.num_steps` steps from `config.recorded`, from wherever the run directory stands. Raises as `launch.train`."""
-    return as_a_run(config, partial(_learn, config, address=address))
+    return as_a_run(config, _learn, address=address)
 
 
 async def _learn(

@@ -213,6 +213,13 @@ class RunConfig(Section):
         return self.learner.gpus_per_rank >= 1 and self.rollout.gpus_per_worker >= 1
 
     @property
+    def broadcasts_beside_learning(self) -> bool:
+        """Whether weights travel while the next step learns, whose groups may be of older ones. Not over NCCL, whose kernels would have to
+        share a GPU with the learner's own; nor in a deterministic run, whose batches no timing may decide."""
+        is_over_nccl = self.weights.transport.name == "collective" and self.weights_backend == "nccl"
+        return self.buffer.max_off_policy_steps > 0 and not is_over_nccl and not self.deterministic
+
+    @property
     def learner_scores_reference(self) -> bool:
         """The reference is what the learner's adapters are put on, and no more than log-probs of sampled tokens is asked of it: the
         learner makes them itself, with the adapters off."""

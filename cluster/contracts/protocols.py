@@ -168,12 +168,19 @@ class PublishingLearner(Protocol):
 
 
 class Transport(Protocol):
-    """A way for weights to reach workers: `weights.transport` names one, which is made with `timeout_s`, the deadline of a load."""
+    """A way for weights to reach workers: `weights.transport` names one, which is made with `timeout_s`, the deadline of a load.
 
-    async def broadcast(self, learner: PublishingLearner, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """Publishes the learner's weights. Returns once each worker has proved that it serves them, or has failed."""
+    A worker for which the published weights are lost has a LostError in the answer of `deliver` and `catch_up`: they are published again.
+    """
+
+    async def publish(self, learner: PublishingLearner) -> BroadcastStats:
+        """Takes the learner's weights to where workers can have them. The learner goes on to the next step when this returns."""
+        ...
+
+    async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """Brings the whole fleet to what was published last. Returns once each worker has proved that it serves it, or has failed."""
         ...
 
     async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """Brings workers to the version published last, without the learner."""
+        """As `deliver`, for workers that join."""
         ...

@@ -325,10 +325,10 @@ class BroadcastStats:
     size_bytes: int
     """Sent to each worker."""
     seconds: float
-    """From asking the learner to the last worker's proof."""
-    publish_seconds: float
-    """Of these, until the learner had published everything."""
+    """From asking the learner to the last worker's proof; of `publish` or `deliver` alone, that part."""
     attestations: tuple[Attestation, ...]
+    publish_seconds: float = 0.0
+    """Of these, until the learner had published everything."""
     failures: tuple[tuple[str, TreadwheelError], ...] = ()
     """Names of the workers that did not prove the version, and why. They serve nothing."""
 

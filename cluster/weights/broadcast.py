@@ -6,6 +6,7 @@ The transport moves the bytes and asks for the proofs; `Weights` decides which w
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Self
 
 from cluster.contracts.config import WeightsConfig
@@ -48,22 +49,41 @@ class Weights:
 
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
-        return self._note(await self._transport.broadcast(self._learner, ()))
+        return self._note(await self._publish())
 
     async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
-        """Publishes, and loads on every living worker. Those that fail are being replaced when this returns, and serve nothing.
+        """`begin_broadcast`, then `finish_broadcast`."""
+        published = await self.begin_broadcast()
+        return await self.finish_broadcast(fleet, published)
 
-        Waits first for workers that the last broadcast overtook while they joined. Raises WeightsError when more than half of the
-        living ones cannot prove the version.
+    async def begin_broadcast(self) -> BroadcastStats:
+        """Publishes, and keeps workers from joining until `finish_broadcast`. The learner may learn on when this returns.
+
+        Waits first for workers that the last broadcast overtook while they joined.
         """
         await self._none_overtaken.wait()
         self._is_sent.clear()
         try:
+            return await self._publish()
+        except BaseException:
+            self._is_sent.set()
+            raise
+
+    async def finish_broadcast(self, fleet: WorkerFleet, published: BroadcastStats) -> BroadcastStats:
+        """Loads on every living worker. Those that fail are being replaced when this returns, and serve nothing.
+
+        Where what was `published` goes with a node, the learner publishes again: all get the version that it has by then. Raises
+        WeightsError when more than half of the living workers cannot prove the version.
+        """
+        try:
             while True:
                 workers = {worker.name: worker for worker in fleet.workers()}
-                stats = self._note(await self._transport.broadcast(self._learner, list(workers.values())))
+                sent = await self._transport.deliver(list(workers.values()))
+                seconds = published.seconds + sent.seconds
+                stats = self._note(replace(sent, seconds=seconds, publish_seconds=published.seconds))
                 if not any(isinstance(error, LostError) for _, error in stats.failures):
-                    break  # else the buckets went with a node: publish again
+                    break
+                published = await self._publish()
         finally:
             self._is_sent.set()
         self._num_workers = len(workers) or self._num_workers
@@ -127,6 +147,10 @@ class Weights:
                 distinguishable=proof.distinguishable,
             )
         return stats.policy_version == self._version and self._is_sent.is_set()
+
+    async def _publish(self) -> BroadcastStats:
+        published = await self._transport.publish(self._learner)
+        return replace(published, publish_seconds=published.seconds)
 
     @contextlib.contextmanager
     def _holding_broadcasts(self) -> Iterator[None]:

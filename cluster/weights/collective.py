@@ -58,40 +58,36 @@ class CollectiveTransport:
         self._packed: Packed | None = None
         self._lasting: _Lasting | None = None
 
-    async def broadcast(self, learner: PublishingLearner, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """Raises what the learner raises when it packs. A learner that dies while it sends packs again, and all workers get that."""
+    async def publish(self, learner: PublishingLearner) -> BroadcastStats:
+        """Raises what the learner raises when it packs."""
         started = time.monotonic()
-        self._learner = learner
-        while True:
-            packed = await self._pack(learner)
-            publish_seconds = time.monotonic() - started
-            try:
-                results = await self._deliver(learner, packed, workers, joins=False)
-            except _LEARNER_LOST:
-                continue
-            return stats_of(asdict(packed), workers, results, started=started, publish_seconds=publish_seconds)
+        manifest, packed = await learner.pack()
+        before = asdict(self._packed) if self._packed else {}
+        found: Packed = await fetched(packed, within_s=self._timeout_s, before=before)
+        self._learner, self._manifest, self._packed = learner, manifest, found
+        return stats_of(asdict(found), (), (), started=started)
+
+    async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
+        """From the learner's memory, while it learns. Raises WeightsError when nothing was published yet."""
+        return await self._deliver(workers, joins=False)
 
     async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """From the learner's memory, while it learns. Raises WeightsError when nothing was published yet."""
+        """As `deliver`."""
+        return await self._deliver(workers, joins=True)
+
+    async def _deliver(self, workers: Sequence[ActorHandle], *, joins: bool) -> BroadcastStats:
         started = time.monotonic()
         packed, learner = self._packed, self._learner
         if packed is None or learner is None:
-            raise WeightsError("nothing was published yet: broadcast once before workers catch up")
+            raise WeightsError("nothing was published yet: publish once before workers load")
         try:
-            results = await self._deliver(learner, packed, workers, joins=True)
+            results = await self._results(learner, packed, workers, joins=joins)
         except _LEARNER_LOST as error:
             lost = f"policy version {packed.policy_version} went with the learner: {error}"
             results = [LostError(lost) for _ in workers]
         return stats_of(asdict(packed), workers, results, started=started)
 
-    async def _pack(self, learner: PublishingLearner) -> Packed:
-        manifest, packed = await learner.pack()
-        before = asdict(self._packed) if self._packed else {}
-        found: Packed = await fetched(packed, within_s=self._timeout_s, before=before)
-        self._manifest, self._packed = manifest, found
-        return found
-
-    async def _deliver(
+    async def _results(
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
     ) -> list[Result]:
         """In the workers' order. Raises the learner's own failure."""

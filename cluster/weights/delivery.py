@@ -49,16 +49,14 @@ def stats_of(
     results: Sequence[Result],
     *,
     started: float,
-    publish_seconds: float = 0.0,
 ) -> BroadcastStats:
-    """Of a broadcast that `started` (monotonic clock) with these workers and ends now; `results` are in their order."""
+    """Of a delivery that `started` (monotonic clock) with these workers and ends now; `results` are in their order."""
     each = list(zip(workers, results, strict=True))
     return BroadcastStats(
         policy_version=published["policy_version"],
         digest=published["digest"],
         size_bytes=published["total_bytes"],
         seconds=time.monotonic() - started,
-        publish_seconds=publish_seconds,
         attestations=tuple(result for _, result in each if isinstance(result, Attestation)),
         failures=tuple((worker.name, result) for worker, result in each if not isinstance(result, Attestation)),
     )

@@ -25,29 +25,26 @@ class ObjectStoreTransport:
         """Of the manifest, then of its buckets."""
         self._manifest: dict[str, Any] = {}
 
-    async def broadcast(self, learner: PublishingLearner, workers: Sequence[ActorHandle]) -> BroadcastStats:
+    async def publish(self, learner: PublishingLearner) -> BroadcastStats:
         """Raises what the learner raises, and DeadlineError when its manifest cannot be fetched."""
         started = time.monotonic()
         *buckets, manifest = await learner.publish()
         self._manifest = await fetched(manifest, within_s=self._timeout_s, before=self._manifest)
         self._object_refs = [manifest, *buckets]
-        return await self._deliver(workers, started=started, publish_seconds=time.monotonic() - started)
+        return stats_of(self._manifest, (), (), started=started)
 
-    async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
+    async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
         """Raises WeightsError when nothing was published yet."""
         if not self._object_refs:
-            raise WeightsError("nothing was published yet: broadcast once before workers catch up")
-        return await self._deliver(workers, started=time.monotonic())
-
-    async def _deliver(
-        self, workers: Sequence[ActorHandle], *, started: float, publish_seconds: float = 0.0
-    ) -> BroadcastStats:
-        manifest, object_refs = self._manifest, self._object_refs
+            raise WeightsError("nothing was published yet: publish once before workers load")
+        started, manifest, object_refs = time.monotonic(), self._manifest, self._object_refs
         loads = (
             proof_of(worker, "load", *object_refs, published=manifest, deadline_s=self._timeout_s) for worker in workers
         )
         results = await asyncio.gather(*loads)
-        return stats_of(manifest, workers, results, started=started, publish_seconds=publish_seconds)
+        return stats_of(manifest, workers, results, started=started)
+
+    catch_up = deliver
 
 
 object_store = ObjectStoreTransport

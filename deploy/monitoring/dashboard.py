@@ -87,7 +87,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             says="Seconds in which nothing was learned.",
         ),
         _panel("Steps", "policy_version"),
-        _panel("Seconds of a step", "buffer/learner_wait_s", "time/learning_s", "time/broadcast_s", is_stacked=True),
+        _panel(
+            "Seconds of a step", "buffer/learner_wait_s", "time/learning_s", "weights/learner_wait_s", is_stacked=True
+        ),
         _panel("Step and sampling", "time/step_s", "time/sampling_s", "time/eval_s"),
         _panel("Tokens a second", "speed/sampling_tokens_per_s", "speed/learning_tokens_per_s"),
         _panel("Groups", "buffer/num_ready", "buffer/num_under_way", "buffer/num_dropped"),

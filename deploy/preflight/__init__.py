@@ -15,6 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
+from deploy.compute_type import of_type, with_compute_type
 from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, report, settings
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.machine import Memory
@@ -35,6 +36,8 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
     """
     problems, is_local = _begun(config, address)
+    config, chosen = _typed(config, problems, address)
+    problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
     problems.attempt(settings.check_tensor_parallel, config)
     problems.attempt(settings.check_environment, config, is_local=is_local)
@@ -73,6 +76,7 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     )
     return Report(
         rows=(
+            *((("model", "computes in", chosen),) if chosen else ()),
             *report.batch_rows(config),
             *report.prompt_rows(config, source, looks),
             *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
@@ -93,6 +97,8 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
 def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     """As `check`, for a run that learns from recorded trajectories: nothing of judge and rollout workers."""
     problems, is_local = _begun(config, address)
+    config, _ = _typed(config, problems, address)
+    problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
@@ -106,6 +112,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     """Settings, placement and memory on hardware that is not at hand, and nothing else. Raises one ConfigError with all problems."""
     problems = Problems()
+    problems.attempt(settings.check_compute_type, config)
     problems.attempt(settings.check_tensor_parallel, config)
     objective = _check_settings(config, problems)
     problems.attempt(model.check_sequence_parallel, config)
@@ -119,14 +126,17 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
 
 
 def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
-    """What the run directory has against it, and whether the run starts a cluster of its own, on this machine."""
+    """No problems so far, and whether the run starts a cluster of its own, on this machine."""
     # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
     # read is a problem among others.
     with contextlib.suppress(StorageError):
         RunDirectory(config.run_dir).refuse_if_busy()
-    problems = Problems()
-    problems.attempt(settings.check_run_dir, config)
-    return problems, machine.is_own_cluster(address)
+    return Problems(), machine.is_own_cluster(address)
+
+
+def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[RunConfig, str | None]:
+    """As `with_compute_type`. What else is wrong is found with any type."""
+    return problems.attempt(with_compute_type, config, address=address) or (of_type(config, "bfloat16"), None)
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":

@@ -19,6 +19,14 @@ def check_run_dir(config: RunConfig) -> None:
     RunDirectory(config.run_dir).check(resolved_yaml(config), spelled_out=spelled_out)
 
 
+def check_compute_type(config: RunConfig) -> None:
+    """Of a run on hardware that is not at hand."""
+    if config.model.dtype == "auto":
+        raise ConfigError(
+            "model.dtype='auto' asks the machine, which is not here; write bfloat16 or float32, as it would be there"
+        )
+
+
 def check_tensor_parallel(config: RunConfig) -> None:
     needed, gpus = config.rollout.tensor_parallel_size, config.rollout.gpus_per_worker
     if needed > 1 and 0 < gpus < needed:

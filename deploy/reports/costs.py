@@ -35,7 +35,7 @@ class Costs:
     steps_s: float
     """Wall-clock of all steps, without start-up, evaluations and saves."""
     spent: tuple[tuple[str, float, float], ...]
-    """What happened, its seconds, and their share of `steps_s`. They overlap where sampling and learning do."""
+    """What happened, its seconds, and their share of `steps_s`. They overlap where sampling, learning and broadcasts do."""
     of_actors: tuple[OfActors, ...]
     gpu_hours: float
     idle_gpu_hours: float

@@ -1,7 +1,7 @@
 """Every weight transport keeps the protocol's promises: real bytes go from a learner to workers, without Ray and engines."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsError, WorkerError
 from cluster.contracts.plugins import TRANSPORTS, Plugin, names, resolve
 from cluster.contracts.protocols import Transport
-from cluster.contracts.types import Attestation, Packed, RankGroup
+from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
 from cluster.weights.manifest import Canary, WeightManifest, packing, unpack, verify
 from cluster.weights.process_group import Incoming, Receiver, Sender
 from tests.fakes import attestation
@@ -24,20 +24,26 @@ class Learner:
     """Its weights are of three types and sizes, and lie in several buckets; every version has its own numbers."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.weights: Tensors = {
+            "embedding": torch.arange(300, dtype=torch.bfloat16).view(100, 3),
+            "norm": torch.full((7,), 0.5),
+            "steps": torch.tensor(0),
+        }
         self.num_published = 0
         self._sender = Sender("127.0.0.1", device=CPU)
 
-    def weights(self) -> Tensors:
-        return {
-            "embedding": torch.arange(300, dtype=torch.bfloat16).view(100, 3) + self.version,
-            "norm": torch.full((7,), 0.5 + self.version),
-            "steps": torch.tensor(self.version),
-        }
+    @property
+    def version(self) -> int:
+        return int(self.weights["steps"])
+
+    def learn(self) -> None:
+        """A step, in place as an optimizer makes it."""
+        for tensor in self.weights.values():
+            tensor += 1
 
     def packing(self) -> Iterator[Any]:
         self.num_published += 1
-        return packing(self.weights().items(), policy_version=self.version, bucket_bytes=600, canary=CANARY)
+        return packing(self.weights.items(), policy_version=self.version, bucket_bytes=600, canary=CANARY)
 
     async def publish(self) -> list[asyncio.Future[Any]]:
         *buckets, manifest = self.packing()
@@ -109,9 +115,13 @@ def learner() -> Iterator[Learner]:
     learner.close()
 
 
-def serves(worker: Worker, learner: Learner) -> bool:
-    """Whether it has the learner's weights bit for bit, types included."""
-    wanted = learner.weights()
+async def broadcast(transport: Transport, learner: Learner, workers: Sequence[Worker]) -> BroadcastStats:
+    await transport.publish(learner)
+    return await transport.deliver(workers)
+
+
+def serves(worker: Worker, wanted: Tensors) -> bool:
+    """Whether it has these weights bit for bit, types included."""
     return worker.served.keys() == wanted.keys() and all(
         worker.served[name].dtype == tensor.dtype and torch.equal(worker.served[name], tensor)
         for name, tensor in wanted.items()
@@ -120,63 +130,79 @@ def serves(worker: Worker, learner: Learner) -> bool:
 
 async def test_every_worker_gets_every_version_bit_for_bit_and_proves_it(transport, learner):
     workers = [Worker("w0"), Worker("w1")]
-    for learner.version in range(3):
-        stats = await transport.broadcast(learner, workers)
-        assert all(serves(worker, learner) for worker in workers)
-        assert (stats.policy_version, stats.size_bytes) == (learner.version, 600 + 28 + 8)
+    for version in range(3):
+        stats = await broadcast(transport, learner, workers)
+        assert all(serves(worker, learner.weights) for worker in workers)
+        assert (stats.policy_version, stats.size_bytes) == (version, 600 + 28 + 8)
         assert [(proof.worker, proof.digest) for proof in stats.attestations] == [
             ("w0", stats.digest),
             ("w1", stats.digest),
         ]
-        assert stats.failures == () and stats.publish_seconds <= stats.seconds
+        assert stats.failures == ()
+        learner.learn()
     for worker in workers:
         worker.close()
 
 
+async def test_the_learner_learns_on_as_soon_as_it_has_published(transport, learner):
+    """Its weights change before a worker asks for them, and while they travel."""
+    first, late = Worker("w0"), Worker("late")
+    published = await transport.publish(learner)
+    before = {name: tensor.clone() for name, tensor in learner.weights.items()}
+    learner.learn()
+    sent = await transport.deliver([first])
+    caught_up = await transport.catch_up([late])
+    assert serves(first, before) and serves(late, before) and not serves(first, learner.weights)
+    assert published.digest == sent.digest == caught_up.digest and learner.num_published == 1
+    for worker in (first, late):
+        worker.close()
+
+
 async def test_a_late_worker_catches_up_without_the_learner_publishing_again(transport, learner):
-    await transport.broadcast(learner, [])
+    await broadcast(transport, learner, [])
     late = Worker("late")
     stats = await transport.catch_up([late])
-    assert serves(late, learner) and learner.num_published == 1
+    assert serves(late, learner.weights) and learner.num_published == 1
     assert [proof.worker for proof in stats.attestations] == ["late"]
 
 
 async def test_several_workers_catch_up_at_a_time_and_the_next_broadcast_has_them_all(transport, learner):
     workers = [Worker(f"w{number}") for number in range(4)]
-    await transport.broadcast(learner, workers[:1])
+    await broadcast(transport, learner, workers[:1])
     await asyncio.gather(*(transport.catch_up([worker]) for worker in workers[1:]))
-    assert all(serves(worker, learner) for worker in workers)
-    learner.version = 1
-    await transport.broadcast(learner, workers)
-    assert all(serves(worker, learner) for worker in workers)
+    assert all(serves(worker, learner.weights) for worker in workers)
+    learner.learn()
+    await broadcast(transport, learner, workers)
+    assert all(serves(worker, learner.weights) for worker in workers)
     for worker in workers:
         worker.close()
 
 
-async def test_catching_up_before_any_broadcast_is_an_error(transport):
-    with pytest.raises(WeightsError, match="nothing was published"):
-        await transport.catch_up([Worker("late")])
+async def test_nothing_is_loaded_before_it_was_published(transport):
+    for load in (transport.deliver, transport.catch_up):
+        with pytest.raises(WeightsError, match="nothing was published"):
+            await load([Worker("late")])
 
 
 @pytest.mark.parametrize("error", [WorkerError("gone"), DeadlineError("silent"), WeightsError("canary")])
 async def test_a_worker_that_fails_is_reported_and_the_others_are_served(transport, learner, error: TreadwheelError):
     first, failing, last = Worker("w0"), Worker("w1", error=error), Worker("w2")
-    stats = await transport.broadcast(learner, [first, failing, last])
+    stats = await broadcast(transport, learner, [first, failing, last])
     assert stats.failures == (("w1", error),)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w2"]
-    assert serves(first, learner) and serves(last, learner)
+    assert serves(first, learner.weights) and serves(last, learner.weights)
     for worker in (first, last):
         worker.close()
 
 
 async def test_a_bug_in_a_worker_is_no_failure_to_be_healed(transport, learner):
     with pytest.raises(ZeroDivisionError):
-        await transport.broadcast(learner, [Worker("w0", error=ZeroDivisionError())])
+        await broadcast(transport, learner, [Worker("w0", error=ZeroDivisionError())])
 
 
 async def test_an_attestation_of_other_weights_is_a_failure(transport, learner):
     worker = Worker("w0", proves="old")
-    ((name, error),) = (await transport.broadcast(learner, [worker])).failures
+    ((name, error),) = (await broadcast(transport, learner, [worker])).failures
     assert name == "w0" and isinstance(error, WeightsError)
     assert "w0 attests policy version 0 (digest old" in str(error)
     worker.close()

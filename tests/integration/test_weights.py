@@ -229,6 +229,37 @@ def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_a
     assert run.problems() == ()
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+def test_a_learner_that_is_killed_while_it_learns_and_its_weights_travel_has_all_workers_serve_it_again(tmp_path):
+    """A worker that stands still holds the broadcast up. The learner, which learns the next step meanwhile, is the sender."""
+    file = write_endless_run(
+        tmp_path,
+        make_tiny_model(tmp_path / "model"),
+        rollout__num_workers=2,
+        rollout__cpus_per_worker=0.4,
+        weights={"transport": "collective"},
+        supervision={"heartbeat_s": 1, "hang_s": 600},
+    )
+    run = Run(tmp_path / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
+        assert run.strike("rollout-1", signal.SIGSTOP)
+        until(lambda: _version(run, "learner-0") > run.events("broadcast")[-1]["policy_version"] + 1, process=driver)
+        held = run.num_steps()
+        assert run.strike("learner-0")
+        assert run.strike("rollout-1", signal.SIGCONT)
+        until(lambda: any(event["actor"] == "learner-0" for event in run.events("recovery")), process=driver)
+        until(lambda: run.num_steps() >= held + 4, process=driver)
+        driver.press_ctrl_c()
+        assert driver.exit_code() == 130, driver.output
+    assert [event["actor"] for event in run.events("failure")] == ["learner-0"], "it cost the learner alone"
+    sent = [(event["policy_version"], event["num_workers"]) for event in run.events("broadcast")]
+    assert sent[-1][1] == 2 and sorted(sent) == sent
+    assert sorted(run.metrics()) == list(range(1, max(run.metrics()) + 1)), "every step has its line"
+    assert run.problems() == ()
+
+
 @contextlib.contextmanager
 def _killed_at_last(run: Run, actor: str) -> Iterator[None]:
     """It stands still, then it is gone."""

@@ -154,6 +154,7 @@ _WARNINGS = frozenset(
 )
 _NOTES = frozenset(
     {
+        "compute_type",
         "groups_handed_over",
         "groups_saved",
         "learner_loaded",

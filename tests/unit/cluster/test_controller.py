@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError
+from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError, WeightsError
 from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
@@ -25,11 +26,12 @@ class Scene:
         differs_by: float = 0.0,
         lost: tuple[int, ...] = (),
         age: int = 0,
+        bound: int = 0,
         waits_for_nodes: bool = False,
         **sections: Any,
     ) -> None:
-        self.config = run_config(num_steps=3, buffer={"groups_per_step": 2}, **sections)
-        self.buffer = Buffer(groups_per_step=2)
+        self.config = run_config(num_steps=3, buffer={"groups_per_step": 2, "max_off_policy_steps": bound}, **sections)
+        self.buffer = Buffer(groups_per_step=2, max_off_policy_steps=bound)
         self.log = ListedEvents()
         self.version = 0
         self.learned: list[list[int]] = []
@@ -115,10 +117,12 @@ class Scene:
 
     # weights
 
-    async def broadcast(self, pool: Any) -> BroadcastStats:
-        return BroadcastStats(
-            policy_version=self.version, digest="d", size_bytes=1, seconds=0.0, publish_seconds=0.0, attestations=()
-        )
+    async def begin_broadcast(self) -> BroadcastStats:
+        digest = f"d{self.version}"
+        return BroadcastStats(policy_version=self.version, digest=digest, size_bytes=1, seconds=0.0, attestations=())
+
+    async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
+        return published
 
 
 async def test_every_step_consumes_its_groups_and_is_saved_when_that_is_due():
@@ -213,6 +217,202 @@ async def test_a_token_beyond_the_bound_is_never_trained_on():
     with pytest.raises(StalenessError, match="group 0 has a token of policy version -1, the learner is at 0"):
         await scene.run()
     assert scene.learned == []
+
+
+class SlowScene(Scene):
+    """Learning takes 10 s and publishing 1; workers load for `loading_s`."""
+
+    def __init__(self, *, loading_s: float = 5.0, save_at: tuple[int, ...] = (), **more: Any) -> None:
+        super().__init__(**more)
+        self.loading_s = loading_s
+        self.spans: list[tuple[str, float, float]] = []
+        """What was done, from when to when."""
+        self._save_at = save_at
+
+    def told(self, what: str) -> list[tuple[float, float]]:
+        return [(began, ended) for name, began, ended in self.spans if name == what]
+
+    @contextlib.asynccontextmanager
+    async def taking(self, what: str, seconds: float):
+        now = asyncio.get_running_loop().time
+        began = now()
+        await asyncio.sleep(seconds)
+        yield
+        self.spans.append((what, began, now()))
+
+    async def update(self, groups: Any) -> StepStats:
+        async with self.taking("learn", 10.0):
+            return await super().update(groups)
+
+    async def begin_broadcast(self) -> BroadcastStats:
+        async with self.taking("publish", 1.0):
+            return await super().begin_broadcast()
+
+    async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
+        async with self.taking("load", self.loading_s):
+            return await super().finish_broadcast(pool, published)
+
+    def stats(self) -> dict[str, float]:
+        return {"weights/canary_error": float(self.version)}
+
+    def is_save_due(self) -> bool:
+        return self.version in self._save_at
+
+    async def save(self, metric: float | None) -> None:
+        async with self.taking("save", 2.0):
+            await super().save(metric)
+
+
+@pytest.fixture
+def loop_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop measures by its own clock, which a test simulates."""
+    now = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr("cluster.controller.time", now)
+
+
+def told_of(scene: Scene, name: str) -> list[float]:
+    """By step."""
+    return [metrics[name] for _, metrics in scene.log.steps]
+
+
+@simulated
+async def test_a_step_learns_while_the_weights_of_the_one_before_it_travel(loop_clock):
+    """In turns a step takes 10 + 1 + 5 s. Beside each other only learning and publishing take the learner's time."""
+    scene = SlowScene()
+    await scene.run()
+    assert scene.told("learn") == [(0, 10), (16, 26), (32, 42)]
+    assert told_of(scene, "time/step_s") == [16, 16, 16] and told_of(scene, "weights/learner_wait_s") == [6, 6, 6]
+
+    scene = SlowScene(bound=1)
+    start = asyncio.get_running_loop().time()
+    await scene.run()
+    shifted = {
+        what: [(began - start, ended - start) for began, ended in scene.told(what)] for what in ("learn", "load")
+    }
+    assert shifted == {"learn": [(0, 10), (11, 21), (22, 32)], "load": [(11, 16), (22, 27), (33, 38)]}
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]]
+    assert told_of(scene, "time/step_s") == [11, 11, 11] and told_of(scene, "weights/learner_wait_s") == [1, 1, 1]
+
+
+@simulated
+async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_only_then_further_groups_start():
+    scene = SlowScene(bound=1)
+    written: list[tuple[float, int, int]] = []
+    write = scene.log.step
+
+    def step(version: int, metrics: dict[str, float]) -> None:
+        write(version, metrics)
+        written.append((asyncio.get_running_loop().time(), version, scene.buffer.version))
+
+    scene.log.step = step
+    await scene.run()
+    assert written == [(16, 1, 1), (27, 2, 2), (38, 3, 3)]
+    assert told_of(scene, "weights/canary_error") == [1, 2, 3]
+    assert told_of(scene, "staleness/max") == [0, 1, 1], "the groups of step 3 started when version 1 was loaded"
+    broadcasts = [event for event in scene.log.events if event["kind"] == "broadcast"]
+    assert [(each["policy_version"], each["digest"]) for each in broadcasts] == [(1, "d1"), (2, "d2"), (3, "d3")]
+
+
+@simulated
+async def test_workers_load_one_version_after_another_and_the_learner_waits_where_they_are_slow(loop_clock):
+    """The load of version 1, from 11 to 41, outlasts step 2, which ends at 21."""
+    scene = SlowScene(bound=1, loading_s=30.0)
+    await scene.run()
+    assert scene.told("learn") == [(0, 10), (11, 21), (42, 52)]
+    assert scene.told("publish") == [(10, 11), (41, 42), (72, 73)]
+    assert scene.told("load") == [(11, 41), (42, 72), (73, 103)]
+    assert told_of(scene, "weights/learner_wait_s") == [1, 21, 21]
+
+
+@simulated
+async def test_a_save_and_an_evaluation_wait_until_all_workers_serve_the_step():
+    scene = SlowScene(bound=1, save_at=(1,), evaluation={"every_steps": 2})
+    await scene.run(ScriptedEvaluator())
+    assert scene.told("load") == [(11, 16), (29, 34), (45, 50)] and scene.told("save") == [(16, 18)]
+    assert scene.told("learn") == [(0, 10), (18, 28), (34, 44)]
+    assert scene.num_unwritten == 0
+    evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
+    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
+
+
+@simulated
+async def test_a_broadcast_that_fails_beside_a_step_ends_the_run_at_once():
+    class Refused(SlowScene):
+        async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
+            await super().finish_broadcast(pool, published)
+            raise WeightsError("off by 3 nats")
+
+    scene = Refused(bound=1)
+    with pytest.raises(WeightsError, match="off by 3 nats"):
+        await scene.run()
+    assert asyncio.get_running_loop().time() == 16.0, "not when step 2 is learned, at second 21"
+    assert scene.learned == [[0, 1]] and scene.log.steps == [] and scene.buffer.version == 0
+
+
+@simulated
+async def test_a_run_that_is_stopped_while_weights_travel_writes_the_line_of_their_step():
+    """What stops it saves the step under way, and writes that line: a resumed run goes on after both."""
+    scene = SlowScene(bound=1)
+    running = asyncio.create_task(scene.run())
+    await asyncio.sleep(13.0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    ((version, metrics),) = scene.log.steps
+    assert version == 1 and metrics["reward/mean"] == 0.5 and "weights/canary_error" not in metrics
+    assert scene.buffer.version == 0 and "broadcast" not in scene.log.kinds()
+
+
+@simulated
+async def test_weights_that_went_with_the_learner_reach_the_workers_as_those_of_the_step_that_it_learned_meanwhile():
+    class Dying(SlowScene):
+        async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
+            """The learner dies when it has sent half of version 1, and is free again when step 2 is learned."""
+            sent = await super().finish_broadcast(pool, published)
+            if published.policy_version == 1:
+                await asyncio.sleep(8.0)
+                return replace(sent, policy_version=self.version, digest=f"d{self.version}")
+            return sent
+
+    scene = Dying(bound=1)
+    await scene.run()
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]]
+    assert [version for version, _ in scene.log.steps] == [1, 2, 3]
+    told = [(event["kind"], event["policy_version"], event["digest"]) for event in scene.log.events]
+    assert told == [("published", 1, "d1"), *(("broadcast", version, f"d{version}") for version in (2, 2, 3))]
+
+
+@simulated
+async def test_a_step_whose_mismatch_stops_the_run_is_told_before_it_stops():
+    scene = SlowScene(bound=1, differs_by=1.5, mismatch={"stop_nats": 1.0})
+    with pytest.raises(MismatchError):
+        await scene.run()
+    assert scene.learned == [[0, 1]] and [version for version, _ in scene.log.steps] == [1]
+    assert scene.log.kinds() == ["broadcast", "mismatch_alarm"]
+
+
+@simulated
+async def test_a_wait_for_groups_is_not_too_long_while_workers_load():
+    class Standing(SlowScene):
+        """Sampling stands still while the workers load."""
+
+        def _add(self, index: int) -> None:
+            if index < 2 or self.buffer.version:
+                super()._add(index)
+            else:
+                waiting.append(index)
+
+        async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
+            sent = await super().finish_broadcast(pool, published)
+            while waiting:
+                super()._add(waiting.pop())
+            return sent
+
+    waiting: list[int] = []
+    scene = Standing(bound=1)
+    scene.loading_s = 2.5 * scene.config.stall_s
+    await scene.run()
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]]
 
 
 class SourcedPrompts(NumberedPrompts):

@@ -121,6 +121,20 @@ def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directo
     assert RunDirectory(str(tmp_path)).owner() is None
 
 
+def test_the_type_that_auto_comes_to_is_an_event_and_what_run_yaml_says(tmp_path, monkeypatch):
+    async def work(config, run_dir, log, *, interrupted, address):
+        assert config.model.dtype == "float32"
+
+    monkeypatch.setattr(launch, "_train", work)
+    monkeypatch.setattr("learner.model.compute_type.is_bfloat16_fast_on_cpu", lambda: False)
+    settings = {"model": {"path": "m", "dtype": "auto"}, "prompts": "file", "metrics": {"sinks": []}}
+    launch.train(validated({**settings, "run_dir": str(tmp_path)}))
+    run_dir = RunDirectory(str(tmp_path))
+    (chosen,) = (event for event in run_dir.read_json_lines("events.jsonl") if event["kind"] == "compute_type")
+    assert chosen["dtype"] == "float32" and "neither AMX nor AVX512-BF16" in chosen["message"]
+    assert "dtype: float32" in run_dir.read_text("run.yaml")
+
+
 def test_a_run_that_fails_says_of_what(ended):
     assert ended(WorkerError("rollout-0 died")) == {
         "kind": "failed",

@@ -1,7 +1,6 @@
 """What a replay compares is what the run's own transport publishes."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,10 @@ class OwnTransport:
     def __init__(self, *, timeout_s: float, prefix: str) -> None:
         self._prefix = prefix
 
-    async def broadcast(self, learner: Any, workers: Sequence[Any]) -> BroadcastStats:
-        assert not workers
+    async def publish(self, learner: Any) -> BroadcastStats:
         (published,) = await learner.publish()
-        return BroadcastStats(
-            policy_version=3,
-            digest=f"{self._prefix} {published}",
-            size_bytes=1,
-            seconds=0.0,
-            publish_seconds=0.0,
-            attestations=(),
-            failures=(),
-        )
+        digest = f"{self._prefix} {published}"
+        return BroadcastStats(policy_version=3, digest=digest, size_bytes=1, seconds=0.0, attestations=())
 
 
 class Learner:

@@ -55,6 +55,21 @@ def test_a_critics_warmup_leaves_steps_to_the_policy():
         configured(num_steps=3, algorithm={"value": {"warmup_steps": 3}})
 
 
+@pytest.mark.parametrize(
+    ("sections", "beside"),
+    [
+        ({}, False),
+        ({"buffer": {"max_off_policy_steps": 1}}, True),
+        ({"buffer": {"max_off_policy_steps": 1}, "deterministic": True}, False),
+        ({"buffer": {"max_off_policy_steps": 1}, "weights": {"transport": "collective"}}, True),
+        ({"buffer": {"max_off_policy_steps": 1}, "weights": {"transport": "collective", "backend": "nccl"}}, False),
+        ({"buffer": {"max_off_policy_steps": 1}, "weights": {"backend": "nccl"}}, True),
+    ],
+)
+def test_weights_travel_beside_the_next_step_where_its_groups_may_be_older(sections, beside):
+    assert configured(**sections).broadcasts_beside_learning is beside
+
+
 def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):

@@ -20,7 +20,7 @@ class ScriptedWorker:
 
 
 class ScriptedTransport:
-    """Version n is published by the n-th broadcast; `loading` lets a test hold every load, `errors` fail by worker's name, in turn."""
+    """Publishes version 0, then one more each time. `loading` lets a test hold every load; `errors` fail by worker's name, in turn."""
 
     def __init__(self, errors: dict[str, list[TreadwheelError]] | None = None) -> None:
         self.version = -1
@@ -30,14 +30,17 @@ class ScriptedTransport:
         self.found: dict[str, Any] = {}
         """Facts of every attestation."""
 
-    async def broadcast(self, learner: Any, workers: Any) -> BroadcastStats:
+    async def publish(self, learner: Any) -> BroadcastStats:
         self.version += 1
-        return await self._deliver(workers)
+        return self._stats(self.version, (), ())
+
+    async def deliver(self, workers: Any) -> BroadcastStats:
+        return await self._load(workers)
 
     async def catch_up(self, workers: Any) -> BroadcastStats:
-        return await self._deliver(workers)
+        return await self._load(workers)
 
-    async def _deliver(self, workers: Any) -> BroadcastStats:
+    async def _load(self, workers: Any) -> BroadcastStats:
         version = self.version
         await self.loading.wait()
         failures, proofs = [], []
@@ -47,12 +50,14 @@ class ScriptedTransport:
             else:
                 worker.version = version
                 proofs.append(attestation(worker.name, version, **self.found))
+        return self._stats(version, proofs, failures)
+
+    def _stats(self, version: int, proofs: Any, failures: Any) -> BroadcastStats:
         return BroadcastStats(
             policy_version=version,
             digest=str(version),
             size_bytes=1,
-            seconds=0.0,
-            publish_seconds=0.0,
+            seconds=1.0,
             attestations=tuple(proofs),
             failures=tuple(failures),
         )
@@ -90,18 +95,18 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
 
 
 class SlowTransport(ScriptedTransport):
-    """A joining worker loads for 10 s, those of the fleet for 1 s."""
+    """A joining worker loads for 10 s, those of the fleet at once. To publish takes 1 s."""
 
     num_catching_up = 0
 
-    async def broadcast(self, learner: Any, workers: Any) -> BroadcastStats:
-        self.version += 1
+    async def publish(self, learner: Any) -> BroadcastStats:
+        published = await super().publish(learner)
         await asyncio.sleep(1.0)
-        return await self._deliver(workers)
+        return published
 
     async def catch_up(self, workers: Any) -> BroadcastStats:
         self.num_catching_up += 1
-        sent = await self._deliver(workers)
+        sent = await self._load(workers)
         await asyncio.sleep(10.0)
         return sent
 
@@ -153,6 +158,65 @@ async def test_a_worker_that_dies_at_its_second_load_holds_no_broadcast_any_long
     _, ended = await asyncio.gather(die_at_the_second_load(), broadcasting(weights, Fleet("old"), num_steps=3))
     assert transport.num_catching_up == 2
     assert ended == [7.0, 22.0, 28.0], "the second load ends at second 21"
+
+
+async def test_a_worker_that_joins_while_the_learner_learns_on_waits_until_the_fleet_has_its_weights():
+    transport = ScriptedTransport()
+    weights, fleet, new = weights_over(transport), Fleet("old"), ScriptedWorker("new")
+    await weights.publish()
+    published = await weights.begin_broadcast()
+    joining = asyncio.create_task(weights.join(new))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not joining.done() and new.version == -1
+    await weights.finish_broadcast(fleet, published)
+    await joining
+    assert (fleet.workers()[0].version, new.version) == (1, 1)
+
+
+async def test_a_worker_that_cannot_prove_the_version_before_is_not_counted_among_those_of_the_next():
+    """It joined under version 0 and is refused when version 1 is published already, and on its way to the one worker of the fleet."""
+    transport = ScriptedTransport({"new": [WeightsError("off by 3 nats")]})
+    weights, fleet = weights_over(transport), Fleet("old")
+    await weights.broadcast(fleet)
+    transport.loading.clear()
+    joining = asyncio.create_task(weights.join(ScriptedWorker("new")))
+    await asyncio.sleep(0)
+    published = await weights.begin_broadcast()
+    transport.loading.set()
+    with pytest.raises(WorkerError, match="new cannot serve: off by 3 nats"):
+        await joining
+    assert (await weights.finish_broadcast(fleet, published)).policy_version == 1
+
+
+async def test_weights_that_cannot_be_published_keep_no_worker_from_joining():
+    transport, new = ScriptedTransport(), ScriptedWorker("new")
+    weights = weights_over(transport)
+    await weights.publish()
+
+    async def fails(learner: Any) -> BroadcastStats:
+        raise WorkerError("learner-0 died")
+
+    transport.publish = fails
+    with pytest.raises(WorkerError, match="learner-0"):
+        await weights.begin_broadcast()
+    await weights.join(new)
+    assert new.version == 0
+
+
+async def test_a_broadcast_takes_as_long_as_its_two_halves():
+    weights = weights_over(ScriptedTransport())
+    sent = await weights.broadcast(Fleet("a"))
+    assert (sent.seconds, sent.publish_seconds) == (2.0, 1.0)
+    assert (weights.stats()["time/broadcast_s"], weights.stats()["time/publish_s"]) == (2.0, 1.0)
+
+
+async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_publishes_next():
+    lost = LostError("policy version 0 went with the learner")
+    transport, fleet = ScriptedTransport({"a": [lost], "b": [lost]}), Fleet("a", "b")
+    sent = await weights_over(transport, num_workers=2).broadcast(fleet)
+    assert sent.policy_version == 1 and [worker.version for worker in fleet.workers()] == [1, 1]
+    assert fleet.replaced == [], "no worker is to blame"
 
 
 async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():

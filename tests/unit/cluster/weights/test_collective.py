@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.contracts.errors import BroadcastError, LostError, TreadwheelError, WorkerError
-from cluster.contracts.types import Attestation, Packed, RankGroup
+from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
 from cluster.weights.collective import CollectiveTransport
 from tests.fakes import attestation, death
 
@@ -84,6 +84,11 @@ class Worker:
         return attestation(self.name, await manifest)
 
 
+async def broadcast(transport: CollectiveTransport, learner: Learner, workers: list[Worker]) -> BroadcastStats:
+    await transport.publish(learner)
+    return await transport.deliver(workers)
+
+
 @pytest.fixture
 def transport() -> CollectiveTransport:
     return CollectiveTransport(timeout_s=5)
@@ -93,7 +98,7 @@ async def test_the_processes_of_all_engines_follow_the_learner_in_one_group_for_
     learner = Learner(receivers_per_worker=2)
     workers = [Worker("w0", learner), Worker("w1", learner)]
     for learner.version in range(3):
-        stats = await transport.broadcast(learner, workers)
+        stats = await broadcast(transport, learner, workers)
         assert len(stats.attestations) == 2 and stats.policy_version == learner.version
     assert [worker.first_ranks for worker in workers] == [[1, 1, 1], [3, 3, 3]]
     assert len({group.name for group in learner.groups}) == 1 and learner.groups[0].size == 5
@@ -102,11 +107,11 @@ async def test_the_processes_of_all_engines_follow_the_learner_in_one_group_for_
 async def test_a_replaced_worker_one_more_and_a_restarted_learner_are_another_group_each(transport):
     learner = Learner()
     first, second = Worker("w0", learner), Worker("w1", learner)
-    await transport.broadcast(learner, [first])
-    await transport.broadcast(learner, [Worker("w0", learner)])
-    await transport.broadcast(learner, [first, second])
+    await broadcast(transport, learner, [first])
+    await broadcast(transport, learner, [Worker("w0", learner)])
+    await broadcast(transport, learner, [first, second])
     learner.generation += 1
-    await transport.broadcast(learner, [first, second])
+    await broadcast(transport, learner, [first, second])
     assert len({group.name for group in learner.groups}) == 4
     assert [group.size for group in learner.groups] == [2, 2, 3, 3]
 
@@ -114,7 +119,7 @@ async def test_a_replaced_worker_one_more_and_a_restarted_learner_are_another_gr
 async def test_a_worker_that_dies_in_mid_broadcast_costs_itself_alone(transport):
     learner, gone = Learner(), death("w1", "receive")
     workers = [Worker("w0", learner), Worker("w1", learner, gone), Worker("w2", learner)]
-    stats = await transport.broadcast(learner, workers)
+    stats = await broadcast(transport, learner, workers)
     assert stats.failures == (("w1", gone),)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w2"]
     assert [group.size for group in learner.groups] == [4, 3]
@@ -124,16 +129,21 @@ async def test_a_worker_that_dies_in_mid_broadcast_costs_itself_alone(transport)
 async def test_those_who_have_it_are_not_asked_again(transport):
     learner = Learner(receivers_per_worker=0)  # nobody waits for another: w0 has all of it when w1 is lost
     workers = [Worker("w0", learner), Worker("w1", learner, BroadcastError("broken"), None)]
-    stats = await transport.broadcast(learner, workers)
+    stats = await broadcast(transport, learner, workers)
     assert len(stats.attestations) == 2
     assert [len(worker.first_ranks) for worker in workers] == [1, 2]
 
 
 @pytest.mark.parametrize("error", [death("learner-0", "send"), LostError("restarted")])
-async def test_a_learner_that_dies_while_it_sends_packs_again_and_all_get_it(transport, error):
+async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_it_packs_next_is_another_group(
+    transport, error
+):
     learner = Learner(error)
     workers = [Worker("w0", learner), Worker("w1", learner)]
-    stats = await transport.broadcast(learner, workers)
+    lost = await broadcast(transport, learner, workers)
+    assert [(name, type(failure)) for name, failure in lost.failures] == [("w0", LostError), ("w1", LostError)]
+    assert "policy version 0 went with the learner" in str(lost.failures[0][1])
+    stats = await broadcast(transport, learner, workers)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w1"]
     assert [group.sender for group in learner.groups] == ["learner 1", "learner 2"]
 
@@ -141,9 +151,9 @@ async def test_a_learner_that_dies_while_it_sends_packs_again_and_all_get_it(tra
 async def test_a_worker_that_joins_has_a_group_over_gloo_of_its_own_and_the_fleets_goes_on(transport):
     learner = Learner(backend="nccl")
     fleet = [Worker("w0", learner)]
-    await transport.broadcast(learner, fleet)
+    await broadcast(transport, learner, fleet)
     await transport.catch_up([Worker("late", learner)])
-    await transport.broadcast(learner, fleet)
+    await broadcast(transport, learner, fleet)
     (one, late, two) = learner.groups
     assert one == two and (one.backend, one.lasts) == ("nccl", True)
     assert (late.backend, late.lasts, late.size) == ("gloo", False, 2) and late.name != one.name
@@ -151,7 +161,7 @@ async def test_a_worker_that_joins_has_a_group_over_gloo_of_its_own_and_the_flee
 
 async def test_what_went_with_the_learner_cannot_be_caught_up_with(transport):
     learner = Learner(None, death("learner-0", "send"))
-    await transport.broadcast(learner, [Worker("w0", learner)])
+    await broadcast(transport, learner, [Worker("w0", learner)])
     ((name, error),) = (await transport.catch_up([Worker("late", learner)])).failures
     assert name == "late" and isinstance(error, LostError) and "policy version 0 went with the learner" in str(error)
 
@@ -159,7 +169,7 @@ async def test_what_went_with_the_learner_cannot_be_caught_up_with(transport):
 async def test_where_nobody_is_lost_and_nobody_gets_anything_each_is_sent_to_by_itself_and_one_is_to_blame(transport):
     learner = Learner()
     deaf = Worker("w1", learner, *[BroadcastError("no route to host")] * 9)
-    stats = await transport.broadcast(learner, [Worker("w0", learner), deaf])
+    stats = await broadcast(transport, learner, [Worker("w0", learner), deaf])
     ((name, error),) = stats.failures
     assert name == "w1" and isinstance(error, WorkerError) and error.actor == "w1" and "no route to host" in str(error)
     assert [proof.worker for proof in stats.attestations] == ["w0"]

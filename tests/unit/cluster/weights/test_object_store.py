@@ -13,4 +13,4 @@ class LearnerWhoseNodeIsGone:
 
 async def test_a_manifest_that_never_comes_meets_the_deadline():
     with pytest.raises(DeadlineError, match="fetching the manifest"):
-        await ObjectStoreTransport(timeout_s=0.01).broadcast(LearnerWhoseNodeIsGone(), [])
+        await ObjectStoreTransport(timeout_s=0.01).publish(LearnerWhoseNodeIsGone())

@@ -14,7 +14,8 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
-from deploy.preflight import check, check_learning
+from deploy.preflight import check, check_assumed, check_learning
+from deploy.preflight.hardware import parse
 from learner.checkpoint import writing
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.object_store import s3
@@ -71,6 +72,23 @@ def test_what_confines_programs_is_shown_where_a_judge_runs_some(tmp_path, model
     rows = ({"prompt": "?", "cases": [{"input": "", "output": "1"}]},)
     text = shown(run(tmp_path, model, "reward.judge=code_stdin", rows=rows))
     assert "reward.judge: programs" in text and "confined by" in text
+
+
+def test_the_type_that_auto_comes_to_is_shown_and_sizes_are_of_it(tmp_path, model, monkeypatch):
+    for is_fast, dtype in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("learner.model.compute_type.is_bfloat16_fast_on_cpu", lambda is_fast=is_fast: is_fast)
+        text = " ".join(shown(run(tmp_path, model, "model.dtype=auto")).split())
+        assert f"model computes in {dtype}, " in text and f"million, {dtype}" in text
+
+
+def test_an_automatic_type_on_a_cluster_that_runs_already_is_one_problem_among_others(tmp_path, model):
+    config = run(tmp_path, model, "model.dtype=auto", "rollout.tensor_parallel_size=2")
+    with pytest.raises(
+        ConfigError, match=r"2 problems\n  model\.dtype='auto' on a cluster .*\n  rollout\.tensor_parallel_size=2"
+    ):
+        check(config, address="ray://head:10001")
+    with pytest.raises(ConfigError, match=r"model\.dtype='auto' asks the machine, which is not here"):
+        check_assumed(config, parse(["gpus=8x80GB"]))
 
 
 def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):

@@ -1,0 +1,75 @@
+"""`model.dtype: auto`: the type that the machine multiplies fast, chosen before anything starts. A run keeps the one that it began with."""
+
+import subprocess
+import sys
+
+import yaml
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.record.run_directory import RUN_YAML, RunDirectory
+from deploy.preflight.machine import is_own_cluster
+
+_TYPES = ("float32", "bfloat16")
+_ASK_S = 120.0
+"""Longest that GPUs are asked."""
+
+
+def with_compute_type(config: RunConfig, *, address: str | None) -> tuple[RunConfig, str | None]:
+    """(the run with a type that can be computed in, why it is this one; None where the run file names it).
+
+    Raises ConfigError for a run on a cluster that runs already: its nodes cannot be asked from here.
+    """
+    if config.model.dtype != "auto":
+        return config, None
+    if (dtype := _begun_with(config.run_dir)) is not None:
+        return of_type(config, dtype), f"{dtype}, with which the run in {config.run_dir!r} began (model.dtype=auto)"
+    if not is_own_cluster(address):
+        raise ConfigError(
+            "model.dtype='auto' on a cluster that runs already: its nodes cannot be asked before the run is placed; write "
+            "model.dtype=bfloat16 where learner and engines have GPUs of compute capability 8 or more, or processors with AMX or "
+            "AVX512-BF16, else float32"
+        )
+    slow = [each for each in (_slow_processor(config), _slow_gpus(config)) if each is not None]
+    dtype, why = ("float32", " and ".join(slow)) if slow else ("bfloat16", "which this machine multiplies fast")
+    return of_type(config, dtype), f"{dtype}, {why} (model.dtype=auto)"
+
+
+def of_type(config: RunConfig, dtype: str) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+
+
+def _begun_with(run_dir: str) -> str | None:
+    """The type that run.yaml names; None where no run has begun."""
+    directory = RunDirectory(run_dir)
+    if not directory.exists(RUN_YAML):
+        return None
+    written = yaml.safe_load(directory.read_text(RUN_YAML))
+    dtype = written.get("model", {}).get("dtype") if isinstance(written, dict) else None
+    return dtype if dtype in _TYPES else None
+
+
+def _slow_processor(config: RunConfig) -> str | None:
+    """Why its products of bfloat16 are none to take; None where they are fast, or nothing of the model is computed there."""
+    from learner.model.compute_type import is_bfloat16_fast_on_cpu
+
+    on_cpu = config.learner.gpus_per_rank == 0 or (config.recorded is None and config.rollout.gpus_per_worker == 0)
+    return "since the processor has neither AMX nor AVX512-BF16" if on_cpu and not is_bfloat16_fast_on_cpu() else None
+
+
+def _slow_gpus(config: RunConfig) -> str | None:
+    """As `_slow_processor`."""
+    on_gpus = config.learner.gpus_per_rank > 0 or (config.recorded is None and config.rollout.gpus_per_worker > 0)
+    return "since a GPU is of compute capability below 8" if on_gpus and not _are_gpus_fast() else None
+
+
+def _are_gpus_fast() -> bool:
+    # In another process: the driver would keep memory of the GPU that it asked for as long as it lives.
+    ask = "from learner.model.compute_type import is_bfloat16_fast_on_gpus as fast; print(fast())"
+    try:
+        said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"model.dtype='auto': the GPUs cannot be asked ({error}); write bfloat16 or float32"
+        ) from error
+    return said.stdout.split()[-1:] == ["True"]
