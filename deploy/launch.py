@@ -30,9 +30,9 @@ from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
-from deploy.compute_type import with_compute_type
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling
 from deploy.reports.provenance import RunProvenance

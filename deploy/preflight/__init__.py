@@ -15,8 +15,8 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.compute_type import of_type, with_compute_type
 from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, report, settings
+from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems

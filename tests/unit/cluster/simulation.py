@@ -96,7 +96,9 @@ class World:
         """To the last step, then until the fleet is whole again and nothing is under way."""
         nature = self.nature
         async with asyncio.timeout(10**6), background() as tasks:
-            supervisor = Supervisor(SupervisionConfig(), self.events)
+            # All accidents may fall on one worker.
+            max_restarts = max(SupervisionConfig().max_restarts, nature.num_accidents)
+            supervisor = Supervisor(SupervisionConfig(max_restarts=max_restarts), self.events)
             weights = Weights(
                 ObjectStoreTransport(timeout_s=60.0),
                 learner=self.learner,

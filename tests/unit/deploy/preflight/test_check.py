@@ -82,7 +82,7 @@ def test_the_type_that_auto_comes_to_is_shown_and_sizes_are_of_it(tmp_path, mode
 
 
 def test_an_automatic_type_on_a_cluster_that_runs_already_is_one_problem_among_others(tmp_path, model):
-    config = run(tmp_path, model, "model.dtype=auto", "rollout.tensor_parallel_size=2")
+    config = run(tmp_path, model, "model.dtype=auto", "rollout.tensor_parallel_size=2", "rollout.gpus_per_worker=1")
     with pytest.raises(
         ConfigError, match=r"2 problems\n  model\.dtype='auto' on a cluster .*\n  rollout\.tensor_parallel_size=2"
     ):

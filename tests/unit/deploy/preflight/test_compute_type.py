@@ -7,9 +7,9 @@ import pytest
 import learner.model.compute_type as machine
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from deploy import compute_type
-from deploy.compute_type import with_compute_type
 from deploy.config.loading import resolved_yaml
+from deploy.preflight import compute_type
+from deploy.preflight.compute_type import with_compute_type
 from tests.fakes import run_config
 
 ON_GPUS = {"learner": {"gpus_per_rank": 1}, "rollout": {"gpus_per_worker": 1}}
