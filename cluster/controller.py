@@ -300,13 +300,11 @@ class _StepEnds:
         try:
             sent = await self._weights.finish_broadcast(self._fleet, published)
         except asyncio.CancelledError:
-            self._log.step(
-                stats.policy_version, metrics
-            )  # the step after it may be saved: nobody would write this line again
+            # The step after it may be saved, and then nobody writes this line again.
+            self._log.step(stats.policy_version, metrics)
             raise
-        if (
-            sent.policy_version != published.policy_version
-        ):  # a replay compares with what each step published, delivered or not
+        if sent.policy_version != published.policy_version:
+            # A replay compares with what each step published, whether it arrived or not.
             self._log.event("published", policy_version=published.policy_version, digest=published.digest)
         self.tell(stats, sent, metrics | self._weights.stats())
 

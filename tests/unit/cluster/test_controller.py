@@ -383,8 +383,8 @@ async def test_weights_that_went_with_the_learner_reach_the_workers_as_those_of_
 
 
 @simulated
-async def test_a_step_whose_mismatch_stops_the_run_is_told_before_it_stops():
-    scene = SlowScene(bound=1, differs_by=1.5, mismatch={"stop_nats": 1.0})
+async def test_a_step_whose_mismatch_stops_the_run_is_told_before_it_stops_and_no_step_is_learned_meanwhile():
+    scene = SlowScene(bound=1, loading_s=30.0, differs_by=1.5, mismatch={"stop_nats": 1.0})
     with pytest.raises(MismatchError):
         await scene.run()
     assert scene.learned == [[0, 1]] and [version for version, _ in scene.log.steps] == [1]
