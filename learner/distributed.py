@@ -76,12 +76,14 @@ class Ranks:
         timeout_s: float,
         sequence_parallel_size: int = 1,
         listener: socket.socket | None = None,
+        shards_alone: bool = False,
     ) -> "Ranks":
         """Returns once all ranks have come to `rendezvous` (host:port), which is the address of rank 0's `listener`.
 
+        One rank has no process group and no mesh, unless it `shards_alone`: its model is then sharded as that of several.
         Raises ConfigError when several ranks have no such place, and DeadlineError, which names them, when some do not come in time.
         """
-        if size == 1:
+        if size == 1 and not shards_alone:
             if listener is not None:
                 listener.close()
             return cls(rank=0, size=1, device=device, mesh=None)
@@ -90,29 +92,6 @@ class Ranks:
                 f"learner.num_ranks={size} needs an address (host:port) where the ranks meet, and on rank 0 alone a socket that listens "
                 f"there; rank {rank} got {rendezvous!r} and {'no socket' if listener is None else 'a socket'}"
             )
-        return cls.meet(
-            rank=rank,
-            size=size,
-            rendezvous=rendezvous,
-            device=device,
-            timeout_s=timeout_s,
-            sequence_parallel_size=sequence_parallel_size,
-            listener=listener,
-        )
-
-    @classmethod
-    def meet(
-        cls,
-        *,
-        rank: int,
-        size: int,
-        rendezvous: str,
-        device: torch.device,
-        timeout_s: float,
-        sequence_parallel_size: int = 1,
-        listener: socket.socket | None = None,
-    ) -> "Ranks":
-        """As `join`, with a process group and a mesh also where there is one rank: its model is sharded as that of several."""
         store = _meet(rank=rank, size=size, rendezvous=rendezvous, listener=listener, timeout_s=timeout_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

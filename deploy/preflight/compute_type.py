@@ -1,5 +1,6 @@
 """`model.dtype: auto`: the type that the machine multiplies fast, chosen before anything starts. A run keeps the one that it began with."""
 
+import functools
 import subprocess
 import sys
 
@@ -63,6 +64,7 @@ def _slow_gpus(config: RunConfig) -> str | None:
     return "since a GPU is of compute capability below 8" if on_gpus and not _are_gpus_fast() else None
 
 
+@functools.cache  # preflight asks, and then the run
 def _are_gpus_fast() -> bool:
     # In another process: the driver would keep memory of the GPU that it asked for as long as it lives.
     ask = "from learner.model.compute_type import is_bfloat16_fast_on_gpus as fast; print(fast())"

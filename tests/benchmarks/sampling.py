@@ -53,6 +53,11 @@ async def compared(config: RunConfig, prompts: list[str], *, bare: Callable[[], 
         ours.append(await _sample_with(worker, tickets(prompts, max_tokens=max_tokens)))
         theirs.append(sample_bare(engine, prompts, max_tokens=max_tokens))
     worker.stop()
+    return against_bare(ours, theirs)
+
+
+def against_bare(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """A row without its name, of tokens/s in each round."""
     return {
         "value": max(ours),
         "unit": "tokens/s",

@@ -13,33 +13,33 @@ from tests.models import make_tiny_model
 
 DETERMINISTIC: dict[str, Any] = {
     "deterministic": True,
-    "sampling": {
-        "top_p": 0.9
-    },  # a running sum over the vocabulary, which torch's own deterministic mode refuses on GPUs
+    # A running sum over the vocabulary, which torch's own deterministic mode refuses on GPUs.
+    "sampling": {"top_p": 0.9},
 }
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    pair = Ranks(2)
-    try:
+    with Ranks(2) as pair:
         yield pair
-        pair.close()
-    finally:
-        pair.kill()
 
 
 def gpus(device: torch.device) -> dict[str, int]:
     return {"gpus_per_rank": 1 if device.type == "cuda" else 0}
 
 
+def assert_gpus_compute_what_a_cpu_computes(ranks: Ranks, folder: Path, name: str, *, num_gpus: int) -> None:
+    """A rank each."""
+    model, options = make_tiny_model(folder / "model"), options_of(name, folder)
+    on_cpu = learned(ranks, folder / "cpu", model, num_ranks=1, **options)
+    on_gpus = learned(ranks, folder / "gpus", model, num_ranks=num_gpus, gpus_per_rank=1, **options)
+    assert_learned_alike(on_gpus, on_cpu, is_half=options.get("dtype") == "bfloat16")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_gpu_computes_what_a_cpu_computes(ranks: Ranks, tmp_path: Path, name: str):
-    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
-    on_cpu = learned(ranks, tmp_path / "cpu", model, num_ranks=1, **options)
-    on_gpu = learned(ranks, tmp_path / "gpu", model, num_ranks=1, gpus_per_rank=1, **options)
-    assert_learned_alike(on_gpu, on_cpu, is_half=options.get("dtype") == "bfloat16")
+    assert_gpus_compute_what_a_cpu_computes(ranks, tmp_path, name, num_gpus=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -55,10 +55,7 @@ def test_a_single_rank_that_is_sharded_computes_what_a_whole_one_computes(
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_two_ranks_on_two_gpus_compute_what_a_cpu_computes(ranks: Ranks, tmp_path: Path, name: str):
-    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
-    on_cpu = learned(ranks, tmp_path / "cpu", model, num_ranks=1, **options)
-    on_gpus = learned(ranks, tmp_path / "gpus", model, num_ranks=2, gpus_per_rank=1, **options)
-    assert_learned_alike(on_gpus, on_cpu, is_half=options.get("dtype") == "bfloat16")
+    assert_gpus_compute_what_a_cpu_computes(ranks, tmp_path, name, num_gpus=2)
 
 
 def test_a_deterministic_learner_that_goes_on_from_a_checkpoint_learns_the_same_bits(

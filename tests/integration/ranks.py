@@ -5,6 +5,7 @@ a learner of its own.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -42,6 +43,17 @@ class Ranks:
             )
             for rank, stderr in enumerate(self._stderr)
         ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The interpreters end: well, unless the block raised."""
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.kill()
 
     def do(self, name: str, *, config: dict[str, Any], **task: Any) -> list[Any]:
         """What each rank found; as many take part as `config` says, the first of them where it says one."""
@@ -118,7 +130,8 @@ def _learner(task: dict[str, Any]) -> Any:
 
     config = RunConfig.model_validate(task["config"])
     join = Ranks.join
-    Ranks.join = Ranks.meet if task.get("shards_alone") else join
+    if task.get("shards_alone"):
+        Ranks.join = functools.partial(join, shards_alone=True)
     try:
         return Learner(
             config,

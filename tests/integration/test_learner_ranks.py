@@ -24,12 +24,8 @@ from tests.store_proxy import Fault, Proxy
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    pair = Ranks(2)
-    try:
+    with Ranks(2) as pair:
         yield pair
-        pair.close()
-    finally:
-        pair.kill()
 
 
 def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: Path):

@@ -23,12 +23,8 @@ CRITIC = {"advantage": "gae", "value": {"learning_rate": 1e-3}, "proximal": "rec
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    four = Ranks(4)
-    try:
+    with Ranks(4) as four:
         yield four
-        four.close()
-    finally:
-        four.kill()
 
 
 def taken(ranks: Ranks, folder: Path, model: Path, *, num_ranks: int, shared_by: int, layout: str, **more: Any) -> Any:

@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from cluster.contracts.errors import BroadcastError, WeightsError
 from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup
 from cluster.weights.process_group import Incoming, Member, Sender
+from tests.integration.commands import Background
 from tests.integration.engines import (
     PROBE,
     Reference,
@@ -204,17 +206,7 @@ def _send_half(sender: Sender, group: RankGroup) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_and_has_it_join_again(tmp_path):
-    file = write_endless_run(
-        tmp_path,
-        make_tiny_model(tmp_path / "model"),
-        rollout__num_workers=2,
-        rollout__cpus_per_worker=0.4,
-        weights={"transport": "collective"},
-        supervision={"heartbeat_s": 1, "hang_s": 600},  # the worker is to be killed here
-    )
-    run = Run(tmp_path / "run")
-    with run.start(file) as driver:
-        until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
+    with _two_workers_over_groups(tmp_path) as (run, driver):
         with _killed_at_last(run, "rollout-1"):
             until(lambda: _version(run, "rollout-0") > run.events("broadcast")[-1]["policy_version"], process=driver)
         until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
@@ -233,17 +225,7 @@ def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_a
 @pytest.mark.timeout(1800)
 def test_a_learner_that_is_killed_while_its_weights_travel_has_all_workers_serve_it_again(tmp_path):
     """A worker that stands still holds the broadcast up. The learner is the sender, and learns the next step or waits for its groups."""
-    file = write_endless_run(
-        tmp_path,
-        make_tiny_model(tmp_path / "model"),
-        rollout__num_workers=2,
-        rollout__cpus_per_worker=0.4,
-        weights={"transport": "collective"},
-        supervision={"heartbeat_s": 1, "hang_s": 600},
-    )
-    run = Run(tmp_path / "run")
-    with run.start(file) as driver:
-        until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
+    with _two_workers_over_groups(tmp_path) as (run, driver):
         assert run.strike("rollout-1", signal.SIGSTOP)
         until(lambda: _version(run, "learner-0") > run.events("broadcast")[-1]["policy_version"], process=driver)
         held = run.num_steps()
@@ -258,6 +240,23 @@ def test_a_learner_that_is_killed_while_its_weights_travel_has_all_workers_serve
     assert sent[-1][1] == 2 and sorted(sent) == sent
     assert sorted(run.metrics()) == list(range(1, max(run.metrics()) + 1)), "every step has its line"
     assert run.problems() == ()
+
+
+@contextlib.contextmanager
+def _two_workers_over_groups(folder: Path) -> Iterator[tuple[Run, Background]]:
+    """A run without end and its driver, from when both workers sample. Who stands still in it is the test's to kill."""
+    file = write_endless_run(
+        folder,
+        make_tiny_model(folder / "model"),
+        rollout__num_workers=2,
+        rollout__cpus_per_worker=0.4,
+        weights={"transport": "collective"},
+        supervision={"heartbeat_s": 1, "hang_s": 600},
+    )
+    run = Run(folder / "run")
+    with run.start(file) as driver:
+        until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
+        yield run, driver
 
 
 @contextlib.contextmanager
