@@ -37,9 +37,16 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that either YAML reads as a number."""
+    """Puts quotes around a text that either YAML reads as a number, and double ones around one with a rare end of a line, such as U+0085:
+    in other quotes that would be read as a space."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = '"' if _LINE_ENDS.search(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 

@@ -8,7 +8,22 @@ from cluster.contracts.errors import ConfigError
 from deploy.config.loading import HIDDEN, hidden, load, resolved_yaml, validated
 from deploy.config.yaml_text import dumped, parse
 
-TRAPS = ["5e-4", "1_0.5", ".5e3", "on", "true", "null", "1", "0x1f", "2024-01-01", "a", "# b", "c: d"]
+TRAPS = [
+    "5e-4",
+    "1_0.5",
+    ".5e3",
+    "on",
+    "true",
+    "null",
+    "1",
+    "0x1f",
+    "2024-01-01",
+    "a",
+    "# b",
+    "c: d",
+    "e\x85f",
+    "\u2028",
+]
 """Texts, some of which look like other values."""
 
 
