@@ -111,8 +111,9 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     slices = learner.sequence_parallel_size
     tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), -(-longest // slices))
     num_kept = 1 if learner.activation_checkpointing else text.num_hidden_layers
-    # Long completions no shorter than their prompts make none, without a window (`learner.model.attention`): Q · K cells are few then, of
-    # K <= 2 · Q keys, or K is below two of the longest prompts.
+    # A completion of Q tokens and K keys, P of them its prompt's, has a mask if that has few cells or if P > Q, as
+    # `learner.model.attention` says. With P <= Q there are at most 2 · Q keys, so few cells mean a K of at most √(2 · cells); with P > Q
+    # it is less than 2 · P. A window that slides always needs a mask.
     masked = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
     masked = masked if getattr(text, "sliding_window", None) is None else longest
     has_masks = model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1

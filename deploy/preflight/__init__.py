@@ -135,7 +135,7 @@ def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
 
 
 def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[RunConfig, str | None]:
-    """As `with_compute_type`. What else is wrong is found with any type."""
+    """As `with_compute_type`. Where that fails, the other checks go on with bfloat16: they find the same with any type."""
     return problems.attempt(with_compute_type, config, address=address) or (of_type(config, "bfloat16"), None)
 
 
