@@ -113,7 +113,10 @@ class LearnerGroup:
             self._ledger.check_claim()
             step = self._ledger.version + 1
             pieces = [piece for _, group in groups for piece in group.pieces]
-            name, digest = await self._recorder.call("record", step, *pieces, deadline_s=self._update_s)
+            # One object for the ranks: each of them would take and join the hundreds of small ones again.
+            everything, (name, digest) = await self._recorder.call_for_batch(
+                "record", step, *pieces, deadline_s=self._update_s
+            )
             indices = [index for index, _ in groups]
             rates = self._pass_rates(indices[-1] + 1) if self._pass_rates else None
             record = await asyncio.to_thread(
@@ -121,7 +124,7 @@ class LearnerGroup:
             )
             self._asked = step, [group.summary for _, group in groups]
             try:
-                stats = await self._learn(pieces, trajectories=name)
+                stats = await self._learn([everything], trajectories=name)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
             assert self.version == record.step, f"learner is at {self.version} after step {record.step}"

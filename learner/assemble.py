@@ -21,7 +21,7 @@ import torch
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.row_checks import name_of
-from cluster.contracts.schema import info_of, validate
+from cluster.contracts.schema import as_one, info_of
 from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import FinishReason, RewardStatus
 from learner.algorithms.objective.batch import BatchTensors
@@ -70,8 +70,7 @@ def assemble(
     """
     if not groups:
         raise DataError("an update was asked for without a group")
-    (everything,) = pa.Table.from_batches([validate(group) for group in groups]).combine_chunks().to_batches()
-    trajectories, num_failed, num_aborted = _trained(everything)
+    trajectories, num_failed, num_aborted = _trained(as_one(groups))
     found = episodes(trajectories)
     segments = _segments(trajectories, vocabulary_size)
     num_without_experts = None

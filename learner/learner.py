@@ -25,7 +25,6 @@ import torch
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError
 from cluster.contracts.protocols import Demonstrations
-from cluster.contracts.schema import joined
 from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
 from cluster.record.storage import Storage
 from cluster.weights.process_group import Sender
@@ -131,8 +130,8 @@ class Learner:
 
     # One step
 
-    def update(self, *pieces: pa.RecordBatch | list[int]) -> StepStats:
-        """One step over the groups that are joined of these pieces: the updates of `learner.epochs` and `learner.mini_batches`.
+    def update(self, *groups: pa.RecordBatch) -> StepStats:
+        """One step over the groups, in batches of one or more: the updates of `learner.epochs` and `learner.mini_batches`.
 
         Raises DataError for trajectories that cannot be trained on, before anything has changed; NumericsError after more than
         `learner.max_non_finite_updates` skipped updates in a row.
@@ -140,7 +139,7 @@ class Learner:
         laps = Laps()
         self._phases.enter("assembling", step=self.version + 1)
         batch = assemble(
-            joined(pieces),
+            groups,
             current_version=self.version,
             vocabulary_size=self.vocabulary_size,
             columns=self.objective.columns,

@@ -135,6 +135,15 @@ def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa
     return _checked(batch, names)
 
 
+def as_one(groups: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all, in order, as `validate` returns it: to look at many small groups one by one takes ten times as long."""
+    groups = [upgraded(group) for group in groups]
+    for group in groups:
+        _check_types(group)
+    (everything,) = pa.Table.from_batches(groups).combine_chunks().to_batches()
+    return _checked(everything, SCHEMA.names)
+
+
 def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of an earlier version in the present one, its new fields at their defaults; any other batch as it is."""
     missing = _MISSING.get(_version_of(batch))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
 from cluster.contracts.learned import written_learned
-from cluster.contracts.schema import SCHEMA, joined, summarize, validate
+from cluster.contracts.schema import SCHEMA, as_one, joined, summarize, upgraded, validate
 from cluster.contracts.types import GroupSummary
 from cluster.record.learned_files import LEARNED, learned_name
 from cluster.record.run_directory import checkpoints_of
@@ -49,19 +49,22 @@ class Recorder:
         self._keep_steps = keep_steps
         self._keep_checkpoints = keep_checkpoints
 
-    def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[str, str]:
-        """(file name, digest of its content) of the groups that are joined of these pieces, on the disk when this returns."""
+    def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, tuple[str, str]]:
+        """The groups that are joined of these pieces as one batch, for the ranks, and (file name, digest of its content) of theirs, which is
+        on the disk when this returns."""
+        groups = joined(pieces)
+        everything = as_one(groups)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, SCHEMA) as writer:
-            for group in joined(pieces):
-                writer.write_batch(validate(group))
+            for group in groups:
+                writer.write_batch(upgraded(group))
         content = sink.getvalue()
         digest = digest_of(content)
         name = name_of(step, "" if self._files.is_local else digest)
         self._files.write_file(name, content)
         if self._keep_steps is not None:
             self._prune(min(step - self._keep_steps, self._restarts_from()))
-        return name, digest
+        return everything, (name, digest)
 
     def read(self, name: str, digest: str) -> Sequence[pa.RecordBatch]:
         """The groups of a step. Raises LedgerError when the file is not what was recorded, or was removed."""

@@ -146,6 +146,11 @@ class RemoteActor:
         added, columns = self._handle.call_for_columns.options(num_returns=2).remote(method, *args)
         return columns, await self._answer(added, stage=method, deadline_s=deadline_s)
 
+    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+        """(object ref of a batch, what the hosted method tells of it): the batch itself never comes to the driver."""
+        told, batch = self._handle.call_for_batch.options(num_returns=2).remote(method, *args)
+        return batch, await self._answer(told, stage=method, deadline_s=deadline_s)
+
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """Object refs of the items that the method returns, none of which comes to the driver."""
         stream = self._handle.stream.options(num_returns="streaming").remote(method, *args)

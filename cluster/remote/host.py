@@ -99,6 +99,11 @@ class Host:
         columns = await self._run(getattr(self._object, method), *args)
         return added(columns), columns
 
+    async def call_for_batch(self, method: str, *args: Any) -> tuple[Any, pa.RecordBatch]:
+        """(what it tells, batch) of a method that returns a batch, whose ref the driver passes on, and what it tells."""
+        batch, told = await self._run(getattr(self._object, method), *args)
+        return told, batch
+
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""
         items = iter(await self._run(getattr(self._object, method), *args) or ())

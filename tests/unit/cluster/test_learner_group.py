@@ -81,7 +81,8 @@ class ScriptedRank(RemoteActor):
                 self._scene.saves.append(self._version)
             case "update":
                 self._version += 1
-                self._scene.learned.append(args)
+                (step,) = args if isinstance(args[0], tuple) else (args,)  # as it was recorded, or as it was read
+                self._scene.learned.append(step)
                 self._last_step = StepStats(
                     policy_version=self._version, metrics={}, num_trajectories=1, num_trained_tokens=1, seconds=1.0
                 )
@@ -98,11 +99,6 @@ class ScriptedRank(RemoteActor):
 class ScriptedRecorder(ScriptedRank):
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         match method:
-            case "record":
-                if "lost" in args:
-                    raise LostError("recorder, 'record': its node is gone")
-                self._scene.recorded[f"step {args[0]}"] = args[1:]
-                return f"step {args[0]}", "digest"
             case "holds":
                 if args[0] == "lost":
                     raise LostError("gone")
@@ -115,6 +111,14 @@ class ScriptedRecorder(ScriptedRank):
                 self._scene.forgotten.append(args[0])
             case _:
                 return [rewarded(0)]
+
+    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+        assert method == "record"
+        step, *pieces = args
+        if "lost" in pieces:
+            raise LostError("recorder, 'record': its node is gone")
+        self._scene.recorded[f"step {step}"] = tuple(pieces)
+        return tuple(pieces), (f"step {step}", "digest")
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, 0)

@@ -130,14 +130,15 @@ class ScriptedActor(RemoteActor):
             case "load":
                 self._version = args[0]._value["policy_version"]
                 return attestation(self.name, self._version, digest="d")
-            case "record":
-                return f"trajectories/step-{args[0]}", "digest"
             case "score_several":
                 return [(number, ("columns", {"rewards": (1.0, 0.0), "size_bytes": 1})) for number, _ in args[0]]
             case "summaries":
                 return [group_summary(index, rewards=(1.0, 0.0)) for index in range(PER_STEP)]
             case "describe" | "formula":
                 return {}
+
+    async def call_for_batch(self, method: str, step: int, *pieces: Any, deadline_s: float) -> tuple[Any, Any]:
+        return "groups", (f"trajectories/step-{step}", "digest")
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         if method == "read":

@@ -26,7 +26,7 @@ def recorded(folder, *groups) -> None:
             row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3, sample_index=sample, **each)
             for sample, each in enumerate(group)
         ]
-        name, digest = recorder.record(index + 1, to_batch(rows))
+        _, (name, digest) = recorder.record(index + 1, to_batch(rows))
         ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
 
 
@@ -79,7 +79,7 @@ def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_
         lambda text: [len(word) for word in text.split()], reward_status="ok", failed_stage=None, reward=1.25
     )
     other = row(sample_index=1, reward=0.0, group_id=rows[0]["group_id"])
-    name, digest = Recorder(directory).record(1, to_batch([*rows, other]))
+    _, (name, digest) = Recorder(directory).record(1, to_batch([*rows, other]))
     Ledger(directory).append(groups=[7], trajectories=name, trajectories_digest=digest)
     assert [line["messages"] for line in exported(tmp_path, "--format", "sft")] == [list(each) for each in MESSAGES]
     (tmp_path / "out.jsonl").unlink()

@@ -42,7 +42,7 @@ def recorded(folder: Path, *messages: dict, environment: str = "guess", **episod
             {"num_calls": 0, "num_malformed_calls": 0, "num_uncanonical_turns": None, "log": {}, **episode}
         ),
     )
-    name, digest = Recorder(directory).record(1, to_batch([played, row(**common, sample_index=1)]))
+    _, (name, digest) = Recorder(directory).record(1, to_batch([played, row(**common, sample_index=1)]))
     Ledger(directory).append(groups=[34], trajectories=name, trajectories_digest=digest)
 
 

@@ -93,7 +93,7 @@ def test_of_a_run_in_an_object_store_only_what_the_ledger_names_is_learned_from(
     with s3("recorded"):
         run = RunDirectory("s3://recorded/run")
         run.write_file("run.yaml", b"")
-        name, digest = Recorder(run).record(1, make_group(0))
+        _, (name, digest) = Recorder(run).record(1, make_group(0))
         Ledger(run).append(groups=[0], trajectories=name, trajectories_digest=digest)
         Recorder(run).record(1, make_group(5))
         assert len(run.names("trajectories")) == 2 and len(opened(run.url)) == 1

@@ -22,7 +22,7 @@ def recorded(directory: RunDirectory) -> None:
     ledger, recorder = Ledger(directory), Recorder(directory)
     for index in range(3):
         group = row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3, reward=float(index))
-        name, digest = recorder.record(index + 1, to_batch([group]))
+        _, (name, digest) = recorder.record(index + 1, to_batch([group]))
         ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
 
 

@@ -1,11 +1,12 @@
 """Trajectories come back as they were recorded, or it is said why not."""
 
+import math
 import pickle
 
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.errors import LedgerError
+from cluster.contracts.errors import DataError, LedgerError
 from cluster.contracts.schema import columns_of, to_batch, with_columns
 from cluster.record.learned_files import learned_of
 from cluster.record.recorder import Recorder, name_of, num_pruned_steps
@@ -28,8 +29,17 @@ def recorded(directory: RunDirectory) -> list[int]:
 
 def test_groups_come_back_in_their_order(directory):
     recorder = Recorder(directory)
-    name, digest = recorder.record(1, to_batch([row(ticket_index=4)]), to_batch([row(ticket_index=7)]))
+    everything, (name, digest) = recorder.record(1, to_batch([row(ticket_index=4)]), to_batch([row(ticket_index=7)]))
     assert [group["ticket_index"][0].as_py() for group in recorder.read(name, digest)] == [4, 7]
+    assert everything["ticket_index"].to_pylist() == [4, 7], "as the ranks get them"
+
+
+def test_nothing_is_recorded_of_a_step_with_a_group_that_is_not_what_it_should_be(directory):
+    good, bad = to_batch([row()]), to_batch([row(group_id="odd")])
+    bad = bad.set_column(bad.schema.get_field_index("reward"), bad.schema.field("reward"), pa.array([math.inf]))
+    with pytest.raises(DataError, match=r"group odd, sample 0\), field 'reward': is not finite"):
+        Recorder(directory).record(1, good, bad)
+    assert recorded(directory) == []
 
 
 def test_a_group_in_pieces_is_recorded_byte_for_byte_as_the_group_in_one(directory):
@@ -45,14 +55,15 @@ def test_a_group_in_pieces_is_recorded_byte_for_byte_as_the_group_in_one(directo
     chosen = with_columns(sampled, **rewards).take(pa.array([2, 0]))
     pieces = [sampled, columns_of(sampled, **rewards), [2, 0], columns_of(chosen, **reference)]
     recorder = Recorder(directory)
-    whole = recorder.record(1, with_columns(chosen, **reference), sampled)
-    assert recorder.record(1, *pickle.loads(pickle.dumps(pieces)), sampled) == whole
+    everything, named = recorder.record(1, with_columns(chosen, **reference), sampled)
+    again, named_again = recorder.record(1, *pickle.loads(pickle.dumps(pieces)), sampled)
+    assert named_again == named and again.equals(everything)
 
 
 def test_the_record_of_learning_lies_beside_its_trajectories_and_is_removed_with_them(directory):
     recorder = Recorder(directory, keep_steps=2)
     for step in range(1, 5):
-        name, _ = recorder.record(step, to_batch([row()]))
+        _, (name, _) = recorder.record(step, to_batch([row()]))
         recorder.record_learned(name, step - 1)
         save_checkpoint(directory, step)
     recorder.record(5, to_batch([row()]))
@@ -63,7 +74,7 @@ def test_the_record_of_learning_lies_beside_its_trajectories_and_is_removed_with
 
 def test_a_step_that_is_learned_again_has_no_record_of_learning_until_it_is_learned(directory):
     recorder = Recorder(directory)
-    name, _ = recorder.record(1, to_batch([row()]))
+    _, (name, _) = recorder.record(1, to_batch([row()]))
     recorder.forget_learned(name)
     recorder.record_learned(name, 0)
     recorder.forget_learned(name)
@@ -104,7 +115,7 @@ def test_so_many_steps_are_kept_though_newer_checkpoints_need_fewer(directory):
 
 def test_a_removed_step_is_not_a_lost_one(directory):
     recorder = Recorder(directory, keep_steps=1)
-    _, digest = recorder.record(1, to_batch([row()]))
+    _, (_, digest) = recorder.record(1, to_batch([row()]))
     save_checkpoint(directory, 1)
     recorder.record(2, to_batch([row()]))
     with pytest.raises(

@@ -50,9 +50,9 @@ def test_of_two_drivers_that_record_the_same_step_one_wins(url):
 def test_a_driver_that_wakes_leaves_the_trajectories_that_the_next_one_recorded(url):
     woken, next_one = RunDirectory(url), RunDirectory(url)
     late, ledger = Ledger(woken), Ledger(next_one)
-    name, digest = Recorder(next_one).record(1, to_batch([row(ticket_index=4)]))
+    _, (name, digest) = Recorder(next_one).record(1, to_batch([row(ticket_index=4)]))
     ledger.append(groups=[4], trajectories=name, trajectories_digest=digest)
-    name, digest = Recorder(woken, keep_steps=1).record(1, to_batch([row(ticket_index=7)]))
+    _, (name, digest) = Recorder(woken, keep_steps=1).record(1, to_batch([row(ticket_index=7)]))
     with pytest.raises(LedgerError, match="another driver runs there"):
         late.append(groups=[7], trajectories=name, trajectories_digest=digest)
     (record,) = Ledger(RunDirectory(url)).records()
@@ -67,7 +67,7 @@ def test_a_driver_that_wakes_leaves_the_record_of_learning_of_the_next_one(url):
     versions: dict[str, int] = {}
     for version in (4, 7):  # one recorder of each driver, which were given different groups
         recorder = Recorder(RunDirectory(url))
-        name, _ = recorder.record(1, to_batch([row(ticket_index=version)]))
+        _, (name, _) = recorder.record(1, to_batch([row(ticket_index=version)]))
         recorder.record_learned(name, version)
         versions[name] = version
     found = {name: learned_of(RunDirectory(url), name) for name in versions}

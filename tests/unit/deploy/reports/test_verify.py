@@ -21,7 +21,7 @@ def directory(tmp_path) -> RunDirectory:
     ledger, recorder = Ledger(directory), Recorder(directory)
     for index in range(3):
         group = row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3)
-        name, digest = recorder.record(index + 1, to_batch([group]))
+        _, (name, digest) = recorder.record(index + 1, to_batch([group]))
         ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
     return directory
 

@@ -38,7 +38,7 @@ def record(folder: Path | str, *steps: Sequence[Group]) -> None:
     directory = RunDirectory(str(folder))
     ledger, recorder = Ledger(directory), Recorder(directory)
     for groups in steps:
-        name, digest = recorder.record(ledger.version + 1, *(to_batch(list(map(dict, rows))) for rows in groups))
+        _, (name, digest) = recorder.record(ledger.version + 1, *(to_batch(list(map(dict, rows))) for rows in groups))
         tickets = [rows[0]["ticket_index"] for rows in groups]
         ledger.append(groups=tickets, trajectories=name, trajectories_digest=digest)
 
