@@ -34,7 +34,7 @@ class ReferenceScorer:
         the same bits. Raises DataError naming row and field when group or model break the schema.
         """
         (batch,) = schema.joined(pieces)
-        schema.validate(batch)
+        schema.validate(batch, ["prompt_token_ids", "completion_token_ids", "info"])
         prompts, completions = batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
         # An episode that failed before its first token has nothing to score.
         scored = [row for row, completion in enumerate(completions) if completion]

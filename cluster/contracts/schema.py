@@ -8,7 +8,7 @@ version leaves it in the present one.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from cluster.contracts.types import EpisodeStats, FinishReason, GroupSummary, Re
 
 SCHEMA_VERSION = "4"
 
+_OF_REWARDS = ["reward", "reward_status", "reward_components", "reward_message"]
 _KEY = ["group_id", "sample_index", "segment_index"]
 """Columns with which a batch of added columns begins: they say whose they are."""
 _MOST_REWARD_FAILURES = 4
@@ -180,7 +181,7 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
         num_tokens=pc.sum(batch["loss_mask"].flatten()).as_py() or 0,
-        oldest_versions=tuple(map(_oldest_version, batch["policy_versions"], batch["loss_mask"])),
+        oldest_versions=tuple(_oldest_versions(batch)),
         completion_lengths=tuple(lengths),
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
         episodes=_episode_stats(batch),
@@ -193,9 +194,9 @@ _OF_EPISODES = ("environment", "turns", "episode", "failed_stage", "model_second
 
 def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
     """Of whole trajectories; None for single turns."""
-    rows = [row for row in trajectories.select(_OF_EPISODES).to_pylist() if row["episode"] is not None]
-    if not rows:
+    if trajectories["episode"].null_count == trajectories.num_rows:
         return None
+    rows = [row for row in trajectories.select(_OF_EPISODES).to_pylist() if row["episode"] is not None]
     told = [json.loads(row["episode"]) for row in rows]
     logs: dict[str, list[float]] = {}
     written: Counter[str] = Counter()
@@ -234,7 +235,7 @@ def added(columns: pa.RecordBatch) -> dict[str, Any]:
     told: dict[str, Any] = {"size_bytes": columns.nbytes}
     if "reward" in columns.schema.names:
         # All segments of a trajectory have its reward: the first one tells it.
-        columns = columns.filter(pc.equal(columns["segment_index"], 0))
+        columns = columns.select(_OF_REWARDS).filter(pc.equal(columns["segment_index"], 0))
         statuses = columns["reward_status"].to_pylist()
         told |= {
             "rewards": tuple(columns["reward"].to_pylist()) if any(statuses) else (),
@@ -297,9 +298,15 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _oldest_version(versions: pa.ListScalar, loss_mask: pa.ListScalar) -> int | None:
-    trained = versions.values.filter(loss_mask.values)
-    return pc.min(trained if len(trained) else versions.values).as_py()
+def _oldest_versions(trajectories: pa.RecordBatch) -> Iterator[int | None]:
+    """Of each trajectory's trained tokens; of all of its tokens where none trains."""
+    versions = trajectories["policy_versions"].flatten().to_numpy()
+    is_trained = trajectories["loss_mask"].flatten().to_numpy(zero_copy_only=False)
+    end = 0
+    for length in pc.list_value_length(trajectories["policy_versions"]).to_pylist():
+        own = slice(end, end := end + length)
+        counted = versions[own][is_trained[own]] if is_trained[own].any() else versions[own]
+        yield int(counted.min()) if len(counted) else None
 
 
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
