@@ -70,9 +70,8 @@ class _Comparison:
         old = self._old.pop(number, None)
         if old is None or old.nbytes != bucket.nbytes:
             self._give_up()
-        if not self._is_worth_it:
-            return
-        self._comparing.append(threads.submit(_changes, _entries_of(self._base, number), old, bucket))
+        else:
+            self._comparing.append(threads.submit(_changes, _entries_of(self._base, number), old, bucket))
 
     def end(self, manifest: WeightManifest) -> tuple[Delta | None, list[np.ndarray]]:
         """What changed on the way to `manifest`, in all and by bucket; none where it is too much, or of weights of another form."""
@@ -155,9 +154,13 @@ def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -
     pieces: list[np.ndarray] = []
     for entry in entries:
         elements = _elements(entry, new)
-        (indices,) = np.nonzero(_elements(entry, old) != elements)
-        counts.append(len(indices))
-        pieces += [indices.astype(_INDEX), elements[indices]] if _is_sparse(entry, len(indices)) else [elements]
+        differs = _elements(entry, old) != elements
+        counts.append(int(np.count_nonzero(differs)))
+        if _is_sparse(entry, counts[-1]):
+            indices = np.flatnonzero(differs)  # 8 bytes each: not for a tensor that changed whole
+            pieces += [indices.astype(_INDEX), elements[indices]]
+        else:
+            pieces.append(elements)
     content = np.zeros(sum(_padded(piece.nbytes) for piece in pieces), np.uint8)
     offset = 0
     for piece in pieces:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cluster.contracts.errors import WeightsError
+from cluster.weights import delta
 from cluster.weights.delta import LoadedCopy, PublishedCopy
 from cluster.weights.manifest import Canary, Delta, WeightManifest, packing, unpack
 
@@ -103,13 +104,22 @@ def test_changes_of_more_than_half_of_the_bytes_are_not_published():
     assert (little.delta.base_version, little.delta.size_bytes) == (2, 8 + 8), "each is padded to 8 bytes"
 
 
-def test_too_much_is_noticed_before_the_last_bucket():
+def test_too_much_is_noticed_before_the_last_bucket(monkeypatch):
+    """Of 40 buckets that change whole, 21 are more than half. Three more are compared meanwhile."""
+    compared: list[int] = []
+
+    def changes(entries: Any, old: Any, new: Any) -> Any:
+        compared.append(len(entries))
+        return found(entries, old, new)
+
+    found = delta._changes
+    monkeypatch.setattr(delta, "_changes", changes)
     copy, weights = PublishedCopy(), {f"t{index}": torch.zeros(100) for index in range(40)}
     publish(copy, weights, version=0, bucket_bytes=400)
     for tensor in weights.values():
         tensor += 1
     more = publish(copy, weights, version=1, bucket_bytes=400)
-    assert more.is_whole and len(more.buckets) == 40
+    assert more.is_whole and len(more.buckets) == 40 and len(compared) == 21 + 3
 
 
 @pytest.mark.parametrize(
@@ -137,6 +147,12 @@ def test_a_version_is_published_again_with_no_changes():
     again = publish(copy, weights, version=5)
     assert (again.delta.num_changed, again.delta.size_bytes) == ((0,), 0)
     base.take_changes(again.manifest, again.changes)
+
+
+def test_a_worker_copies_the_buckets_which_are_the_object_stores():
+    first = publish(PublishedCopy(), {"a": torch.zeros(100)}, version=0)
+    base = loaded(first)
+    assert not np.shares_memory(base.buckets[0], first.buckets[0])
 
 
 def test_the_buckets_of_the_version_before_stay_as_they_were():
@@ -171,10 +187,12 @@ def test_changes_since_another_version_are_refused(changed):
         LoadedCopy().take_changes(two.manifest, two.changes)
 
 
-def test_changes_since_other_weights_of_the_same_version_are_refused(changed):
+@pytest.mark.parametrize(("value", "version"), [(1.0, 0), (0.0, 5)], ids=["other weights", "another version"])
+def test_changes_are_added_to_the_base_by_version_and_digest(changed, value, version):
     _, one, _ = changed
-    other = loaded(publish(PublishedCopy(), {"a": torch.ones(100), "b": torch.zeros(100)}, version=0, bucket_bytes=400))
-    with pytest.raises(WeightsError, match=r"since version 0 .*has version 0"):
+    weights = {"a": torch.full((100,), value), "b": torch.zeros(100)}
+    other = loaded(publish(PublishedCopy(), weights, version=version, bucket_bytes=400))
+    with pytest.raises(WeightsError, match=rf"since version 0 .*has version {version}"):
         other.take_changes(one.manifest, one.changes)
 
 

@@ -120,6 +120,19 @@ async def test_a_worker_that_joined_while_the_next_version_was_published_gets_wh
     assert late.calls == ["load", "load_changes"]
 
 
+async def test_a_worker_that_was_overtaken_by_two_versions_while_it_joined_gets_the_whole(transport):
+    learner, late = Learner(), Worker("late")
+    await transport.publish(learner)
+    joining = asyncio.create_task(transport.catch_up([late]))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        learner.learn()
+        await transport.publish(learner)
+    await joining
+    await transport.deliver([late])
+    assert late.calls == ["load", "load"]
+
+
 async def test_another_process_of_the_same_name_gets_the_whole(transport):
     learner, old, new = Learner(), Worker("w0"), Worker("w0")
     await broadcast(transport, learner, old)
